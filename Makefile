@@ -1,0 +1,44 @@
+# Two commands for a newcomer: make demo, make test. Everything runs in .venv, made from constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all check format bench docs clean
+
+demo: $(READY)  ## run the main job on what ships
+	$(BIN)/keyquery look
+
+test: $(READY)  ## the fast tests
+	$(BIN)/pytest -q -n auto -m "not slow"
+
+test-all: $(READY)  ## every test
+	$(BIN)/pytest -q -n auto
+
+check: $(READY)  ## format, lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## every figure of the README, measured again
+	$(BIN)/python bench/forms.py
+	$(BIN)/python bench/import.py
+
+docs: $(READY)  ## docs/*.md to build/docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open build/docs/index.html"
+
+clean:
+	rm -rf .venv build dist
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "keyquery needs Python 3.11 or newer, not " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation -e '.[dev]'
+	touch $@
