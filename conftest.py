@@ -1,0 +1,37 @@
+"""Every test runs with shapes checked, uninitialised memory poisoned, and one thread a process."""
+
+import os
+
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from jaxtyping import config, install_import_hook
+
+import tests.shapes
+
+install_import_hook("keyquery", f"{tests.shapes.__name__}.checked")
+
+import hypothesis
+import pytest
+import torch
+
+import keyquery as kq
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _house_rules(request):
+    torch.set_num_threads(1)
+    # Deterministic mode fills torch.empty with NaN, so that reading what was never written shows.
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    config.update("jaxtyping_disable", request.node.get_closest_marker("unchecked") is not None)
+    yield
+    config.update("jaxtyping_disable", False)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _names_of_examples(doctest_namespace):
+    doctest_namespace.update(torch=torch, kq=kq)

@@ -1,0 +1,186 @@
+"""The float64 core: any form, whatever its width d, in the at most 2r dimensions that it acts in.
+
+Every norm and spectrum of M = QᵀK is unchanged by an orthogonal change of basis, so it is enough to know the rows of
+Q and K in an orthonormal basis of their own span. Two ways lead there:
+
+* the Cholesky factor of the Gram matrix of [Q; K], scaled to unit diagonal. Fast, needs no basis, and shares the key
+  block among grouped queries. Its error is that of the Gram matrix times the norm of the inverse factor.
+* thin QR of [Q; N], N = (Q − K)/2, where that norm is large: tied, nearly tied, parallel or repeated factors.
+  Stable column by column, so a small difference of query and key keeps all of its digits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left.
+TRUSTED_INVERSE = 1e5
+
+
+@dataclass(frozen=True)
+class Core:
+    """A form in n = min(2r, d) dimensions: query rows Q and half differences N = (Q − K)/2, float64.
+
+    Q stands in the first min(r, n) coordinates alone. N is kept rather than K because the skew part is a product
+    with N: where query and key are tied it is exactly zero. Rows are balanced: Q is the query times `scale`, K the
+    key divided by it.
+    """
+
+    query: Float[Tensor, "*batch r n"]
+    half: Float[Tensor, "*batch r n"]
+    scale: Float[Tensor, "*batch r 1"]
+
+    @property
+    def key(self) -> Tensor:
+        """K = Q − 2N."""
+        return self.query - 2 * self.half
+
+    def symmetric(self) -> Tensor:
+        """S = PᵀP − NᵀN, P = Q − N, as an n×n matrix."""
+        mean = self.query - self.half
+        return mean.mT @ mean - self.half.mT @ self.half
+
+    def skew(self) -> Tensor:
+        """A = NᵀP − PᵀN, as an n×n matrix."""
+        cross = self.half.mT @ (self.query - self.half)
+        return cross - cross.mT
+
+    def matrix(self) -> Tensor:
+        """The rows of M that can be non-zero, min(r, n) × n."""
+        rows = min(self.query.shape[-2:])
+        return self.query[..., :rows].mT @ self.key
+
+    @cached_property
+    def energies(self) -> tuple[Tensor, Tensor]:
+        """(‖S‖², ‖A‖²)."""
+        return self.symmetric().square().sum((-2, -1)), self.skew().square().sum((-2, -1))
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of S, descending."""
+        return torch.linalg.eigvalsh(self.symmetric()).flip(-1)
+
+    @cached_property
+    def skew_values(self) -> Tensor:
+        """Singular values of A, descending."""
+        return torch.linalg.svdvals(self.skew())
+
+    @cached_property
+    def singular_values(self) -> Tensor:
+        """Singular values of M, descending."""
+        return torch.linalg.svdvals(self.matrix())
+
+
+def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
+    """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
+    rank, dim = query.shape[-2:]
+    query, key = query.double(), key.double()
+    if 2 * rank <= dim:
+        reduced = _cholesky(query, key, covariance)
+        if reduced is not None:
+            return reduced
+    if covariance is not None:
+        root = square_root(covariance)
+        query, key = query @ root, key @ root
+    query, key, scale = balance(query, key)
+    half = (query - key) / 2
+    if rank >= dim:
+        return Core(query, half, scale)
+    # The basis is a constant to autograd. Norms and spectra do not change when it turns within the span, nor, to
+    # first order, when it leaves it: first derivatives are exact, also where rows are dependent and QR has none.
+    basis = span(query.detach(), half.detach())
+    query, half = (_Once.apply(t) @ basis for t in (query, half))  # type: ignore[no-untyped-call]
+    return Core(query, half, scale)
+
+
+def balance(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same form with each pair of rows brought to about one length, by a power of two; and those powers.
+
+    qᵀk = (cq)ᵀ(k/c), but sums and differences of q and k are only as exact as the longer of the two. Tied factors
+    stay as they are. Where one row is zero, the other is shrunk as far as its dtype allows.
+    """
+    sizes = (torch.linalg.vector_norm(t.detach(), dim=-1, keepdim=True, dtype=torch.float64) for t in (query, key))
+    size_query, size_key = sizes
+    limit = math.log2(torch.finfo(query.dtype).max) // 2
+    lift = (size_key.log2() - size_query.log2()) / 2
+    scale = lift.nan_to_num(nan=0.0).clamp(-limit, limit).round().exp2()
+    return query * scale.to(query.dtype), key * (1 / scale).to(key.dtype), scale
+
+
+def span(*factors: Tensor) -> Tensor:
+    """An orthonormal basis (..., d, min(rows, d)) of the span of all rows, the first factor's directions first."""
+    return torch.linalg.qr(torch.cat(factors, dim=-2).mT).Q
+
+
+def square_root(covariance: Tensor) -> Tensor:
+    """Σ^½, symmetric, of a positive semi-definite matrix; rounding below zero is cut off."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    least, most = float(values.detach().min()), float(values.detach().max())
+    if least < -1e-6 * most:
+        raise ValueError(
+            f"covariance must be positive semi-definite, got an eigenvalue of {least:.3g} beside {most:.3g}"
+        )
+    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
+
+
+def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Leading singular triples of left @ rightᵀ, (..., m, p) and (..., n, p), without forming the m×n matrix."""
+    q_left, r_left = torch.linalg.qr(left.double())
+    q_right, r_right = torch.linalg.qr(right.double())
+    u, values, vh = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
+    return q_left @ u[..., :rank], values[..., :rank], q_right @ vh[..., :rank, :].mT
+
+
+def _cholesky(query: Tensor, key: Tensor, covariance: Tensor | None) -> Core | None:
+    """Coordinates from the Gram matrix of [Q; K]; None where that would lose too many digits."""
+    on_query = query if covariance is None else query @ covariance.double()
+    on_key = key if covariance is None else key @ covariance.double()
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    rank = query.shape[-2]
+    cross = _inner(on_query, key)
+    gram = query.new_empty(*batch, 2 * rank, 2 * rank)
+    gram[..., :rank, :rank] = on_query @ query.mT
+    gram[..., rank:, rank:] = on_key @ key.mT
+    gram[..., :rank, rank:], gram[..., rank:, :rank] = cross, cross.mT
+    size = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    factor, failed = torch.linalg.cholesky_ex(gram / (size.unsqueeze(-1) * size.unsqueeze(-2)))
+    if (failed != 0).any() or not _well_conditioned(factor):
+        return None
+    rows = factor * size.unsqueeze(-1)
+    query, key, scale = balance(rows[..., :rank, :], rows[..., rank:, :])
+    return Core(query, (query - key) / 2, scale)
+
+
+def _inner(query: Tensor, key: Tensor) -> Tensor:
+    """query @ keyᵀ; queries that share a key are multiplied as one tall matrix, since matmul would copy the key."""
+    if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
+        tall = query.flatten(-3, -2) @ key.squeeze(-3).mT
+        return tall.unflatten(-2, query.shape[-3:-1])
+    return query @ key.mT
+
+
+def _well_conditioned(factor: Tensor) -> bool:
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor.detach(), eye, upper=False)
+    # Written so that NaN, of a zero row, is not well-conditioned.
+    return bool((torch.linalg.matrix_norm(inverse) <= TRUSTED_INVERSE).all())
+
+
+class _Once(torch.autograd.Function):
+    """The identity; refuses second derivatives, which a basis held constant would get silently wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad

@@ -1,0 +1,46 @@
+"""How a Form shows itself: one line in a terminal, a small table in a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from keyquery.forms.form import Form
+
+
+def line(form: Form) -> str:
+    """Form(batch=(12,), r=64, d=768, float32, symmetry -0.02 … 0.03, effective rank 59.1 … 60.2)."""
+    shape = [f"{name}={value}" for name, value in _shape(form).items()]
+    return f"Form({', '.join(shape)}, {_dtype(form)}{''.join(f', {k} {v}' for k, v in _numbers(form).items())})"
+
+
+def table(form: Form) -> str:
+    """The same as an HTML table."""
+    facts = {**_shape(form), "dtype": _dtype(form), **_numbers(form)}
+    rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts.items())
+    return f"<table><caption>Form M = QᵀK</caption>{rows}</table>"
+
+
+def _shape(form: Form) -> dict[str, object]:
+    batch = {"batch": tuple(form.batch)} if form.batch else {}
+    return {**batch, "r": form.rank, "d": form.dim}
+
+
+def _dtype(form: Form) -> str:
+    return str(form.dtype).removeprefix("torch.")
+
+
+def _numbers(form: Form) -> dict[str, str]:
+    if form.device.type == "meta":
+        return {"on": "meta"}
+    return {
+        "symmetry": _range(form.symmetry, ".2f"),
+        "effective rank": _range(form.effective_rank(), ".1f"),
+    }
+
+
+def _range(values: Tensor, spec: str) -> str:
+    low, high = format(float(values.min()), spec), format(float(values.max()), spec)
+    return low if low == high else f"{low} … {high}"

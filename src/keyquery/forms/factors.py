@@ -1,0 +1,252 @@
+"""Two factors of a bilinear form, and how such pairs combine: the closed algebra of forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.forms.checks import check_count, check_float
+from keyquery.forms.core import Core, balance, square_root
+from keyquery.forms.rope import Rope
+
+F = TypeVar("F", bound="Factors")
+
+
+class Factors:
+    """Query and key (..., r, d) of M = QᵀK; sums, multiples, parts and changes of basis are pairs of factors again."""
+
+    def __init__(self, query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch r d"]) -> None:
+        check_float("query", query, "... r d")
+        rank, dim = query.shape[-2:]
+        check_float("key", key, "... r d", r=rank, d=dim)
+        try:
+            torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+        except RuntimeError:
+            shapes = f"query {tuple(query.shape)} and key {tuple(key.shape)}"
+            raise ValueError(f"leading dimensions of query and key must broadcast, got {shapes}") from None
+        if query.device != key.device:
+            raise ValueError(f"query is on {query.device} and key on {key.device}: put them on one device")
+        dtype = torch.promote_types(query.dtype, key.dtype)
+        self._query, self._key = query.to(dtype), key.to(dtype)
+        self._covariance: Tensor | None = None
+        self._known: tuple[tuple[int, ...], Core] | None = None
+
+    @classmethod
+    def _trusted(cls: type[F], query: Tensor, key: Tensor, covariance: Tensor | None = None) -> F:
+        form = cls.__new__(cls)
+        form._query, form._key, form._covariance, form._known = query, key, covariance, None
+        return form
+
+    # What it is
+
+    @property
+    def query(self) -> Float[Tensor, "*#batch r d"]:
+        """The query factor Q (QΣ^½ for a form on data)."""
+        return self._materialised(self._query)
+
+    @property
+    def key(self) -> Float[Tensor, "*#batch r d"]:
+        """The key factor K (KΣ^½ for a form on data)."""
+        return self._materialised(self._key)
+
+    @property
+    def batch(self) -> torch.Size:
+        """The leading dimensions: layers, heads."""
+        return torch.broadcast_shapes(self._query.shape[:-2], self._key.shape[:-2])
+
+    @property
+    def rank(self) -> int:
+        """r, the rows of the factors: the largest rank that M can have."""
+        return self._query.shape[-2]
+
+    @property
+    def dim(self) -> int:
+        """d, the width of the space."""
+        return self._query.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The factors' dtype."""
+        return self._query.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The factors' device."""
+        return self._query.device
+
+    def dense(self) -> Float[Tensor, "*batch d d"]:
+        """M itself, (..., d, d): for tests and small d.
+
+        >>> kq.Form(torch.eye(2), torch.eye(2)).dense()
+        tensor([[1., 0.],
+                [0., 1.]])
+        """
+        return self.query.mT @ self.key
+
+    def to(self: F, target: torch.device | torch.dtype | str) -> F:
+        """The form with its factors on another device or of another dtype.
+
+        >>> kq.Form(torch.eye(2), torch.eye(2)).to(torch.float64).dtype
+        torch.float64
+        """
+        query, key = (t.to(target) for t in (self._query, self._key))
+        covariance = None if self._covariance is None else self._covariance.to(query.device)
+        return self._trusted(query, key, covariance)
+
+    def __add__(self: F, other: F) -> F:
+        """The sum of two forms: their factors stacked, (..., r₁ + r₂, d)."""
+        if not isinstance(other, Factors):
+            return NotImplemented
+        if self.dim != other.dim:
+            raise ValueError(f"forms of width {self.dim} and {other.dim} cannot be added")
+        if self._covariance is not other._covariance:
+            return self._trusted(self.query, self.key) + self._trusted(other.query, other.key)
+        stacked = (_stack(self._query, other._query), _stack(self._key, other._key))
+        return self._trusted(*stacked, self._covariance)
+
+    def __neg__(self: F) -> F:
+        return self._with(-self._query, self._key)
+
+    def __sub__(self: F, other: F) -> F:
+        return self + (-other) if isinstance(other, Factors) else NotImplemented
+
+    def __mul__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
+        """A multiple of the form; a tensor scales each form of the batch by its own number."""
+        if isinstance(scale, Tensor):
+            scale = scale.to(self.dtype)[..., None, None]
+        elif not isinstance(scale, (int, float)):
+            return NotImplemented
+        return self._with(self._query * scale, self._key)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
+        return self * (1 / scale) if isinstance(scale, (int, float, Tensor)) else NotImplemented
+
+    def __getitem__(self: F, index: Any) -> F:
+        """One form, or some, of the batch."""
+        if not self.batch:
+            raise IndexError("this form has no batch to index")
+        expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
+        query, key = (t[index] for t in expanded)
+        if query.shape[-2:] != (self.rank, self.dim):
+            raise IndexError(f"index {index!r} reaches beyond the batch {tuple(self.batch)}")
+        return self._with(query, key)
+
+    def __len__(self) -> int:
+        if not self.batch:
+            raise TypeError("this form has no batch")
+        return self.batch[0]
+
+    def __iter__(self: F) -> Iterator[F]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def mT(self: F) -> F:
+        """The transpose Mᵀ = KᵀQ: query and key change places."""
+        return self._with(self._key, self._query)
+
+    @property
+    def symmetric(self: F) -> F:
+        """S = (M + Mᵀ)/2 = PᵀP − NᵀN, of rank ≤ 2r: what is alike.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).symmetric.dense()
+        tensor([[0.0000, 0.5000],
+                [0.5000, 0.0000]])
+        """
+        mean, half = self._halves()
+        return self._with(torch.cat((mean, half), -2), torch.cat((mean, -half), -2))
+
+    @property
+    def skew(self: F) -> F:
+        """A = (M − Mᵀ)/2 = NᵀP − PᵀN, of rank ≤ 2r: what points at what.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew.dense()
+        tensor([[ 0.0000,  0.5000],
+                [-0.5000,  0.0000]])
+        """
+        mean, half = self._halves()
+        return self._with(torch.cat((half, -mean), -2), torch.cat((mean, half), -2))
+
+    def sum(self: F, dim: int = -1) -> F:
+        """The sum over one dimension of the batch: M of all heads together, of rank ≤ heads·r.
+
+        Queries that share their key are added, so that the rank grows by the number of keys only.
+
+        >>> kq.Form(torch.eye(2).reshape(2, 1, 2), torch.eye(2).reshape(2, 1, 2)).sum().dense()
+        tensor([[1., 0.],
+                [0., 1.]])
+        """
+        if not self.batch:
+            raise ValueError("this form has no batch to sum over")
+        check_count("dim", dim, -len(self.batch), len(self.batch) - 1)
+        dim %= len(self.batch)
+        whole = len(self.batch) + 2
+        query, key = (t[(None,) * (whole - t.ndim)] for t in (self._query, self._key))
+        if key.shape[dim] == 1:
+            return self._with(query.sum(dim), key.squeeze(dim))
+        if query.shape[dim] == 1:
+            return self._with(query.squeeze(dim), key.sum(dim))
+        return self._with(*(t.movedim(dim, -3).flatten(-3, -2) for t in (query, key)))
+
+    def change_basis(self: F, basis: Float[Tensor, "*#batch d e"]) -> F:
+        """BᵀMB: the form on coordinates c of x = Bc, e.g. B = diag(γ) for the gain of a norm.
+
+        >>> kq.Form(torch.eye(2), torch.eye(2)).change_basis(torch.tensor([[3.0], [4.0]])).dense()
+        tensor([[25.]])
+        """
+        check_float("basis", basis, "... d e", d=self.dim)
+        return self._trusted(self.query @ basis.to(self.dtype), self.key @ basis.to(self.dtype))
+
+    def with_bias(
+        self: F, query_bias: Float[Tensor, "*#batch r"] | None, key_bias: Float[Tensor, "*#batch r"] | None
+    ) -> F:
+        """[Q b_q]ᵀ[K b_k] in d + 1 dimensions: the form of q = Qx + b_q and k = Ky + b_k on tokens (x, 1), (y, 1).
+
+        >>> form = kq.Form(torch.eye(1, 2), torch.eye(1, 2)).with_bias(torch.tensor([5.0]), None)
+        >>> form.scores(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([3.0, 0.0, 1.0]))
+        tensor(21.)
+        """
+        factors = []
+        for name, factor, bias in (("query_bias", self.query, query_bias), ("key_bias", self.key, key_bias)):
+            if bias is None:
+                bias = factor.new_zeros(self.rank)
+            check_float(name, bias, "... r", r=self.rank)
+            batch = torch.broadcast_shapes(factor.shape[:-2], bias.shape[:-1])
+            column = bias.to(self.dtype).unsqueeze(-1).expand(*batch, -1, -1)
+            factors.append(torch.cat((factor.expand(*batch, -1, -1), column), dim=-1))
+        return self._trusted(*factors)
+
+    def at(self: F, offset: float, rope: Rope) -> F:
+        """M(Δ) = QᵀR(Δ)K under rotary positions, Δ = key position − query position (−1: the token before).
+
+        >>> form = kq.Form(torch.eye(2), torch.eye(2))
+        >>> form.at(-1, kq.Rope(dims=2)).symmetry  # cos 2Δ
+        tensor(-0.4161, dtype=torch.float64)
+        """
+        query, key = rope.rotate(self._query.mT, 0.0).mT, rope.rotate(self._key.mT, offset).mT
+        return self._with(query, key)
+
+    def _with(self: F, query: Tensor, key: Tensor) -> F:
+        return self._trusted(query, key, self._covariance)
+
+    def _materialised(self, factor: Tensor) -> Tensor:
+        if self._covariance is None:
+            return factor
+        return (factor.double() @ square_root(self._covariance)).to(factor.dtype)
+
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        """P = (Q + K)/2 and N = (Q − K)/2."""
+        query, key, _ = balance(self._query, self._key)
+        return (query + key) / 2, (query - key) / 2
+
+
+def _stack(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of both factors, (..., r₁ + r₂, d), leading dimensions broadcast."""
+    batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    return torch.cat([t.to(dtype).expand(*batch, *t.shape[-2:]) for t in (first, second)], dim=-2)

@@ -1,0 +1,201 @@
+"""A head's score as a bilinear form xᵀMy, kept as the two factors of M = QᵀK."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.forms import display
+from keyquery.forms.checks import check_choice, check_count, check_float
+from keyquery.forms.core import Core, core
+from keyquery.forms.directions import Directions
+from keyquery.forms.factors import Factors
+
+KERNELS = ("symmetric", "psd", "skew")
+
+
+class Shares(NamedTuple):
+    """What a head's scores do on data, summing to 1: compare, point, follow the crowd."""
+
+    reciprocal: Float[Tensor, "*batch"]
+    directional: Float[Tensor, "*batch"]
+    popularity: Float[Tensor, "*batch"]
+
+
+class Form(Factors, Directions):
+    """The bilinear form M = QᵀK of a query and a key factor, with any leading batch of layers and heads.
+
+    M is never built. Query and key are (..., r, d), as a linear layer stores them for one head; their leading
+    dimensions broadcast, so that keys shared by a group of queries are kept once: (8, 4, r, d) and (8, 1, r, d).
+    Sums, multiples, transposes, parts and changes of basis of Forms are Forms again. Numbers are computed in
+    float64 from factors of any floating dtype. A Form is a value: build a new one when the weights have changed.
+
+    >>> form = kq.Form(query=torch.tensor([[1.0, 0.0]]), key=torch.tensor([[0.6, 0.8]]))
+    >>> form
+    Form(r=1, d=2, float32, symmetry 0.36, effective rank 1.0)
+    >>> form.dense()
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    >>> form.symmetric.dense() + form.skew.dense()
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+
+    def core(self) -> Core:
+        """The form in the at most 2r dimensions that it acts in; kept until a factor is changed in place."""
+        tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
+        if any(t.is_inference() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors):
+            return core(self._query, self._key, self._covariance)
+        versions = tuple(t._version for t in tensors)
+        if self._known is None or self._known[0] != versions:
+            self._known = versions, core(self._query, self._key, self._covariance)
+        return self._known[1]
+
+    # On tokens and on data
+
+    def scores(
+        self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others d"] | None = None
+    ) -> Float[Tensor, "*scores"]:
+        """xᵀMy, unscaled, for tokens x (..., n, d) and y (..., m, d): (..., n, m). Leading dimensions broadcast.
+
+        >>> kq.Form(torch.eye(2), torch.eye(2)).scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[ 5., 11.],
+                [11., 25.]])
+        """
+        y = x if y is None else y
+        check_float("x", x, "... d", d=self.dim)
+        check_float("y", y, "... d", d=self.dim)
+        dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), self.dtype)
+        query = torch.atleast_2d(x).to(dtype) @ self.query.to(dtype).mT
+        key = torch.atleast_2d(y).to(dtype) @ self.key.to(dtype).mT
+        return _drop_single(query @ key.mT, x, y)
+
+    def on(self, covariance: Float[Tensor, "*#batch d d"]) -> Form:
+        """Σ^½MΣ^½: the form as it acts on data of centred covariance Σ, still factored.
+
+        Norms and spectra come from QΣKᵀ and its like; the square root is taken only where `query`, `key` or
+        `dense()` are asked for, or where the factors are dependent.
+
+        >>> kq.Form(torch.eye(2), torch.eye(2)).on(torch.diag(torch.tensor([4.0, 1.0]))).eigenvalues()
+        tensor([4., 1.], dtype=torch.float64)
+        """
+        check_float("covariance", covariance, "... d d", d=self.dim)
+        if not torch.allclose(covariance, covariance.mT, rtol=1e-3, atol=1e-4 * float(covariance.abs().max())):
+            raise ValueError("covariance must be symmetric, got a matrix that differs from its transpose")
+        if (covariance.diagonal(dim1=-2, dim2=-1) < 0).any():
+            raise ValueError("covariance must be positive semi-definite, got a negative variance")
+        factors = (self._query, self._key) if self._covariance is None else (self.query, self.key)
+        return Form._trusted(*factors, covariance.to(self.device))
+
+    def on_sample(self, x: Float[Tensor, "n d"]) -> Form:
+        """The form on the tokens x (n, d): `.on` their centred covariance (x − x̄)ᵀ(x − x̄)/n.
+
+        >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]])
+        >>> kq.Form(torch.eye(2), torch.eye(2)).on_sample(x).eigenvalues()
+        tensor([4.5000, 0.5000], dtype=torch.float64)
+        """
+        check_float("x", x, "n d", d=self.dim)
+        if len(x) < 2:
+            raise ValueError(f"x must hold at least two tokens to have a covariance, got {len(x)}")
+        centred = x.double() - x.double().mean(0)
+        return self.on(centred.mT @ centred / len(x))
+
+    def shares(
+        self,
+        covariance: Float[Tensor, "*#batch d d"],
+        mean: Float[Tensor, "*#batch d"],
+        query_bias: Float[Tensor, "*#batch r"] | None = None,
+    ) -> Shares:
+        """Reciprocal, directional and popularity shares of the scores between tokens of mean μ and covariance Σ.
+
+        xᵀMy = (x−μ)ᵀS(y−μ) + (x−μ)ᵀA(y−μ) + pᵀ(y−μ) + terms that are the same for every key, p = Mᵀμ + Kᵀb_q.
+        Softmax does not see the latter; the variances of the first three are ‖Σ^½SΣ^½‖², ‖Σ^½AΣ^½‖² and pᵀΣp,
+        and a share is its variance over their sum (all 0 where the head scores every key alike).
+
+        >>> form = kq.Form(torch.eye(2), torch.eye(2))
+        >>> [round(float(share), 2) for share in form.shares(torch.eye(2), mean=torch.tensor([1.0, 1.0]))]
+        [0.5, 0.0, 0.5]
+        """
+        check_float("mean", mean, "... d", d=self.dim)
+        reciprocal, directional = self.on(covariance).core().energies
+        at_mean = (self.query.double() @ mean.double().unsqueeze(-1)).squeeze(-1)
+        if query_bias is not None:
+            check_float("query_bias", query_bias, "... r", r=self.rank)
+            at_mean = at_mean + query_bias.double()
+        pull = self.key.double().mT @ at_mean.unsqueeze(-1)
+        popularity = (pull.mT @ covariance.double() @ pull)[..., 0, 0]
+        variances = torch.stack(torch.broadcast_tensors(reciprocal, directional, popularity))
+        total = variances.sum(0)
+        return Shares(*(variances / torch.where(total > 0, total, 1.0)))
+
+    def distance(self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others d"]) -> Float[Tensor, "*distances"]:
+        """Mahalanobis distance √((x−y)ᵀM(x−y)) of tokens x (..., n, d) and y (..., m, d): (..., n, m); M must be PSD.
+
+        >>> form = kq.Form(torch.eye(2), torch.eye(2))
+        >>> form.distance(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]))
+        tensor(5., dtype=torch.float64)
+        """
+        check_float("x", x, "... d", d=self.dim)
+        check_float("y", y, "... d", d=self.dim)
+        self._require_psd()
+        rows = self._positive_rows()
+        left, right = (torch.atleast_2d(t).double() @ rows.mT for t in (x, y))
+        gaps = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+        return _drop_single(gaps, x, y)
+
+    # Structure
+
+    def nearest(self, kernel: str, rank: int | None = None) -> Form:
+        """The Frobenius-nearest `"symmetric"`, `"psd"` or `"skew"` form, of at most a given rank.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).nearest("psd").dense()
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]])
+        """
+        check_choice("kernel", kernel, KERNELS)
+        check_count("rank", rank, 1, self.dim, optional=True)
+        if kernel == "psd":
+            query = key = self._positive_rows(rank)
+        elif rank is None:
+            return self.symmetric if kernel == "symmetric" else self.skew
+        elif kernel == "symmetric":
+            values, vectors = self.eigh(min(rank, 2 * self.rank))
+            key = vectors.mT * values.abs().sqrt().unsqueeze(-1)
+            query = key * values.sign().unsqueeze(-1)
+        elif rank % 2:
+            raise ValueError(f"rank of a skew form must be even, since it turns in planes, got {rank}")
+        else:
+            values, source, target = self.skew_planes(min(rank, 2 * self.rank) // 2)
+            source, target = (t.mT * values.sqrt().unsqueeze(-1) for t in (source, target))
+            query, key = torch.cat((source, -target), dim=-2), torch.cat((target, source), dim=-2)
+        return Form._trusted(query.to(self.dtype), key.to(self.dtype))
+
+    # How it looks
+
+    def __repr__(self) -> str:
+        return display.line(self)
+
+    def _repr_html_(self) -> str:
+        return display.table(self)
+
+    def _require_psd(self) -> None:
+        core = self.core()
+        negative = core.eigenvalues.clamp(max=0).square().sum(-1)
+        symmetric, skew = core.energies
+        rounding = max(1e-12, 8 * torch.finfo(self.dtype).eps)
+        bad = skew + negative > rounding**2 * (symmetric + skew)
+        if bad.any():
+            share = float(((skew + negative) / (symmetric + skew))[bad].max())
+            raise ValueError(
+                f"a distance needs a PSD form, but {int(bad.sum())} of {bad.numel()} are not: up to {share:.2g} of "
+                'their ‖M‖² is skew or negative; form.nearest("psd") is'
+            )
+
+
+def _drop_single(pairs: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(..., n, m) without the dimensions of x and y that were given as one token (d,)."""
+    pairs = pairs.squeeze(-2) if x.ndim == 1 else pairs
+    return pairs.squeeze(-1) if y.ndim == 1 else pairs

@@ -1,0 +1,206 @@
+"""The numbers of a form: norms, spectra and ranks, all from its float64 core."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from keyquery.forms.checks import check_choice
+from keyquery.forms.core import Core
+
+# What counts as zero: a form against the size of its factors, an eigenvalue against the size of its form.
+ZERO_FORM = 1e-14
+ZERO_VALUE = 1e-12
+
+
+class Signature(NamedTuple):
+    """How many eigenvalues of the symmetric part are positive, negative and zero; they sum to d."""
+
+    positive: Int[Tensor, "*batch"]
+    negative: Int[Tensor, "*batch"]
+    zero: Int[Tensor, "*batch"]
+
+
+class Measures(ABC):
+    """Norms and spectra of M = QᵀK = S + A. Numbers are float64, one for each form of the batch."""
+
+    @property
+    @abstractmethod
+    def query(self) -> Tensor:
+        """Q, (..., r, d)."""
+
+    @property
+    @abstractmethod
+    def key(self) -> Tensor:
+        """K, (..., r, d)."""
+
+    @abstractmethod
+    def core(self) -> Core:
+        """The form in the at most 2r dimensions that it acts in."""
+
+    @property
+    def norm2(self) -> Float[Tensor, "*batch"]:
+        """‖M‖² = ‖S‖² + ‖A‖².
+
+        >>> kq.Form(torch.eye(2), torch.eye(2)).norm2
+        tensor(2., dtype=torch.float64)
+        """
+        symmetric, skew = self.core().energies
+        return symmetric + skew
+
+    @property
+    def symmetry(self) -> Float[Tensor, "*batch"]:
+        """tr(M²)/‖M‖² = (‖S‖² − ‖A‖²)/‖M‖² ∈ [−1, 1]: 1 symmetric, 0 as at random, −1 skew; 0 for a zero form.
+
+        >>> query, key = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])
+        >>> kq.Form(query, key).symmetry
+        tensor(0.3600, dtype=torch.float64)
+        """
+        core = self.core()
+        symmetric, skew = core.energies
+        return _ratio(symmetric - skew, symmetric + skew, _is_zero(core))
+
+    def trace(self) -> Float[Tensor, "*batch"]:
+        """tr M = Σ Q∘K.
+
+        >>> kq.Form(torch.eye(3), torch.eye(3)).trace()
+        tensor(3., dtype=torch.float64)
+        """
+        return (self.query.double() * self.key.double()).sum((-2, -1))
+
+    def eigenvalues(self) -> Float[Tensor, "*batch n"]:
+        """The n = min(2r, d) eigenvalues of S that can be non-zero, descending.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).eigenvalues()
+        tensor([ 0.5000, -0.5000], dtype=torch.float64)
+        """
+        return self.core().eigenvalues.clone()
+
+    def skew_values(self) -> Float[Tensor, "*batch n"]:
+        """The n = min(2r, d) singular values of A that can be non-zero, descending: equal pairs, an odd last one 0.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_values()
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+        """
+        return self.core().skew_values.clone()
+
+    def singular_values(self) -> Float[Tensor, "*batch m"]:
+        """The m = min(r, d) singular values of M that can be non-zero, descending.
+
+        >>> kq.Form(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2)).singular_values()
+        tensor([3., 1.], dtype=torch.float64)
+        """
+        return self.core().singular_values.clone()
+
+    def signature(self) -> Signature:
+        """Counts of positive, negative and zero eigenvalues of S, up to 1e-12·‖M‖; (0, 0, d) for a zero form.
+
+        >>> tuple(map(int, kq.Form(torch.eye(2, 5), torch.eye(2, 5)).signature()))
+        (2, 0, 3)
+        """
+        core = self.core()
+        values, floor = core.eigenvalues, _floor(core).unsqueeze(-1)
+        positive, negative = (values > floor).sum(-1), (values < -floor).sum(-1)
+        return Signature(positive, negative, self.query.shape[-1] - positive - negative)
+
+    @property
+    def positive_share(self) -> Float[Tensor, "*batch"]:
+        """Σ λ₊² / Σ λ² over the eigenvalues of S: 1 for a PSD form, 0 where S is zero.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).positive_share
+        tensor(0.5000, dtype=torch.float64)
+        """
+        core = self.core()
+        energy = core.eigenvalues.square().sum(-1)
+        positive = core.eigenvalues.clamp(min=0).square().sum(-1)
+        return _ratio(positive, energy, energy.sqrt() <= _floor(core))
+
+    def effective_rank(self) -> Float[Tensor, "*batch"]:
+        """exp(−Σ p ln p), p = σ/Σσ over the singular values of M; 0 for a zero form.
+
+        >>> kq.Form(torch.eye(4), torch.eye(4)).effective_rank()
+        tensor(4., dtype=torch.float64)
+        """
+        core = self.core()
+        values, zero = core.singular_values, _is_zero(core)
+        share = _ratio(values, values.sum(-1, keepdim=True), zero.unsqueeze(-1))
+        # A share of 0 adds nothing, but its logarithm would poison the gradient.
+        entropy = -(share * torch.where(share > 0, share, 1.0).log()).sum(-1)
+        return torch.where(zero, 0.0, entropy.exp())
+
+    def stable_rank(self) -> Float[Tensor, "*batch"]:
+        """‖M‖²/σ₁²; 0 for a zero form.
+
+        >>> kq.Form(torch.eye(4), torch.eye(4)).stable_rank()
+        tensor(4., dtype=torch.float64)
+        """
+        core = self.core()
+        energy = core.singular_values.square()
+        return _ratio(energy.sum(-1), energy[..., 0], _is_zero(core))
+
+    def row_norms(self) -> Float[Tensor, "*batch d"]:
+        """L2 norms of the rows of M: how far each coordinate of a query reaches.
+
+        >>> kq.Form(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).row_norms()
+        tensor([ 5., 10.], dtype=torch.float64)
+        """
+        core = self.core()
+        return torch.linalg.vector_norm((self.query.double() * core.scale).mT @ core.key, dim=-1)
+
+    def column_norms(self) -> Float[Tensor, "*batch d"]:
+        """L2 norms of the columns of M: how strongly each coordinate of a key is looked at.
+
+        >>> kq.Form(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 2.0]])).column_norms()
+        tensor([ 5., 10.], dtype=torch.float64)
+        """
+        core = self.core()
+        return torch.linalg.vector_norm((self.key.double() / core.scale).mT @ core.query, dim=-1)
+
+    def directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
+        """(r − c)/(r + c) ∈ [−1, 1] over rows and columns that stand out; negative where columns dominate.
+
+        A row or column stands out if its norm exceeds mean + gamma·std (ddof 1) of its kind. `"excess"` sums what
+        is above that threshold, `"norms"` the whole norms. 0 where nothing stands out.
+
+        >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).directionality()
+        tensor(-1., dtype=torch.float64)
+        """
+        check_choice("kind", kind, ("excess", "norms"))
+        row = _outstanding(self.row_norms(), gamma, kind)
+        column = _outstanding(self.column_norms(), gamma, kind)
+        return _ratio(row - column, row + column, row + column == 0)
+
+
+def _size(core: Core) -> tuple[Tensor, Tensor]:
+    """‖M‖, and ‖Q‖‖K‖, against which rounding is measured."""
+    symmetric, skew = core.energies
+    factors = torch.linalg.matrix_norm(core.query) * torch.linalg.matrix_norm(core.key)
+    return (symmetric + skew).detach().sqrt(), factors.detach()
+
+
+def _is_zero(core: Core) -> Tensor:
+    norm, factors = _size(core)
+    return norm <= ZERO_FORM * factors
+
+
+def _floor(core: Core) -> Tensor:
+    """Below this an eigenvalue of S is zero."""
+    norm, factors = _size(core)
+    return torch.maximum(ZERO_VALUE * norm, ZERO_FORM * factors)
+
+
+def _ratio(above: Tensor, below: Tensor, zero: Tensor) -> Tensor:
+    """above / below, and 0 with a zero gradient where `zero`."""
+    return torch.where(zero, 0.0, above / torch.where(zero, 1.0, below))
+
+
+def _outstanding(norms: Tensor, gamma: float, kind: str) -> Tensor:
+    spread = norms.std(-1, keepdim=True) if norms.shape[-1] > 1 else torch.zeros_like(norms)
+    excess = norms - norms.mean(-1, keepdim=True) - gamma * spread
+    # Equal norms differ by rounding, which must not count as standing out.
+    stands_out = excess > ZERO_VALUE * norms.amax(-1, keepdim=True)
+    return torch.where(stands_out, excess if kind == "excess" else norms, 0.0).sum(-1)

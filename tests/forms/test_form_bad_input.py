@@ -1,0 +1,164 @@
+"""Each error names the argument, what was given and what was expected."""
+
+import pytest
+import torch
+
+import keyquery as kq
+
+pytestmark = pytest.mark.unchecked
+
+GOOD = torch.ones(2, 4)
+
+
+def psd():
+    return kq.Form(GOOD, GOOD)
+
+
+VALUE_ERRORS = {
+    "query of one dimension": (
+        lambda: kq.Form(torch.ones(4), GOOD),
+        "query must have shape (..., r, d), got (4,)",
+    ),
+    "ranks that differ": (
+        lambda: kq.Form(GOOD, torch.ones(3, 4)),
+        "key must have shape (..., r, d) with r = 2, d = 4, got (3, 4)",
+    ),
+    "batches that do not broadcast": (
+        lambda: kq.Form(torch.ones(3, 2, 4), torch.ones(5, 2, 4)),
+        "leading dimensions of query and key must broadcast, got query (3, 2, 4) and key (5, 2, 4)",
+    ),
+    "rank 0": (
+        lambda: kq.Form(torch.ones(0, 4), torch.ones(0, 4)),
+        "query must not be empty: expected (..., r, d), got (0, 4)",
+    ),
+    "NaN": (
+        lambda: kq.Form(GOOD, torch.where(torch.eye(2, 4) > 0, torch.nan, 1.0)),
+        "key must be finite, got 2 NaN or infinite of 8 values",
+    ),
+    "infinity": (
+        lambda: kq.Form(GOOD * torch.inf, GOOD),
+        "query must be finite, got 8 NaN or infinite of 8 values",
+    ),
+    "unknown kernel": (
+        lambda: psd().nearest("symetric"),
+        "kernel must be one of 'symmetric', 'psd', 'skew', got 'symetric'; did you mean 'symmetric'?",
+    ),
+    "nearest of rank 0": (lambda: psd().nearest("psd", rank=0), "rank must be between 1 and 4, got 0"),
+    "odd skew rank": (
+        lambda: psd().nearest("skew", rank=3),
+        "rank of a skew form must be even, since it turns in planes, got 3",
+    ),
+    "k beyond the rank": (lambda: psd().svd(3), "k must be between 1 and 2, got 3"),
+    "k of 0": (lambda: psd().eigh(0), "k must be between 1 and 4, got 0"),
+    "planes": (lambda: psd().skew_planes(3), "k must be between 1 and 2, got 3"),
+    "unknown directionality": (
+        lambda: psd().directionality(kind="excesses"),
+        "kind must be one of 'excess', 'norms', got 'excesses'; did you mean 'excess'?",
+    ),
+    "tokens of another width": (
+        lambda: psd().scores(torch.ones(3, 5)),
+        "x must have shape (..., d) with d = 4, got (3, 5)",
+    ),
+    "covariance of another width": (
+        lambda: psd().on(torch.eye(3)),
+        "covariance must have shape (..., d, d) with d = 4, got (3, 3)",
+    ),
+    "covariance that is not symmetric": (
+        lambda: psd().on(torch.arange(16.0).reshape(4, 4)),
+        "covariance must be symmetric, got a matrix that differs from its transpose",
+    ),
+    "covariance of negative variance": (
+        lambda: psd().on(-torch.eye(4)),
+        "covariance must be positive semi-definite, got a negative variance",
+    ),
+    "covariance that is not PSD": (
+        lambda: kq.Form(torch.eye(4), torch.eye(4)).on(torch.eye(4).roll(1, 0) + torch.eye(4).roll(-1, 0)).norm2,
+        "covariance must be positive semi-definite, got an eigenvalue of -2 beside 2",
+    ),
+    "a sample of one": (
+        lambda: psd().on_sample(torch.ones(1, 4)),
+        "x must hold at least two tokens to have a covariance, got 1",
+    ),
+    "mean of another width": (
+        lambda: psd().shares(torch.eye(4), torch.ones(3)),
+        "mean must have shape (..., d) with d = 4, got (3,)",
+    ),
+    "query bias of another rank": (
+        lambda: psd().shares(torch.eye(4), torch.ones(4), query_bias=torch.ones(3)),
+        "query_bias must have shape (..., r) with r = 2, got (3,)",
+    ),
+    "key bias of another rank": (
+        lambda: psd().with_bias(None, torch.ones(4)),
+        "key_bias must have shape (..., r) with r = 2, got (4,)",
+    ),
+    "basis of another width": (
+        lambda: psd().change_basis(torch.eye(5)),
+        "basis must have shape (..., d, e) with d = 4, got (5, 5)",
+    ),
+    "forms of other widths": (
+        lambda: psd() + kq.Form(torch.ones(2, 5), torch.ones(2, 5)),
+        "forms of width 4 and 5 cannot be added",
+    ),
+    "sum without a batch": (lambda: psd().sum(), "this form has no batch to sum over"),
+    "rope wider than the head": (
+        lambda: psd().at(1, kq.Rope(4)),
+        "rope turns 4 dimensions, but the head has 2",
+    ),
+    "odd rope": (lambda: kq.Rope(3), "dims must be even, since dimensions turn in pairs, got 3"),
+    "rope of base 0": (lambda: kq.Rope(2, base=0.0), "base must be positive, got 0.0"),
+    "rope frequencies": (
+        lambda: kq.Rope(4, frequencies=torch.ones(3)),
+        "frequencies must have shape (pairs) with pairs = 2, got (3,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VALUE_ERRORS)
+def test_value_errors(case):
+    call, words = VALUE_ERRORS[case]
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert str(caught.value) == words
+
+
+TYPE_ERRORS = {
+    "a list": (
+        lambda: kq.Form([[1.0]], GOOD),
+        "query must be a torch.Tensor of shape (..., r, d), got list",
+    ),
+    "integers": (
+        lambda: kq.Form(GOOD.long(), GOOD),
+        "query must be a floating-point tensor, got dtype torch.int64",
+    ),
+    "complex numbers": (
+        lambda: kq.Form(GOOD, GOOD.to(torch.complex64)),
+        "key must be a floating-point tensor, got dtype torch.complex64",
+    ),
+    "a rank that is no integer": (lambda: psd().nearest("psd", rank=1.5), "rank must be an integer, got 1.5"),
+    "dims that are no integer": (lambda: kq.Rope(2.0), "dims must be an integer, got 2.0"),
+}
+
+
+@pytest.mark.parametrize("case", TYPE_ERRORS)
+def test_type_errors(case):
+    call, words = TYPE_ERRORS[case]
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == words
+
+
+def test_distance_of_a_form_that_is_not_psd():
+    with pytest.raises(ValueError, match=r"1 of 1 are not: up to 0\.75 of their ‖M‖² is skew"):
+        kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).distance(torch.ones(2), torch.zeros(2))
+
+
+def test_adding_a_number_is_a_type_error():
+    with pytest.raises(TypeError):
+        psd() + 1
+    with pytest.raises(TypeError):
+        psd() * "2"
+
+
+def test_large_finite_factors_are_not_taken_for_infinite():
+    huge = torch.full((2, 4), 3e38)
+    assert float(kq.Form(huge, huge).symmetry) == 1
