@@ -1,0 +1,36 @@
+"""keyquery: self-attention as an asymmetric kernel machine.
+
+A head's score is a bilinear form M = QᵀK = S + A: the symmetric part compares, the skew part points.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from keyquery._version import __version__
+from keyquery.forms import Form, Rope, ksvd, nystrom
+from keyquery.reading import Reading
+
+if TYPE_CHECKING:
+    from keyquery import testing
+    from keyquery.checkpoints import read
+    from keyquery.instruments.geometry import look
+
+# Names outside the core are imported when they are first used: `import keyquery` stays as light as torch allows.
+_LAZY = {
+    "look": "keyquery.instruments.geometry",
+    "read": "keyquery.checkpoints",
+    "testing": "keyquery.testing",
+}
+
+__all__ = ["Form", "Reading", "Rope", "__version__", "ksvd", "look", "nystrom", "read", "testing"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'keyquery' has no attribute {name!r}")
+    module = import_module(_LAZY[name])
+    return module if _LAZY[name] == f"keyquery.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

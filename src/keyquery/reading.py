@@ -1,0 +1,152 @@
+"""Reading: the one result type. Whatever is measured comes back as one."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from keyquery._version import __version__
+
+KINDS: dict[str, type[Reading]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Numbers, their units and where they come from.
+
+    An instrument adds its fields in a frozen subclass, `class Look(Reading, kind="look")`, in its own file. Fields
+    hold numbers, texts, tensors, lists and dicts of these. `kind` names the class in JSON, `schema` its version.
+
+    >>> class Width(kq.Reading, kind="width"):
+    ...     units = {"metres": "m"}
+    >>> Width(provenance={"model": "a plank"}).to_json()
+    '{"schema": 1, "kind": "width", "units": {"metres": "m"}, "provenance": {"model": "a plank"}}'
+    """
+
+    kind: ClassVar[str] = "reading"
+    schema: ClassVar[int] = 1
+    units: ClassVar[Mapping[str, str]] = {}
+
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __init_subclass__(cls, kind: str, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        cls.kind = kind
+        KINDS[kind] = cls
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The reading as JSON; also written to `path`, if one is given. NaN and infinities are refused.
+
+        >>> kq.Reading(provenance={"seed": 0}).to_json()
+        '{"schema": 1, "kind": "reading", "units": {}, "provenance": {"seed": 0}}'
+        """
+        head = {"schema": self.schema, "kind": self.kind, "units": dict(self.units)}
+        body = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        text = json.dumps({**head, **body}, ensure_ascii=False, allow_nan=False)
+        if path is not None:
+            _report().write_text(path, text + "\n")
+        return text
+
+    @staticmethod
+    def load(source: str | Path) -> Reading:
+        """A reading from a JSON file, or from the JSON text itself; its `kind` names the class.
+
+        >>> kq.Reading.load(kq.Reading(provenance={"seed": 0}).to_json())
+        Reading(provenance={'seed': 0})
+        """
+        text = source if isinstance(source, str) and source.lstrip().startswith("{") else _file(source)
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
+        if not isinstance(data, dict) or "kind" not in data or "schema" not in data:
+            raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
+        cls = _class_of(data.pop("kind"))
+        if data.pop("schema") != cls.schema:
+            raise ValueError(f"this reading of kind {cls.kind!r} has another schema than {cls.schema}")
+        data.pop("units", None)
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Flat rows for `to_frame` and CSV: by default one, of every field that is a number or a text.
+
+        >>> kq.Reading().records()
+        [{'kind': 'reading'}]
+        """
+        row = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return [{"kind": self.kind, **{k: v for k, v in row.items() if not isinstance(v, (list, dict))}}]
+
+    def to_frame(self) -> Any:
+        """`records()` as a pandas DataFrame (extra `frames`).
+
+        >>> kq.Reading().to_frame().shape
+        (1, 1)
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise ImportError("to_frame needs pandas: pip install 'keyquery[frames]'") from None
+        return pandas.DataFrame(self.records())
+
+    def _repr_html_(self) -> str:
+        return str(_report().html(self))
+
+    def plot(self, **options: Any) -> Any:
+        """A matplotlib figure of the reading (extra `plot`); not every kind has one."""
+        return _report().plot(self, **options)
+
+
+def provenance(**facts: Any) -> dict[str, Any]:
+    """Where figures come from: what the instrument says, and the versions that computed them.
+
+    >>> provenance(view="raw")["view"]
+    'raw'
+    """
+    versions = {"keyquery": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    return {**facts, "versions": versions}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it: tensors as lists, mappings as dicts, paths as texts.
+
+    >>> plain({"values": torch.tensor([1.0, 0.5])})
+    {'values': [1.0, 0.5]}
+    """
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _file(path: str | Path) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _class_of(kind: str) -> type[Reading]:
+    if kind == Reading.kind:
+        return Reading
+    if kind not in KINDS:
+        _report()  # knows every instrument, so that each has registered its kind
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of reading {kind!r}; known: {', '.join(sorted(KINDS))}")
+    return KINDS[kind]
+
+
+def _report() -> ModuleType:
+    """The one call downwards: a reading is shown, and its kind found, by the room below all instruments."""
+    return import_module("keyquery.report")

@@ -1,0 +1,127 @@
+"""The house itself: rooms import upwards only, importing is light, public names are the promised ones."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+import keyquery as kq
+
+SOURCE = Path(kq.__file__).parent
+
+# From top to bottom; a room imports only from rooms above it. Rooms that are not built yet may stand here.
+ROOMS = [
+    "_version",
+    "reading",
+    "forms",
+    "checkpoints",
+    "layers",
+    "capture",
+    "surgery",
+    "training",
+    "data",
+    "instruments",
+    "estimators",
+    "studies",
+    "survey",
+    "report",
+    "testing",
+    "models",
+    "cli",
+]
+
+HEAVY = ["transformers", "sklearn", "scipy", "pandas", "matplotlib", "triton", "dask", "ot", "typer", "rich"]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(tree: ast.AST) -> set[str]:
+    """Rooms named in import statements, also inside functions."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("keyquery.")}
+
+
+def modules():
+    return [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_upwards(path):
+    own = room_of(path)
+    assert own in ROOMS, f"{own} is no room of the house"
+    for room in imported_rooms(ast.parse(path.read_text())) - {own}:
+        if room in ROOMS:
+            assert ROOMS.index(room) < ROOMS.index(own), f"{own} imports {room}, which is below it"
+        else:
+            assert hasattr(kq, room), f"{own} imports {room}, which is neither a room nor a public name"
+
+
+def test_the_one_call_downwards_is_from_reading_to_report():
+    calls = [
+        (room_of(path), node.args[0].value)
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module"
+        and isinstance(node.args[0], ast.Constant)
+        and node.args[0].value.startswith("keyquery")
+    ]
+    assert calls == [("reading", "keyquery.report")]
+
+
+def test_import_is_light():
+    code = f"import sys, keyquery; print([m for m in {HEAVY!r} if m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
+
+
+def test_public_names():
+    promised = ["Form", "Reading", "Rope", "__version__", "ksvd", "look", "nystrom", "read", "testing"]
+    assert sorted(kq.__all__) == sorted(promised)
+    assert dir(kq) == sorted(kq.__all__)
+    for name in kq.__all__:
+        assert getattr(kq, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'frm'"):
+        kq.frm  # noqa: B018
+
+
+def test_every_public_function_and_method_has_a_docstring():
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                assert ast.get_docstring(node) or _inside_private(path, node), f"{path.name}: {node.name}"
+
+
+def _inside_private(path, wanted):
+    private = [n for n in ast.walk(ast.parse(path.read_text())) if getattr(n, "name", "").startswith("_")]
+    return any(getattr(n, "lineno", 0) == wanted.lineno for p in private for n in ast.walk(p))
+
+
+def test_files_and_functions_stay_small():
+    for path in modules():
+        text = path.read_text()
+        assert len(text.splitlines()) <= 420, f"{path.name} is too long to read in one sitting"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name} is too long"
+
+
+def test_shapes_are_checked_in_tests():
+    with pytest.raises(jaxtyping.TypeCheckError):
+        kq.Form(torch.ones(2, 4), torch.ones(3, 4))
+
+
+def test_uninitialised_memory_is_poisoned_in_tests():
+    assert torch.empty(1000).isnan().all()

@@ -1,0 +1,132 @@
+"""Readings keep their numbers and provenance through JSON, frames and pages."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.reading import KINDS, Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature(Reading, kind="temperature"):
+    units: ClassVar[Mapping[str, str]] = {"degrees": "°C"}
+    degrees: float
+    curve: Any = ()
+
+
+@pytest.fixture
+def reading():
+    return Temperature(degrees=21.5, curve=torch.tensor([1.0, 2.0]), provenance={"model": "<b>oven</b>"})
+
+
+def test_json_names_kind_schema_units_and_provenance(reading):
+    assert json.loads(reading.to_json()) == {
+        "schema": 1,
+        "kind": "temperature",
+        "units": {"degrees": "°C"},
+        "provenance": {"model": "<b>oven</b>"},
+        "degrees": 21.5,
+        "curve": [1.0, 2.0],
+    }
+
+
+def test_load_finds_the_class_by_kind(reading, tmp_path):
+    path = tmp_path / "reading.json"
+    text = reading.to_json(path)
+    for source in (path, str(path), text):
+        loaded = Reading.load(source)
+        assert type(loaded) is Temperature
+        assert loaded.degrees == 21.5
+        assert loaded.to_json() == text
+
+
+def test_load_finds_an_instrument_that_was_not_imported():
+    look = kq.look(torch.nn.MultiheadAttention(8, 2))
+    text = look.to_json()
+    forgotten = KINDS.pop("look")
+    try:
+        with pytest.raises(ValueError, match=r"unknown kind of reading 'look'; known: .*temperature"):
+            Reading.load(text)
+    finally:
+        KINDS["look"] = forgotten
+    assert Reading.load(text) == look
+
+
+def test_a_reading_cannot_be_changed(reading):
+    with pytest.raises(FrozenInstanceError):
+        reading.degrees = 30.0
+
+
+def test_frame_holds_the_scalars(reading):
+    frame = reading.to_frame()
+    assert list(frame.columns) == ["kind", "degrees"]
+    assert frame.degrees[0] == 21.5
+
+
+def test_html_shows_texts_as_texts():
+    @dataclass(frozen=True, kw_only=True)
+    class Token(Reading, kind="token"):
+        text: str
+
+    page = Token(text="<script>alert(1)</script>")._repr_html_()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "<caption>token" in page
+
+
+def test_nan_is_refused():
+    with pytest.raises(ValueError, match="JSON compliant"):
+        Temperature(degrees=float("nan")).to_json()
+
+
+def test_a_kind_without_a_picture_says_so(reading):
+    with pytest.raises(ValueError, match="'temperature' has no picture"):
+        reading.plot()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not a reading: no JSON at line 1, column 2"),
+        ('{"a": 1}', "not a reading: expected a JSON object with `kind` and `schema`"),
+        ('{"schema": 1, "kind": "sonnet"}', "unknown kind of reading 'sonnet'"),
+        ('{"schema": 9, "kind": "temperature", "degrees": 1}', "has another schema than 1"),
+        ('{"schema": 1, "kind": "temperature"}', "not a reading of kind 'temperature': .*degrees"),
+        ('{"schema": 1, "kind": "temperature", "degrees": 1, "spin": 2}', "not a reading of kind .*spin"),
+    ],
+)
+def test_what_is_no_reading_is_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        Reading.load(text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
+        Reading.load(tmp_path / "none.json")
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "reading.json"
+    Temperature(degrees=1.0).to_json(path)
+    before = path.read_text()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Temperature(degrees=2.0).to_json(path)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path):
+    path = tmp_path / "reading.json"
+    (tmp_path / "plain").write_text("")
+    Temperature(degrees=1.0).to_json(path)
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
