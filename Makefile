@@ -29,7 +29,8 @@ bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/forms.py
 	$(BIN)/python bench/import.py
 
-docs: $(READY)  ## docs/*.md to build/docs
+docs: $(READY)  ## docs/*.md to build/docs, figures drawn anew
+	for figure in docs/figures/*.py; do $(BIN)/python $$figure || exit 1; done
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "open build/docs/index.html"
 

@@ -36,7 +36,7 @@ def _numbers(form: Form) -> dict[str, str]:
     if form.device.type == "meta":
         return {"on": "meta"}
     return {
-        "symmetry": _range(form.symmetry, ".2f"),
+        "symmetry": _range(form.symmetry, "z.2f"),
         "effective rank": _range(form.effective_rank(), ".1f"),
     }
 

@@ -37,10 +37,10 @@ def _show_look(reading: Look, console: Console) -> None:
         table.add_row(
             f"{head['layer']}.{head['head']}",
             _bar(raw["symmetry"]),
-            f"{raw['symmetry']:+.2f}",
+            f"{raw['symmetry']:+z.2f}",
             f"{raw['positive_share']:.0%}",
             f"{raw['effective_rank']:.1f}",
-            f"{raw['directionality']:+.2f}",
+            f"{raw['directionality']:+z.2f}",
         )
     console.print(table)
     mean = fmean(head["raw"]["symmetry"] for head in reading.heads)
