@@ -8,14 +8,15 @@ import torch
 
 import keyquery as kq
 
-WORDS = "the cat sat on the mat".split()
+WORDS = ["the", "cat", "sat", "on", "the", "mat"]
 CELL, GAP, TOP, LEFT = 26, 68, 74, 44
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .title { font-size: 16px; font-weight: 600 } .note { fill: #59636e } .sign { font-size: 26px }
 .cell { stroke: #d1d9e0; stroke-width: 1 } .plus { fill: #2166ac } .minus { fill: #d6701c }
 @media (prefers-color-scheme: dark) {
-  text { fill: #f0f6fc } .note { fill: #9198a1 } .cell { stroke: #3d444d } .plus { fill: #539bf5 } .minus { fill: #f0883e }
+  text { fill: #f0f6fc } .note { fill: #9198a1 } .cell { stroke: #3d444d }
+  .plus { fill: #539bf5 } .minus { fill: #f0883e }
 }
 """
 
