@@ -32,6 +32,7 @@ ROOMS = [
     "testing",
     "models",
     "cli",
+    "__main__",
 ]
 
 HEAVY = ["transformers", "sklearn", "scipy", "pandas", "matplotlib", "triton", "dask", "ot", "typer", "rich"]

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -81,6 +83,17 @@ def test_command_line_shows_every_head(tmp_path):
     assert float(rows[5]["symmetry"]) == data["heads"][5]["raw"]["symmetry"]
 
 
+def test_the_seed_is_used(tmp_path):
+    for seed in ("0", "1"):
+        assert run(cli.app, ["look", "-q", "--seed", seed, "--csv", str(tmp_path / seed)]).exit_code == 0
+    assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+
+
+def test_python_dash_m():
+    out = subprocess.run([sys.executable, "-m", "keyquery", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout.startswith("keyquery ")
+
+
 def test_quiet_prints_nothing():
     assert run(cli.app, ["look", "--quiet"]).output == ""
 
@@ -100,8 +113,10 @@ def main(monkeypatch, *arguments):
     ("arguments", "words"),
     [
         (["look", "--json", "{dir}/old.json"], "old.json exists; --force replaces it"),
-        (["look", "--csv", "{dir}/none/a.csv"], "No such directory"),
-        (["look", "--csv", "{dir}/old.json/a.csv"], "Not a directory"),
+        (["look", "--csv", "{dir}/none/a.csv"], "no folder"),
+        (["look", "--csv", "{dir}/old.json/a.csv"], "no folder"),
+        (["look", "--json", "{dir}"], "is a folder; name a file"),
+        (["look", "--json", "{dir}/a", "--csv", "{dir}/a"], "--json and --csv name the same file"),
     ],
 )
 def test_a_wrong_path_is_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):

@@ -1,15 +1,18 @@
 """Readings keep their numbers and provenance through JSON, frames and pages."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 import keyquery as kq
-from keyquery.reading import KINDS, Reading
+from keyquery.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +48,27 @@ def test_load_finds_the_class_by_kind(reading, tmp_path):
         assert loaded.to_json() == text
 
 
-def test_load_finds_an_instrument_that_was_not_imported():
+def test_load_finds_an_instrument_that_was_not_imported(tmp_path):
+    path = tmp_path / "look.json"
     look = kq.look(torch.nn.MultiheadAttention(8, 2))
-    text = look.to_json()
-    forgotten = KINDS.pop("look")
-    try:
-        with pytest.raises(ValueError, match=r"unknown kind of reading 'look'; known: .*temperature"):
-            Reading.load(text)
-    finally:
-        KINDS["look"] = forgotten
-    assert Reading.load(text) == look
+    look.to_json(path)
+    code = f"import keyquery; print(type(keyquery.Reading.load({str(path)!r})).__name__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "Look\n"
+    assert Reading.load(path) == look
+
+
+def test_one_kind_has_one_class():
+    with pytest.raises(TypeError, match="the kind 'temperature' belongs to tests"):
+
+        class Fever(Reading, kind="temperature"):
+            pass
+
+
+def test_numpy_and_tuples_become_plain():
+    reading = Temperature(degrees=np.float32(2.0), curve=(np.int64(1), torch.tensor(2.0), np.array([3.0])))
+    assert (reading.degrees, reading.curve) == (2.0, [1, 2.0, [3.0]])
+    assert Reading.load(reading.to_json()) == reading
 
 
 def test_a_reading_cannot_be_changed(reading):
@@ -80,8 +94,10 @@ def test_html_shows_texts_as_texts():
 
 
 def test_nan_is_refused():
-    with pytest.raises(ValueError, match="JSON compliant"):
+    with pytest.raises(ValueError, match="degrees is nan, which JSON cannot hold"):
         Temperature(degrees=float("nan")).to_json()
+    with pytest.raises(ValueError, match=r"curve\[0\]\.a is <object"):
+        Temperature(degrees=1.0, curve=[{"a": object()}]).to_json()
 
 
 def test_a_kind_without_a_picture_says_so(reading):
@@ -93,9 +109,11 @@ def test_a_kind_without_a_picture_says_so(reading):
     ("text", "words"),
     [
         ("{", "not a reading: no JSON at line 1, column 2"),
+        ("[1, 2]", "not a reading: expected a JSON object with `kind` and `schema`"),
+        ('{"schema": 1, "kind": [1]}', "not a reading: expected a JSON object with `kind` and `schema`"),
         ('{"a": 1}', "not a reading: expected a JSON object with `kind` and `schema`"),
         ('{"schema": 1, "kind": "sonnet"}', "unknown kind of reading 'sonnet'"),
-        ('{"schema": 9, "kind": "temperature", "degrees": 1}', "has another schema than 1"),
+        ('{"schema": 9, "kind": "temperature", "degrees": 1}', "has schema 9; this version reads 1"),
         ('{"schema": 1, "kind": "temperature"}', "not a reading of kind 'temperature': .*degrees"),
         ('{"schema": 1, "kind": "temperature", "degrees": 1, "spin": 2}', "not a reading of kind .*spin"),
     ],
@@ -130,3 +148,14 @@ def test_a_written_file_can_be_read_by_others(tmp_path):
     (tmp_path / "plain").write_text("")
     Temperature(degrees=1.0).to_json(path)
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_replaced_file_keeps_its_mode_and_a_link_its_target(tmp_path):
+    path, link = tmp_path / "reading.json", tmp_path / "link.json"
+    path.write_text("old")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    Temperature(degrees=1.0).to_json(link)
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Reading.load(path).degrees == 1.0

@@ -39,7 +39,7 @@ def _top(
 
 @app.command()
 def look(
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the small Transformer to look at.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the small Transformer to look at.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
@@ -49,9 +49,11 @@ def look(
 
     The model is a small untrained Transformer, made from a seed.
     """
-    for path in (json, csv):
-        if path is not None and path.exists() and not force:
-            raise FileExistsError(f"{path} exists; --force replaces it")
+    targets = [path for path in (json, csv) if path is not None]
+    for path in targets:
+        report.check_target(path, force)
+    if len({path.resolve() for path in targets}) < len(targets):
+        raise ValueError("--json and --csv name the same file")
     reading = look_at(models.seeded(seed), name=f"untrained Transformer, seed {seed}")
     if json is not None:
         reading.to_json(json)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +25,9 @@ KINDS: dict[str, type[Reading]] = {}
 class Reading:
     """Numbers, their units and where they come from.
 
-    An instrument adds its fields in a frozen subclass, `class Look(Reading, kind="look")`, in its own file. Fields
-    hold numbers, texts, tensors, lists and dicts of these. `kind` names the class in JSON, `schema` its version.
+    An instrument adds its fields in a frozen subclass, `class Look(Reading, kind="look")`, in its own file. A reading
+    is plain data: tensors and arrays become lists when it is made, so that what is loaded equals what was saved.
+    `kind` names the class in JSON, `schema` its version.
 
     >>> class Width(kq.Reading, kind="width"):
     ...     units = {"metres": "m"}
@@ -40,8 +43,15 @@ class Reading:
 
     def __init_subclass__(cls, kind: str, **rest: Any) -> None:
         super().__init_subclass__(**rest)
+        known = KINDS.get(kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
         KINDS[kind] = cls
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The reading as JSON; also written to `path`, if one is given. NaN and infinities are refused.
@@ -50,8 +60,12 @@ class Reading:
         '{"schema": 1, "kind": "reading", "units": {}, "provenance": {"seed": 0}}'
         """
         head = {"schema": self.schema, "kind": self.kind, "units": dict(self.units)}
-        body = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-        text = json.dumps({**head, **body}, ensure_ascii=False, allow_nan=False)
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        try:
+            text = json.dumps({**head, **body}, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError):
+            where, what = next(_not_json(body))
+            raise ValueError(f"{where} is {what!r}, which JSON cannot hold") from None
         if path is not None:
             _report().write_text(path, text + "\n")
         return text
@@ -63,16 +77,18 @@ class Reading:
         >>> kq.Reading.load(kq.Reading(provenance={"seed": 0}).to_json())
         Reading(provenance={'seed': 0})
         """
-        text = source if isinstance(source, str) and source.lstrip().startswith("{") else _file(source)
+        text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else _file(source)
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
-        if not isinstance(data, dict) or "kind" not in data or "schema" not in data:
+        if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
             raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
         cls = _class_of(data.pop("kind"))
-        if data.pop("schema") != cls.schema:
-            raise ValueError(f"this reading of kind {cls.kind!r} has another schema than {cls.schema}")
+        if (schema := data.pop("schema")) != cls.schema:
+            raise ValueError(
+                f"this reading of kind {cls.kind!r} has schema {schema!r}; this version reads {cls.schema}"
+            )
         data.pop("units", None)
         try:
             return cls(**data)
@@ -85,7 +101,7 @@ class Reading:
         >>> kq.Reading().records()
         [{'kind': 'reading'}]
         """
-        row = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        row = {f.name: getattr(self, f.name) for f in fields(self)}
         return [{"kind": self.kind, **{k: v for k, v in row.items() if not isinstance(v, (list, dict))}}]
 
     def to_frame(self) -> Any:
@@ -119,18 +135,30 @@ def provenance(**facts: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON knows it: tensors as lists, mappings as dicts, paths as texts.
+    """A value as JSON knows it: tensors and arrays as lists, mappings as dicts, paths as texts.
 
     >>> plain({"values": torch.tensor([1.0, 0.5])})
     {'values': [1.0, 0.5]}
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Where plain data holds something that JSON cannot."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _not_json(item, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_json(item, f"{where}[{index}]")
+    elif not isinstance(value, (str, int, type(None))) and not (isinstance(value, float) and math.isfinite(value)):
+        yield where, value
 
 
 def _file(path: str | Path) -> str:

@@ -1,5 +1,6 @@
 """Each error names the argument, what was given and what was expected."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ VALUE_ERRORS = {
     ),
     "batches that do not broadcast": (
         lambda: kq.Form(torch.ones(3, 2, 4), torch.ones(5, 2, 4)),
-        "leading dimensions of query and key must broadcast, got query (3, 2, 4) and key (5, 2, 4)",
+        "leading dimensions must broadcast, got query (3,) and key (5,)",
     ),
     "rank 0": (
         lambda: kq.Form(torch.ones(0, 4), torch.ones(0, 4)),
@@ -61,7 +62,7 @@ VALUE_ERRORS = {
     ),
     "covariance of another width": (
         lambda: psd().on(torch.eye(3)),
-        "covariance must have shape (..., d, d) with d = 4, got (3, 3)",
+        "covariance must have shape (d, d) with d = 4, got (3, 3)",
     ),
     "covariance that is not symmetric": (
         lambda: psd().on(torch.arange(16.0).reshape(4, 4)),
@@ -69,11 +70,11 @@ VALUE_ERRORS = {
     ),
     "covariance of negative variance": (
         lambda: psd().on(-torch.eye(4)),
-        "covariance must be positive semi-definite, got a negative variance",
+        "covariance must be positive semi-definite, got one with an eigenvalue of -1",
     ),
     "covariance that is not PSD": (
-        lambda: kq.Form(torch.eye(4), torch.eye(4)).on(torch.eye(4).roll(1, 0) + torch.eye(4).roll(-1, 0)).norm2,
-        "covariance must be positive semi-definite, got an eigenvalue of -2 beside 2",
+        lambda: psd().on(torch.eye(4) - 0.5),
+        "covariance must be positive semi-definite, got one with an eigenvalue of -1",
     ),
     "a sample of one": (
         lambda: psd().on_sample(torch.ones(1, 4)),
@@ -81,7 +82,7 @@ VALUE_ERRORS = {
     ),
     "mean of another width": (
         lambda: psd().shares(torch.eye(4), torch.ones(3)),
-        "mean must have shape (..., d) with d = 4, got (3,)",
+        "mean must have shape (d,) with d = 4, got (3,)",
     ),
     "query bias of another rank": (
         lambda: psd().shares(torch.eye(4), torch.ones(4), query_bias=torch.ones(3)),
@@ -99,6 +100,25 @@ VALUE_ERRORS = {
         lambda: psd() + kq.Form(torch.ones(2, 5), torch.ones(2, 5)),
         "forms of width 4 and 5 cannot be added",
     ),
+    "tokens whose batch does not fit": (
+        lambda: kq.Form(torch.ones(3, 2, 4), torch.ones(3, 2, 4)).scores(torch.ones(5, 7, 4)),
+        "leading dimensions must broadcast, got x (5,) and y (5,) and form (3,)",
+    ),
+    "forms of batches that do not fit": (
+        lambda: kq.Form(torch.ones(3, 2, 4), GOOD) + kq.Form(torch.ones(5, 2, 4), GOOD),
+        "leading dimensions must broadcast, got left (3,) and right (5,)",
+    ),
+    "scales that do not fit": (
+        lambda: kq.Form(torch.ones(3, 2, 4), GOOD) * torch.ones(5),
+        "leading dimensions must broadcast, got scale (5,) and form (3,)",
+    ),
+    "a scale of NaN": (lambda: psd() * float("nan"), "scale must be finite, got nan"),
+    "an offset of NaN": (lambda: psd().at(float("nan"), kq.Rope(2)), "offset must be finite, got nan"),
+    "a rope factor of infinity": (lambda: kq.Rope(2, factor=float("inf")), "factor must be finite, got inf"),
+    "planes in one dimension": (
+        lambda: kq.Form(torch.ones(1, 1), torch.ones(1, 1)).skew_planes(1),
+        "k is 1, but there is nothing to choose from",
+    ),
     "sum without a batch": (lambda: psd().sum(), "this form has no batch to sum over"),
     "rope wider than the head": (
         lambda: psd().at(1, kq.Rope(4)),
@@ -108,7 +128,7 @@ VALUE_ERRORS = {
     "rope of base 0": (lambda: kq.Rope(2, base=0.0), "base must be positive, got 0.0"),
     "rope frequencies": (
         lambda: kq.Rope(4, frequencies=torch.ones(3)),
-        "frequencies must have shape (pairs) with pairs = 2, got (3,)",
+        "frequencies must have shape (pairs,) with pairs = 2, got (3,)",
     ),
 }
 
@@ -128,12 +148,23 @@ TYPE_ERRORS = {
     ),
     "integers": (
         lambda: kq.Form(GOOD.long(), GOOD),
-        "query must be a floating-point tensor, got dtype torch.int64",
+        "query must be a floating-point tensor of at least 16 bits, got dtype torch.int64",
     ),
     "complex numbers": (
         lambda: kq.Form(GOOD, GOOD.to(torch.complex64)),
-        "key must be a floating-point tensor, got dtype torch.complex64",
+        "key must be a floating-point tensor of at least 16 bits, got dtype torch.complex64",
     ),
+    "eight-bit floats": (
+        lambda: kq.Form(GOOD.to(torch.float8_e4m3fn), GOOD),
+        "query must be a floating-point tensor of at least 16 bits, got dtype torch.float8_e4m3fn",
+    ),
+    "to integers": (
+        lambda: psd().to(torch.int64),
+        "target must be a floating-point tensor of at least 16 bits, got dtype torch.int64",
+    ),
+    "offsets": (lambda: psd().at(torch.arange(4.0), kq.Rope(2)), "offset must be a number, got Tensor"),
+    "no rope": (lambda: psd().at(1, 2), "rope must be a Rope, got int"),
+    "a base that is no number": (lambda: kq.Rope(2, base="x"), "base must be a number, got str"),
     "a rank that is no integer": (lambda: psd().nearest("psd", rank=1.5), "rank must be an integer, got 1.5"),
     "dims that are no integer": (lambda: kq.Rope(2.0), "dims must be an integer, got 2.0"),
 }
@@ -159,6 +190,15 @@ def test_adding_a_number_is_a_type_error():
         psd() * "2"
 
 
+def test_numpy_integers_and_numbers_are_taken():
+    assert psd().svd(np.int64(1)).values.shape == (1,)
+    batched = kq.Form(torch.ones(3, 2, 4), GOOD)
+    torch.testing.assert_close((np.float64(2) * batched).dense(), 2 * batched.dense())
+
+
 def test_large_finite_factors_are_not_taken_for_infinite():
     huge = torch.full((2, 4), 3e38)
     assert float(kq.Form(huge, huge).symmetry) == 1
+    assert torch.isfinite(kq.Form(huge, huge).symmetric.norm2)
+    half = torch.full((2, 4), 6e4, dtype=torch.float16)
+    assert float(kq.Form(half, half).symmetric.symmetry) == 1

@@ -1,6 +1,8 @@
 """Forms whose geometry is known in closed form."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -92,6 +94,8 @@ def test_a_form_minus_itself_is_zero():
     nothing = form - form
     assert torch.equal(nothing.symmetry, torch.zeros(3, dtype=torch.float64))
     assert torch.equal(nothing.effective_rank(), torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(nothing.directionality(), torch.zeros(3, dtype=torch.float64))
+    assert not torch.stack(nothing.shares(torch.eye(30), torch.ones(30))).any()
     assert nothing.norm2.sqrt().max() <= 1e-14 * form.norm2.sqrt().max()
 
 
@@ -124,9 +128,72 @@ def test_a_returned_spectrum_may_be_changed():
 
 
 def test_works_under_inference_mode():
+    query, key = torch.randn(2, 3, 20)
+    expected = kq.Form(query, key).symmetry
     with torch.inference_mode():
-        form = kq.Form(*torch.randn(2, 3, 20))
-        assert float(form.symmetry) == float(form.symmetry)
+        assert torch.equal(kq.Form(query.clone(), key.clone()).symmetry, expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda form: pickle.loads(pickle.dumps(form))])
+def test_a_copy_does_not_keep_old_numbers(copied):
+    query, key = torch.randn(2, 3, 20)
+    query.mul_(1), key.mul_(1)
+    form = kq.Form(query, key)
+    before = form.norm2
+    other = copied(form)
+    other.query.mul_(3)
+    torch.testing.assert_close(other.norm2, 9 * before)
+
+
+def test_a_list_of_forms_has_a_sum():
+    form = kq.Form(*torch.randn(2, 3, 20))
+    torch.testing.assert_close(sum([form, form]).norm2, 4 * form.norm2)
+    assert bool(form)
+
+
+def test_a_zero_head_does_not_change_its_neighbours():
+    query, key = torch.randn(2, 4, 3, 20, dtype=torch.float64)
+    query[2] = 0
+    form = kq.Form(query, key)
+    assert float(form.norm2[2]) == 0
+    torch.testing.assert_close(form.eigenvalues()[[0, 1, 3]], kq.Form(query[[0, 1, 3]], key[[0, 1, 3]]).eigenvalues())
+
+
+def test_numbers_on_data_are_not_rounded_to_the_dtype_of_the_factors():
+    query, key = (torch.randn(2, 4, 20).to(torch.bfloat16)).unbind()
+    covariance = torch.cov(torch.randn(20, 60, dtype=torch.float64))
+    short, long = kq.Form(query, key).on(covariance), kq.Form(query.double(), key.double()).on(covariance)
+    for name in ("trace", "row_norms", "directionality", "eigenvalues"):
+        torch.testing.assert_close(getattr(short, name)(), getattr(long, name)(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(short.svd().values, short.singular_values())
+    torch.testing.assert_close(short.eigh().values, short.eigenvalues())
+
+
+def test_on_few_tokens_the_form_is_that_of_the_tokens():
+    """Xᶜ M Xᶜᵀ/n has the spectra of Σ^½MΣ^½, and needs neither a covariance nor its root."""
+    form = kq.Form(*torch.randn(2, 8, 64, dtype=torch.float64))
+    x = torch.randn(10, 64, dtype=torch.float64)
+    centred = x - x.mean(0)
+    small = form.change_basis(centred.mT) / 10
+    on, count = form.on_sample(x), 10
+    top = small.singular_values()[0]
+    for name in ("eigenvalues", "skew_values"):
+        given, expected = getattr(on, name)(), getattr(small, name)()
+        kept = given.abs().argsort(descending=True)[:count].sort().values
+        assert (given[kept] - expected).abs().max() <= 1e-10 * top
+        rest = given.abs().sort(descending=True).values[count:]
+        assert rest.max() <= 1e-10 * top
+
+
+def test_the_threshold_of_directionality_is_two_standard_deviations():
+    form = kq.Form(*torch.randn(2, 3, 60, dtype=torch.float64))
+    assert torch.equal(form.directionality(), form.directionality(gamma=2.0))
+    assert not torch.equal(form.directionality(), form.directionality(gamma=1.0))
+
+
+def test_nearest_psd_of_a_tied_form_has_its_rank():
+    query = torch.randn(4, 30, dtype=torch.float64)
+    assert kq.Form(query, query.clone()).nearest("psd").rank == 4
 
 
 def test_forms_of_a_batch_can_be_taken_one_by_one():
@@ -135,9 +202,13 @@ def test_forms_of_a_batch_can_be_taken_one_by_one():
     for one, dense in zip(form, form.dense(), strict=True):
         torch.testing.assert_close(one.dense(), dense)
     assert form[1:3].batch == (2,)
-    with pytest.raises(IndexError, match="beyond the batch"):
+    assert form[..., 0].batch == ()
+    torch.testing.assert_close(form[torch.tensor([2, 0])].dense(), form.dense()[[2, 0]])
+    square = kq.Form(*torch.randn(2, 3, 3, 3, dtype=torch.float64))
+    torch.testing.assert_close(square[..., 0].dense(), square.dense()[0])
+    with pytest.raises(IndexError, match="does not fit the batch"):
         form[0, 0]
-    with pytest.raises(IndexError, match="no batch"):
+    with pytest.raises(IndexError, match="does not fit the batch"):
         form[0][0]
 
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
+from keyquery.testing import check_form
+from tests.forms.strategies import assert_near, pairs
 
 
 def rotate_by_hand(vector, position, dims, base, interleaved, factor):
@@ -37,6 +39,21 @@ def test_scores_at_an_offset_are_those_of_the_rotated_model(dims, interleaved, f
     rope = kq.Rope(dims, base=base, interleaved=interleaved, factor=factor)
     score = float(kq.Form(query, key).at(at_key - at_query, rope).scores(x, y))
     assert score == pytest.approx(math.fsum(a * b for a, b in zip(q, k, strict=True)), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@given(data=st.data(), offset=st.integers(-40, 40))
+def test_at_turns_any_factors(dtype, data, offset):
+    query, key = data.draw(pairs(dtype=dtype))
+    if query.shape[-2] < 2:
+        return
+    angle = offset * torch.ones(1, dtype=torch.float64)
+    turn = torch.eye(query.shape[-2], dtype=torch.float64)
+    turn[:2, :2] = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
+    form = kq.Form(query, key).at(offset, kq.Rope(2))
+    expected = query.double().mT @ turn @ key.double()
+    assert_near(form.dense(), expected, query.double().norm() * key.double().norm(), dtype)
+    check_form(form)
 
 
 def test_offset_zero_changes_nothing():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -18,11 +20,11 @@ def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
     ValueError: mean must have shape (..., d) with d = 4, got (3,)
     """
     known = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
-    expected = f"({', '.join(shape.split())})" + (f" with {known}" if known else "")
+    listed = ", ".join(shape.split()) + ("" if " " in shape else ",")
+    expected = f"({listed})" + (f" with {known}" if known else "")
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of shape {expected}, got {type(value).__name__}")
-    if not value.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got dtype {value.dtype}")
+    check_dtype(name, value.dtype)
     axes = [axis for axis in shape.split() if axis != "..."]
     right = value.ndim >= len(axes) if "..." in shape else value.ndim == len(axes)
     if not right or any(sizes.get(a, n) != n for a, n in zip(axes[::-1], value.shape[::-1], strict=False)):
@@ -37,13 +39,42 @@ def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
         raise ValueError(f"{name} must be finite, got {bad} NaN or infinite of {value.numel()} values")
 
 
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Require a floating-point dtype of at least 16 bits."""
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        raise TypeError(f"{name} must be a floating-point tensor of at least 16 bits, got dtype {dtype}")
+
+
+def check_batches(**shapes: torch.Size) -> torch.Size:
+    """Require leading dimensions that broadcast, and return what they broadcast to.
+
+    >>> check_batches(x=torch.Size([5, 1]), form=torch.Size([5, 12]))
+    torch.Size([5, 12])
+    """
+    try:
+        return torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        given = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(f"leading dimensions must broadcast, got {given}") from None
+
+
+def check_number(name: str, value: Any) -> None:
+    """Require a finite real number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
 def check_count(name: str, value: Any, least: int = 1, most: int | None = None, optional: bool = False) -> None:
     """Require an integer in [least, most], or None if `optional`."""
     if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least or (most is not None and value > most):
+    if most is not None and most < least:
+        raise ValueError(f"{name} is {value}, but there is nothing to choose from")
+    if int(value) < least or (most is not None and int(value) > most):
         bounds = f"at least {least}" if most is None else f"between {least} and {most}"
         raise ValueError(f"{name} must be {bounds}, got {value}")
 

@@ -5,8 +5,8 @@ Q and K in an orthonormal basis of their own span. Two ways lead there:
 
 * the Cholesky factor of the Gram matrix of [Q; K], scaled to unit diagonal. Fast, needs no basis, and shares the key
   block among grouped queries. Its error is that of the Gram matrix times the norm of the inverse factor.
-* thin QR of [Q; N], N = (Q − K)/2, where that norm is large: tied, nearly tied, parallel or repeated factors.
-  Stable column by column, so a small difference of query and key keeps all of its digits.
+* thin QR of [Q; N], N = (Q − K)/2, for the forms of a batch where that norm is large: tied, nearly tied, parallel,
+  repeated or zero rows. Stable column by column, so a small difference of query and key keeps all of its digits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor
 TRUSTED_INVERSE = 1e5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Core:
     """A form in n = min(2r, d) dimensions: query rows Q and half differences N = (Q − K)/2, float64.
 
-    Q stands in the first min(r, n) coordinates alone. N is kept rather than K because the skew part is a product
-    with N: where query and key are tied it is exactly zero. Rows are balanced: Q is the query times `scale`, K the
+    N is kept rather than K because the skew part is a product with N: where query and key are tied it is exactly
+    zero. If n = 2r, Q stands in the first r coordinates alone. Rows are balanced: Q is the query times `scale`, K the
     key divided by it.
     """
 
@@ -53,9 +53,9 @@ class Core:
         return cross - cross.mT
 
     def matrix(self) -> Tensor:
-        """The rows of M that can be non-zero, min(r, n) × n."""
-        rows = min(self.query.shape[-2:])
-        return self.query[..., :rows].mT @ self.key
+        """The rows of M that can be non-zero: r × n if n = 2r, else n × n."""
+        rank, width = self.query.shape[-2:]
+        return self.query[..., : rank if width == 2 * rank else width].mT @ self.key
 
     @cached_property
     def energies(self) -> tuple[Tensor, Tensor]:
@@ -74,30 +74,31 @@ class Core:
 
     @cached_property
     def singular_values(self) -> Tensor:
-        """Singular values of M, descending."""
-        return torch.linalg.svdvals(self.matrix())
+        """The min(r, n) singular values of M that can be non-zero, descending."""
+        return torch.linalg.svdvals(self.matrix())[..., : min(self.query.shape[-2:])]
+
+    @cached_property
+    def size(self) -> tuple[Tensor, Tensor]:
+        """‖M‖, and ‖Q‖‖K‖, against which rounding is measured; no derivatives."""
+        symmetric, skew = self.energies
+        factors = torch.linalg.matrix_norm(self.query) * torch.linalg.matrix_norm(self.key)
+        return (symmetric + skew).detach().sqrt(), factors.detach()
 
 
 def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
     """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
     rank, dim = query.shape[-2:]
     query, key = query.double(), key.double()
-    if 2 * rank <= dim:
-        reduced = _cholesky(query, key, covariance)
-        if reduced is not None:
-            return reduced
-    if covariance is not None:
-        root = square_root(covariance)
-        query, key = query @ root, key @ root
-    query, key, scale = balance(query, key)
-    half = (query - key) / 2
-    if rank >= dim:
-        return Core(query, half, scale)
-    # The basis is a constant to autograd. Norms and spectra do not change when it turns within the span, nor, to
-    # first order, when it leaves it: first derivatives are exact, also where rows are dependent and QR has none.
-    basis = span(query.detach(), half.detach())
-    query, half = (_Once.apply(t) @ basis for t in (query, half))  # type: ignore[no-untyped-call]
-    return Core(query, half, scale)
+    if 2 * rank > dim:
+        query, key, scale = balance(*weighted(query, key, covariance))
+        return Core(query, (query - key) / 2, scale)
+    fast, trusted = _by_cholesky(query, key, covariance)
+    if trusted.all():
+        return fast
+    query, key = (t.expand(*trusted.shape, rank, dim)[~trusted] for t in (query, key))
+    slow = _by_qr(*weighted(query, key, covariance))
+    parts = zip(*((c.query, c.half, c.scale) for c in (fast, slow)), strict=True)
+    return Core(*(whole.masked_scatter(~trusted[..., None, None], part) for whole, part in parts))
 
 
 def balance(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,15 +120,22 @@ def span(*factors: Tensor) -> Tensor:
     return torch.linalg.qr(torch.cat(factors, dim=-2).mT).Q
 
 
+def weighted(query: Tensor, key: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
+    """QΣ^½ and KΣ^½: the factors as they act on data of covariance Σ."""
+    if covariance is None:
+        return query, key
+    root = square_root(covariance)
+    return query @ root, key @ root
+
+
 def square_root(covariance: Tensor) -> Tensor:
-    """Σ^½, symmetric, of a positive semi-definite matrix; rounding below zero is cut off."""
+    """Σ^½, symmetric, of a positive semi-definite matrix; eigenvalues that are rounding count as zero."""
     values, vectors = torch.linalg.eigh(covariance.double())
-    least, most = float(values.detach().min()), float(values.detach().max())
-    if least < -1e-6 * most:
-        raise ValueError(
-            f"covariance must be positive semi-definite, got an eigenvalue of {least:.3g} beside {most:.3g}"
-        )
-    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
+    floor = len(values) * torch.finfo(values.dtype).eps * values.detach().max()
+    values = torch.where(values > floor, values, 0.0)
+    # The root of 0 has no derivative: it is kept away from autograd.
+    roots = torch.where(values > 0, torch.where(values > 0, values, 1.0).sqrt(), 0.0)
+    return (vectors * roots) @ vectors.mT
 
 
 def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,8 +146,37 @@ def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor,
     return q_left @ u[..., :rank], values[..., :rank], q_right @ vh[..., :rank, :].mT
 
 
-def _cholesky(query: Tensor, key: Tensor, covariance: Tensor | None) -> Core | None:
-    """Coordinates from the Gram matrix of [Q; K]; None where that would lose too many digits."""
+def _by_qr(query: Tensor, key: Tensor) -> Core:
+    query, key, scale = balance(query, key)
+    half = (query - key) / 2
+    # The basis is a constant to autograd. Norms and spectra do not change when it turns within the span, nor, to
+    # first order, when it leaves it: first derivatives are exact, also where rows are dependent and QR has none.
+    basis = span(query.detach(), half.detach())
+    query, half = (_Once.apply(t) @ basis for t in (query, half))  # type: ignore[no-untyped-call]
+    return Core(query, half, scale)
+
+
+def _by_cholesky(query: Tensor, key: Tensor, covariance: Tensor | None) -> tuple[Core, Tensor]:
+    """Coordinates from the Gram matrix of [Q; K], and which forms of the batch keep enough digits by it."""
+    gram = _gram(query, key, covariance)
+    square = gram.diagonal(dim1=-2, dim2=-1)
+    size = torch.where(square > 0, square, 1.0).sqrt()
+    unit = gram / (size.unsqueeze(-1) * size.unsqueeze(-2))
+    eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+    factor, failed = torch.linalg.cholesky_ex(unit)
+    inverse = torch.linalg.solve_triangular(factor.detach(), eye, upper=False)
+    trusted = (failed == 0) & (torch.linalg.matrix_norm(inverse) <= TRUSTED_INVERSE)
+    if not trusted.all():
+        # What is not trusted is replaced later; until then it must not poison the gradient of the others.
+        factor = torch.linalg.cholesky(torch.where(trusted[..., None, None], unit, eye))
+    rows = factor * size.unsqueeze(-1)
+    rank = query.shape[-2]
+    query, key, scale = balance(rows[..., :rank, :], rows[..., rank:, :])
+    return Core(query, (query - key) / 2, scale), trusted
+
+
+def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
+    """XΣXᵀ of X = [Q; K], (..., 2r, 2r)."""
     on_query = query if covariance is None else query @ covariance.double()
     on_key = key if covariance is None else key @ covariance.double()
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
@@ -149,13 +186,7 @@ def _cholesky(query: Tensor, key: Tensor, covariance: Tensor | None) -> Core | N
     gram[..., :rank, :rank] = on_query @ query.mT
     gram[..., rank:, rank:] = on_key @ key.mT
     gram[..., :rank, rank:], gram[..., rank:, :rank] = cross, cross.mT
-    size = gram.diagonal(dim1=-2, dim2=-1).sqrt()
-    factor, failed = torch.linalg.cholesky_ex(gram / (size.unsqueeze(-1) * size.unsqueeze(-2)))
-    if (failed != 0).any() or not _well_conditioned(factor):
-        return None
-    rows = factor * size.unsqueeze(-1)
-    query, key, scale = balance(rows[..., :rank, :], rows[..., rank:, :])
-    return Core(query, (query - key) / 2, scale)
+    return gram
 
 
 def _inner(query: Tensor, key: Tensor) -> Tensor:
@@ -166,21 +197,33 @@ def _inner(query: Tensor, key: Tensor) -> Tensor:
     return query @ key.mT
 
 
-def _well_conditioned(factor: Tensor) -> bool:
-    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor.detach(), eye, upper=False)
-    # Written so that NaN, of a zero row, is not well-conditioned.
-    return bool((torch.linalg.matrix_norm(inverse) <= TRUSTED_INVERSE).all())
-
-
 class _Once(torch.autograd.Function):
-    """The identity; refuses second derivatives, which a basis held constant would get silently wrong."""
+    """The identity, with first derivatives only: those of second order would miss that the basis moves."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(tensor: Tensor) -> Tensor:
         return tensor.view_as(tensor)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
+        return _Refuse.apply(grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+
+
+class _Refuse(torch.autograd.Function):
+    """The identity on a gradient, tied to what it is the gradient of, so that differentiating it again is noticed."""
+
+    @staticmethod
+    def forward(grad: Tensor, tensor: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise RuntimeError("a form of dependent factors (tied, repeated or zero rows) has no second derivatives here")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keyquery.forms.checks import check_count
 from keyquery.forms.core import Core, balance, product_svd, span
-from keyquery.forms.measures import Measures
+from keyquery.forms.measures import Measures, value_floor
 
 
 class Svd(NamedTuple):
@@ -37,7 +37,10 @@ class Planes(NamedTuple):
 
 
 class Directions(Measures):
-    """Vectors of M, S and A, as columns, float64."""
+    """Vectors of M, S and A, as columns, float64.
+
+    They have derivatives where torch's own have: independent factors and distinct values.
+    """
 
     def svd(self, k: int | None = None) -> Svd:
         """The k leading singular triples (left, values, right) of M; all min(r, d) by default.
@@ -46,7 +49,7 @@ class Directions(Measures):
         >>> left.abs(), values
         (tensor([[1.], [0.]], dtype=torch.float64), tensor([3.], dtype=torch.float64))
         """
-        query, key = torch.broadcast_tensors(self.query, self.key)
+        query, key = torch.broadcast_tensors(*self.wide())
         most = min(query.shape[-2:])
         check_count("k", k, 1, most, optional=True)
         return Svd(*product_svd(query.mT, key.mT, k or most))
@@ -86,7 +89,7 @@ class Directions(Measures):
         return Planes(values, frame[..., 0::2], frame[..., 1::2])
 
     def _core_and_basis(self) -> tuple[Core, Tensor]:
-        query, key, scale = balance(self.query.double(), self.key.double())
+        query, key, scale = balance(*self.wide())
         half = (query - key) / 2
         basis = span(query, half)
         return Core(query @ basis, half @ basis, scale), basis
@@ -94,6 +97,7 @@ class Directions(Measures):
     def _positive_rows(self, rank: int | None = None) -> Tensor:
         """√λ·vᵀ of the leading positive eigenpairs of S; at least one row, zero where the batch has fewer."""
         values, vectors = self.eigh()
-        most = max(int((values > 0).sum(-1).max()), 1)
+        positive = values > value_floor(self.core()).unsqueeze(-1)
+        most = max(int(positive.sum(-1).max()), 1)
         kept = slice(min(rank or most, most))
         return vectors[..., kept].mT * values[..., kept].clamp(min=0).sqrt().unsqueeze(-1)

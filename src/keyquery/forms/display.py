@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ def _dtype(form: Form) -> str:
     return str(form.dtype).removeprefix("torch.")
 
 
+@torch.no_grad()
 def _numbers(form: Form) -> dict[str, str]:
     if form.device.type == "meta":
         return {"on": "meta"}
+    if not all(factor.isfinite().all() for factor in (form.query, form.key)):
+        return {"holding": "NaN or infinite values"}
     return {
         "symmetry": _range(form.symmetry, "z.2f"),
         "effective rank": _range(form.effective_rank(), ".1f"),

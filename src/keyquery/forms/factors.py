@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.checks import check_count, check_float
-from keyquery.forms.core import Core, balance, square_root
+from keyquery.forms.checks import check_batches, check_count, check_dtype, check_float, check_number
+from keyquery.forms.core import Core, balance, weighted
 from keyquery.forms.rope import Rope
 
 F = TypeVar("F", bound="Factors")
@@ -19,15 +20,13 @@ F = TypeVar("F", bound="Factors")
 class Factors:
     """Query and key (..., r, d) of M = QᵀK; sums, multiples, parts and changes of basis are pairs of factors again."""
 
+    __array_ufunc__ = None  # numpy numbers leave multiplication to us
+
     def __init__(self, query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch r d"]) -> None:
         check_float("query", query, "... r d")
         rank, dim = query.shape[-2:]
         check_float("key", key, "... r d", r=rank, d=dim)
-        try:
-            torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-        except RuntimeError:
-            shapes = f"query {tuple(query.shape)} and key {tuple(key.shape)}"
-            raise ValueError(f"leading dimensions of query and key must broadcast, got {shapes}") from None
+        check_batches(query=query.shape[:-2], key=key.shape[:-2])
         if query.device != key.device:
             raise ValueError(f"query is on {query.device} and key on {key.device}: put them on one device")
         dtype = torch.promote_types(query.dtype, key.dtype)
@@ -45,13 +44,21 @@ class Factors:
 
     @property
     def query(self) -> Float[Tensor, "*#batch r d"]:
-        """The query factor Q (QΣ^½ for a form on data)."""
-        return self._materialised(self._query)
+        """The query factor Q (QΣ^½ for a form on data), in the form's dtype."""
+        return self._query if self._covariance is None else self.wide()[0].to(self.dtype)
 
     @property
     def key(self) -> Float[Tensor, "*#batch r d"]:
-        """The key factor K (KΣ^½ for a form on data)."""
-        return self._materialised(self._key)
+        """The key factor K (KΣ^½ for a form on data), in the form's dtype."""
+        return self._key if self._covariance is None else self.wide()[1].to(self.dtype)
+
+    def wide(self) -> tuple[Tensor, Tensor]:
+        """Query and key in float64.
+
+        >>> [factor.dtype for factor in kq.Form(torch.eye(2), torch.eye(2)).wide()]
+        [torch.float64, torch.float64]
+        """
+        return weighted(self._query.double(), self._key.double(), self._covariance)
 
     @property
     def batch(self) -> torch.Size:
@@ -85,7 +92,8 @@ class Factors:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        return self.query.mT @ self.key
+        query, key = (self._query, self._key) if self._covariance is None else self.wide()
+        return (query.mT @ key).to(self.dtype)
 
     def to(self: F, target: torch.device | torch.dtype | str) -> F:
         """The form with its factors on another device or of another dtype.
@@ -94,6 +102,7 @@ class Factors:
         torch.float64
         """
         query, key = (t.to(target) for t in (self._query, self._key))
+        check_dtype("target", query.dtype)
         covariance = None if self._covariance is None else self._covariance.to(query.device)
         return self._trusted(query, key, covariance)
 
@@ -103,10 +112,15 @@ class Factors:
             return NotImplemented
         if self.dim != other.dim:
             raise ValueError(f"forms of width {self.dim} and {other.dim} cannot be added")
+        check_batches(left=self.batch, right=other.batch)
         if self._covariance is not other._covariance:
             return self._trusted(self.query, self.key) + self._trusted(other.query, other.key)
         stacked = (_stack(self._query, other._query), _stack(self._key, other._key))
         return self._trusted(*stacked, self._covariance)
+
+    def __radd__(self: F, other: Any) -> F:
+        """`sum` of a list of forms starts from 0."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def __neg__(self: F) -> F:
         return self._with(-self._query, self._key)
@@ -117,30 +131,38 @@ class Factors:
     def __mul__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
         """A multiple of the form; a tensor scales each form of the batch by its own number."""
         if isinstance(scale, Tensor):
+            check_batches(scale=scale.shape, form=self.batch)
             scale = scale.to(self.dtype)[..., None, None]
-        elif not isinstance(scale, (int, float)):
+        elif isinstance(scale, Real):
+            check_number("scale", scale)
+        else:
             return NotImplemented
         return self._with(self._query * scale, self._key)
 
     __rmul__ = __mul__
 
     def __truediv__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
-        return self * (1 / scale) if isinstance(scale, (int, float, Tensor)) else NotImplemented
+        return self * (1 / scale) if isinstance(scale, (Real, Tensor)) else NotImplemented
 
     def __getitem__(self: F, index: Any) -> F:
         """One form, or some, of the batch."""
-        if not self.batch:
-            raise IndexError("this form has no batch to index")
+        try:
+            torch.empty(self.batch, device="meta")[index]
+        except IndexError as error:
+            raise IndexError(f"{index!r} does not fit the batch {tuple(self.batch)} of this form: {error}") from None
+        index = index if isinstance(index, tuple) else (index,)
+        index = index if Ellipsis in index else (*index, ...)
+        # An ellipsis would reach into the factors: their two dimensions are given to it explicitly.
         expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
-        query, key = (t[index] for t in expanded)
-        if query.shape[-2:] != (self.rank, self.dim):
-            raise IndexError(f"index {index!r} reaches beyond the batch {tuple(self.batch)}")
-        return self._with(query, key)
+        return self._with(*(t[(*index, slice(None), slice(None))] for t in expanded))
 
     def __len__(self) -> int:
         if not self.batch:
             raise TypeError("this form has no batch")
         return self.batch[0]
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self: F) -> Iterator[F]:
         return (self[i] for i in range(len(self)))
@@ -200,6 +222,7 @@ class Factors:
         tensor([[25.]])
         """
         check_float("basis", basis, "... d e", d=self.dim)
+        check_batches(basis=basis.shape[:-2], form=self.batch)
         return self._trusted(self.query @ basis.to(self.dtype), self.key @ basis.to(self.dtype))
 
     def with_bias(
@@ -216,7 +239,7 @@ class Factors:
             if bias is None:
                 bias = factor.new_zeros(self.rank)
             check_float(name, bias, "... r", r=self.rank)
-            batch = torch.broadcast_shapes(factor.shape[:-2], bias.shape[:-1])
+            batch = check_batches(form=factor.shape[:-2], **{name: bias.shape[:-1]})
             column = bias.to(self.dtype).unsqueeze(-1).expand(*batch, -1, -1)
             factors.append(torch.cat((factor.expand(*batch, -1, -1), column), dim=-1))
         return self._trusted(*factors)
@@ -228,21 +251,23 @@ class Factors:
         >>> form.at(-1, kq.Rope(dims=2)).symmetry  # cos 2Δ
         tensor(-0.4161, dtype=torch.float64)
         """
+        check_number("offset", offset)
+        if not isinstance(rope, Rope):
+            raise TypeError(f"rope must be a Rope, got {type(rope).__name__}")
         query, key = rope.rotate(self._query.mT, 0.0).mT, rope.rotate(self._key.mT, offset).mT
         return self._with(query, key)
 
     def _with(self: F, query: Tensor, key: Tensor) -> F:
         return self._trusted(query, key, self._covariance)
 
-    def _materialised(self, factor: Tensor) -> Tensor:
-        if self._covariance is None:
-            return factor
-        return (factor.double() @ square_root(self._covariance)).to(factor.dtype)
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the core: a copy's tensors count their changes anew, so it could not be trusted."""
+        return {**self.__dict__, "_known": None}
 
     def _halves(self) -> tuple[Tensor, Tensor]:
         """P = (Q + K)/2 and N = (Q − K)/2."""
         query, key, _ = balance(self._query, self._key)
-        return (query + key) / 2, (query - key) / 2
+        return query / 2 + key / 2, query / 2 - key / 2
 
 
 def _stack(first: Tensor, second: Tensor) -> Tensor:

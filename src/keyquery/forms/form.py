@@ -9,10 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import display
-from keyquery.forms.checks import check_choice, check_count, check_float
+from keyquery.forms.checks import check_batches, check_choice, check_count, check_float
 from keyquery.forms.core import Core, core
 from keyquery.forms.directions import Directions
 from keyquery.forms.factors import Factors
+from keyquery.forms.measures import ZERO_FORM
 
 KERNELS = ("symmetric", "psd", "skew")
 
@@ -66,29 +67,25 @@ class Form(Factors, Directions):
                 [11., 25.]])
         """
         y = x if y is None else y
-        check_float("x", x, "... d", d=self.dim)
-        check_float("y", y, "... d", d=self.dim)
+        self._check_tokens(x, y)
         dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), self.dtype)
         query = torch.atleast_2d(x).to(dtype) @ self.query.to(dtype).mT
         key = torch.atleast_2d(y).to(dtype) @ self.key.to(dtype).mT
         return _drop_single(query @ key.mT, x, y)
 
-    def on(self, covariance: Float[Tensor, "*#batch d d"]) -> Form:
+    def on(self, covariance: Float[Tensor, "d d"]) -> Form:
         """Σ^½MΣ^½: the form as it acts on data of centred covariance Σ, still factored.
 
-        Norms and spectra come from QΣKᵀ and its like; the square root is taken only where `query`, `key` or
-        `dense()` are asked for, or where the factors are dependent.
+        Norms and spectra come from QΣKᵀ and its like; the square root is taken only where `query`, `key`, `dense()`,
+        rows or directions are asked for, or where the factors are dependent.
 
         >>> kq.Form(torch.eye(2), torch.eye(2)).on(torch.diag(torch.tensor([4.0, 1.0]))).eigenvalues()
         tensor([4., 1.], dtype=torch.float64)
         """
-        check_float("covariance", covariance, "... d d", d=self.dim)
-        if not torch.allclose(covariance, covariance.mT, rtol=1e-3, atol=1e-4 * float(covariance.abs().max())):
-            raise ValueError("covariance must be symmetric, got a matrix that differs from its transpose")
-        if (covariance.diagonal(dim1=-2, dim2=-1) < 0).any():
-            raise ValueError("covariance must be positive semi-definite, got a negative variance")
-        factors = (self._query, self._key) if self._covariance is None else (self.query, self.key)
-        return Form._trusted(*factors, covariance.to(self.device))
+        check_float("covariance", covariance, "d d", d=self.dim)
+        _check_covariance(covariance.detach().double(), torch.finfo(covariance.dtype).eps)
+        query, key = (self._query, self._key) if self._covariance is None else (self.query, self.key)
+        return Form._trusted(query, key, covariance.to(self.device))
 
     def on_sample(self, x: Float[Tensor, "n d"]) -> Form:
         """The form on the tokens x (n, d): `.on` their centred covariance (x − x̄)ᵀ(x − x̄)/n.
@@ -105,8 +102,8 @@ class Form(Factors, Directions):
 
     def shares(
         self,
-        covariance: Float[Tensor, "*#batch d d"],
-        mean: Float[Tensor, "*#batch d"],
+        covariance: Float[Tensor, "d d"],
+        mean: Float[Tensor, " d"],
         query_bias: Float[Tensor, "*#batch r"] | None = None,
     ) -> Shares:
         """Reciprocal, directional and popularity shares of the scores between tokens of mean μ and covariance Σ.
@@ -119,15 +116,22 @@ class Form(Factors, Directions):
         >>> [round(float(share), 2) for share in form.shares(torch.eye(2), mean=torch.tensor([1.0, 1.0]))]
         [0.5, 0.0, 0.5]
         """
-        check_float("mean", mean, "... d", d=self.dim)
-        reciprocal, directional = self.on(covariance).core().energies
-        at_mean = (self.query.double() @ mean.double().unsqueeze(-1)).squeeze(-1)
+        check_float("mean", mean, "d", d=self.dim)
+        core = self.on(covariance).core()
+        query, key = self.wide()
+        at_mean = query @ mean.double()
         if query_bias is not None:
             check_float("query_bias", query_bias, "... r", r=self.rank)
+            check_batches(query_bias=query_bias.shape[:-1], form=self.batch)
             at_mean = at_mean + query_bias.double()
-        pull = self.key.double().mT @ at_mean.unsqueeze(-1)
-        popularity = (pull.mT @ covariance.double() @ pull)[..., 0, 0]
-        variances = torch.stack(torch.broadcast_tensors(reciprocal, directional, popularity))
+        pull = (key.mT @ at_mean.unsqueeze(-1)).squeeze(-1)
+        popularity = (pull @ covariance.double() * pull).sum(-1)
+        # What cancels in the factors leaves rounding behind, which is no share of anything.
+        _, factors = core.size
+        at_mean_size = (query.abs() @ mean.double().abs()).norm(dim=-1) * torch.linalg.matrix_norm(core.key)
+        rounding = ZERO_FORM**2 * (factors**2 + at_mean_size**2).detach()
+        variances = torch.stack(torch.broadcast_tensors(*core.energies, popularity))
+        variances = torch.where(variances > rounding, variances, 0.0)
         total = variances.sum(0)
         return Shares(*(variances / torch.where(total > 0, total, 1.0)))
 
@@ -138,10 +142,9 @@ class Form(Factors, Directions):
         >>> form.distance(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]))
         tensor(5., dtype=torch.float64)
         """
-        check_float("x", x, "... d", d=self.dim)
-        check_float("y", y, "... d", d=self.dim)
+        self._check_tokens(x, y)
         self._require_psd()
-        rows = self._positive_rows()
+        rows = self.wide()[0] if self._query is self._key else self._positive_rows()
         left, right = (torch.atleast_2d(t).double() @ rows.mT for t in (x, y))
         gaps = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
         return _drop_single(gaps, x, y)
@@ -158,7 +161,7 @@ class Form(Factors, Directions):
         check_choice("kernel", kernel, KERNELS)
         check_count("rank", rank, 1, self.dim, optional=True)
         if kernel == "psd":
-            query = key = self._positive_rows(rank)
+            query = key = self._positive_rows(rank).to(self.dtype)
         elif rank is None:
             return self.symmetric if kernel == "symmetric" else self.skew
         elif kernel == "symmetric":
@@ -181,6 +184,11 @@ class Form(Factors, Directions):
     def _repr_html_(self) -> str:
         return display.table(self)
 
+    def _check_tokens(self, x: Tensor, y: Tensor) -> None:
+        check_float("x", x, "... d", d=self.dim)
+        check_float("y", y, "... d", d=self.dim)
+        check_batches(x=x.shape[:-2], y=y.shape[:-2], form=self.batch)
+
     def _require_psd(self) -> None:
         core = self.core()
         negative = core.eigenvalues.clamp(max=0).square().sum(-1)
@@ -193,6 +201,19 @@ class Form(Factors, Directions):
                 f"a distance needs a PSD form, but {int(bad.sum())} of {bad.numel()} are not: up to {share:.2g} of "
                 'their ‖M‖² is skew or negative; form.nearest("psd") is'
             )
+
+
+def _check_covariance(covariance: Tensor, eps: float) -> None:
+    """Symmetric and positive semi-definite, up to the rounding of its dtype."""
+    slack = max(1e-6, 8 * eps) * covariance.diagonal().abs().max()
+    if (covariance - covariance.mT).abs().max() > slack:
+        raise ValueError("covariance must be symmetric, got a matrix that differs from its transpose")
+    if slack == 0 and not covariance.any():
+        return
+    lifted = covariance + slack * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    if torch.linalg.cholesky_ex(lifted).info != 0:
+        least = torch.linalg.eigvalsh(covariance)[0]
+        raise ValueError(f"covariance must be positive semi-definite, got one with an eigenvalue of {least:.3g}")
 
 
 def _drop_single(pairs: Tensor, x: Tensor, y: Tensor) -> Tensor:

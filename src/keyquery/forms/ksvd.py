@@ -27,7 +27,7 @@ class Extended(NamedTuple):
     right: Float[Tensor, "m s"] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ksvd:
     """K ≈ left · diag(values) · rightᵀ with K = Φ_qΦ_kᵀ: K·right = left·Σ and Kᵀ·left = right·Σ."""
 
@@ -67,7 +67,7 @@ class Ksvd:
     ) -> Float[Tensor, ""]:
         """Relative KKT residual ‖(∂J/∂We, ∂J/∂Wr)‖/‖(Wr, We)‖: 0 at a stationary point of J and only there.
 
-        ∂J/∂We = Φ_qᵀeΛ − Wr and ∂J/∂Wr = Φ_kᵀrΛ − We.
+        ∂J/∂We = Φ_qᵀeΛ − Wr and ∂J/∂Wr = Φ_kᵀrΛ − We. Rounding adds about 1e-16·σ₁/σₛ, since Λ divides by σ.
 
         >>> solution = kq.ksvd(torch.eye(3), torch.eye(3), rank=1)
         >>> we, wr = solution.primal()
@@ -84,7 +84,7 @@ class Ksvd:
     def extend(
         self, phi_query: Float[Tensor, "a p"] | None = None, phi_key: Float[Tensor, "b p"] | None = None
     ) -> Extended:
-        """Singular vectors at new points: left = Φ_q·We·Λ and right = Φ_k·Wr·Λ. At the old points, the old ones.
+        """Singular vectors at new points: left = Φ_q·We·Λ and right = Φ_k·Wr·Λ; at the points of `ksvd`, its own.
 
         >>> kq.ksvd(torch.eye(2), torch.diag(torch.tensor([3.0, 1.0])), rank=1).extend(torch.eye(2)).left.abs()
         tensor([[1.],
@@ -133,8 +133,9 @@ def ksvd(phi_query: Float[Tensor, "n p"], phi_key: Float[Tensor, "m p"], rank: i
 def nystrom(phi_query: Float[Tensor, "n p"], phi_key: Float[Tensor, "m p"], rank: int, samples: int) -> Ksvd:
     """Approximate KSVD from `samples` evenly spaced queries and keys, extended to all points.
 
-    left·diag(values)·rightᵀ = K[:, s]·K[s, s]⁺·K[s, :], exact where K[s, s] has the rank of K; vectors are scaled so
-    that values estimate those of the whole K, and are orthonormal on the sample, not on all points.
+    left·diag(values)·rightᵀ = K[:, s]·B⁺·K[s, :] with B the `rank` leading triples of K[s, s]: exact where these have
+    the rank of K. Vectors are scaled so that values estimate those of the whole K; they are orthogonal on the sample,
+    not on all points.
 
     >>> phi = torch.linspace(0.1, 1, 10)[:, None] ** torch.arange(3)
     >>> solution = kq.nystrom(phi, phi, rank=3, samples=5)

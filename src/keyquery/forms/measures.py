@@ -30,13 +30,12 @@ class Measures(ABC):
 
     @property
     @abstractmethod
-    def query(self) -> Tensor:
-        """Q, (..., r, d)."""
+    def dim(self) -> int:
+        """d, the width of the space."""
 
-    @property
     @abstractmethod
-    def key(self) -> Tensor:
-        """K, (..., r, d)."""
+    def wide(self) -> tuple[Tensor, Tensor]:
+        """Query and key (..., r, d) in float64."""
 
     @abstractmethod
     def core(self) -> Core:
@@ -62,7 +61,7 @@ class Measures(ABC):
         """
         core = self.core()
         symmetric, skew = core.energies
-        return _ratio(symmetric - skew, symmetric + skew, _is_zero(core))
+        return _ratio(symmetric - skew, symmetric + skew, is_zero(core))
 
     def trace(self) -> Float[Tensor, "*batch"]:
         """tr M = Σ Q∘K.
@@ -70,7 +69,8 @@ class Measures(ABC):
         >>> kq.Form(torch.eye(3), torch.eye(3)).trace()
         tensor(3., dtype=torch.float64)
         """
-        return (self.query.double() * self.key.double()).sum((-2, -1))
+        query, key = self.wide()
+        return (query * key).sum((-2, -1))
 
     def eigenvalues(self) -> Float[Tensor, "*batch n"]:
         """The n = min(2r, d) eigenvalues of S that can be non-zero, descending.
@@ -103,9 +103,9 @@ class Measures(ABC):
         (2, 0, 3)
         """
         core = self.core()
-        values, floor = core.eigenvalues, _floor(core).unsqueeze(-1)
+        values, floor = core.eigenvalues, value_floor(core).unsqueeze(-1)
         positive, negative = (values > floor).sum(-1), (values < -floor).sum(-1)
-        return Signature(positive, negative, self.query.shape[-1] - positive - negative)
+        return Signature(positive, negative, self.dim - positive - negative)
 
     @property
     def positive_share(self) -> Float[Tensor, "*batch"]:
@@ -117,7 +117,7 @@ class Measures(ABC):
         core = self.core()
         energy = core.eigenvalues.square().sum(-1)
         positive = core.eigenvalues.clamp(min=0).square().sum(-1)
-        return _ratio(positive, energy, energy.sqrt() <= _floor(core))
+        return _ratio(positive, energy, energy.sqrt() <= value_floor(core))
 
     def effective_rank(self) -> Float[Tensor, "*batch"]:
         """exp(−Σ p ln p), p = σ/Σσ over the singular values of M; 0 for a zero form.
@@ -126,7 +126,7 @@ class Measures(ABC):
         tensor(4., dtype=torch.float64)
         """
         core = self.core()
-        values, zero = core.singular_values, _is_zero(core)
+        values, zero = core.singular_values, is_zero(core)
         share = _ratio(values, values.sum(-1, keepdim=True), zero.unsqueeze(-1))
         # A share of 0 adds nothing, but its logarithm would poison the gradient.
         entropy = -(share * torch.where(share > 0, share, 1.0).log()).sum(-1)
@@ -140,7 +140,7 @@ class Measures(ABC):
         """
         core = self.core()
         energy = core.singular_values.square()
-        return _ratio(energy.sum(-1), energy[..., 0], _is_zero(core))
+        return _ratio(energy.sum(-1), energy[..., 0], is_zero(core))
 
     def row_norms(self) -> Float[Tensor, "*batch d"]:
         """L2 norms of the rows of M: how far each coordinate of a query reaches.
@@ -149,7 +149,7 @@ class Measures(ABC):
         tensor([ 5., 10.], dtype=torch.float64)
         """
         core = self.core()
-        return torch.linalg.vector_norm((self.query.double() * core.scale).mT @ core.key, dim=-1)
+        return torch.linalg.vector_norm((self.wide()[0] * core.scale).mT @ core.key, dim=-1)
 
     def column_norms(self) -> Float[Tensor, "*batch d"]:
         """L2 norms of the columns of M: how strongly each coordinate of a key is looked at.
@@ -158,7 +158,7 @@ class Measures(ABC):
         tensor([ 5., 10.], dtype=torch.float64)
         """
         core = self.core()
-        return torch.linalg.vector_norm((self.key.double() / core.scale).mT @ core.query, dim=-1)
+        return torch.linalg.vector_norm((self.wide()[1] / core.scale).mT @ core.query, dim=-1)
 
     def directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
         """(r − c)/(r + c) ∈ [−1, 1] over rows and columns that stand out; negative where columns dominate.
@@ -172,24 +172,18 @@ class Measures(ABC):
         check_choice("kind", kind, ("excess", "norms"))
         row = _outstanding(self.row_norms(), gamma, kind)
         column = _outstanding(self.column_norms(), gamma, kind)
-        return _ratio(row - column, row + column, row + column == 0)
+        return _ratio(row - column, row + column, (row + column == 0) | is_zero(self.core()))
 
 
-def _size(core: Core) -> tuple[Tensor, Tensor]:
-    """‖M‖, and ‖Q‖‖K‖, against which rounding is measured."""
-    symmetric, skew = core.energies
-    factors = torch.linalg.matrix_norm(core.query) * torch.linalg.matrix_norm(core.key)
-    return (symmetric + skew).detach().sqrt(), factors.detach()
-
-
-def _is_zero(core: Core) -> Tensor:
-    norm, factors = _size(core)
+def is_zero(core: Core) -> Tensor:
+    """Whether a form is zero up to the rounding of its factors."""
+    norm, factors = core.size
     return norm <= ZERO_FORM * factors
 
 
-def _floor(core: Core) -> Tensor:
+def value_floor(core: Core) -> Tensor:
     """Below this an eigenvalue of S is zero."""
-    norm, factors = _size(core)
+    norm, factors = core.size
     return torch.maximum(ZERO_VALUE * norm, ZERO_FORM * factors)
 
 

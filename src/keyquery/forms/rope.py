@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from keyquery.forms.checks import check_count, check_float
+from keyquery.forms.checks import check_count, check_float, check_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rope:
     """Rotation R(t) of the first `dims` dimensions of a head by the angles t·ω, in pairs.
 
@@ -33,12 +33,14 @@ class Rope:
         check_count("dims", self.dims, least=2)
         if self.dims % 2:
             raise ValueError(f"dims must be even, since dimensions turn in pairs, got {self.dims}")
-        if not self.base > 0:
+        for name in ("base", "factor"):
+            check_number(name, getattr(self, name))
+        if self.base <= 0:
             raise ValueError(f"base must be positive, got {self.base}")
         if self.frequencies is not None:
             check_float("frequencies", self.frequencies, "pairs", pairs=self.dims // 2)
 
-    def angles(self, position: float | Tensor) -> Float[Tensor, "*positions pairs"]:
+    def angles(self, position: float | Shaped[Tensor, "*positions"]) -> Float[Tensor, "*positions pairs"]:
         """t·ω for each pair, float64: one more dimension than `position` has."""
         if self.frequencies is None:
             exponents = torch.arange(0, self.dims, 2, dtype=torch.float64) / self.dims
@@ -48,7 +50,9 @@ class Rope:
         position = torch.as_tensor(position, dtype=torch.float64, device=frequencies.device)
         return position.unsqueeze(-1) * frequencies
 
-    def rotate(self, x: Float[Tensor, "*batch r"], position: float | Tensor) -> Float[Tensor, "*out r"]:
+    def rotate(
+        self, x: Float[Tensor, "*#batch r"], position: float | Shaped[Tensor, "*#batch"]
+    ) -> Float[Tensor, "*out r"]:
         """R(t)·x for vectors x (..., r); `position` is a number, or a tensor that broadcasts to x's leading shape.
 
         >>> quarter = kq.Rope(dims=2, frequencies=torch.tensor([torch.pi / 2]))

@@ -25,6 +25,10 @@ class Look(Reading, kind="look"):
         "positive_share": "of ‖S‖²",
         "effective_rank": "exp of the entropy of σ(M)",
         "stable_rank": "‖M‖²/σ₁²",
+        "eigenvalues": "of S, descending",
+        "skew_values": "singular values of A, descending",
+        "singular_values": "of M, descending",
+        "scale": "by which the model multiplies the score",
     }
 
     model: Mapping[str, Any]

@@ -1,9 +1,9 @@
 """A Reading to terminal, notebook, picture and file."""
 
 from keyquery import instruments  # so that every instrument's kind is known
-from keyquery.report.files import write_csv, write_text
+from keyquery.report.files import check_target, write_csv, write_text
 from keyquery.report.notebook import html
 from keyquery.report.picture import plot
 from keyquery.report.terminal import show
 
-__all__ = ["html", "instruments", "plot", "show", "write_csv", "write_text"]
+__all__ = ["check_target", "html", "instruments", "plot", "show", "write_csv", "write_text"]

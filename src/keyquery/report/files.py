@@ -11,37 +11,45 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: str | Path, text: str, force: bool = True) -> None:
-    """Write to a temporary name beside `path` and rename; an interrupt leaves the old file as it was.
+def check_target(path: Path, force: bool) -> None:
+    """Refuse what could not be written later: a file that exists (unless forced), a folder, a place that is not there.
 
-    >>> write_text("/dev/null/x", "", force=False)
+    >>> check_target(Path("/none/heads.json"), force=False)
     Traceback (most recent call last):
-    NotADirectoryError: [Errno 20] Not a directory: '/dev/null'
+    FileNotFoundError: no folder /none to write heads.json into
     """
-    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists; it is kept unless forced")
+        raise FileExistsError(f"{path} exists; --force replaces it")
     if not path.parent.is_dir():
-        error = NotADirectoryError if path.parent.exists() else FileNotFoundError
-        number, reason = (20, "Not a directory") if path.parent.exists() else (2, "No such directory")
-        raise error(number, reason, str(path.parent))
+        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} into")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write to a temporary name beside `path` and rename; an interrupt leaves the old file as it was."""
+    path = Path(os.path.realpath(path))  # a link stays a link, to the new content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes private files; this one is the user's like any other
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
 
 
-def write_csv(path: str | Path, records: Sequence[dict[str, Any]], force: bool = True) -> None:
+def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> None:
     """Records as CSV, their keys as the header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(records[0]) if records else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    write_text(path, text.getvalue(), force)
+    write_text(path, text.getvalue())
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

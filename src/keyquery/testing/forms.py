@@ -7,13 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form
+from keyquery.forms.measures import ZERO_FORM, ZERO_VALUE
 
 
 def check_form(form: Form, tolerance: float | None = None) -> None:
-    """Compare every norm, spectrum and part of a form with dense float64 algebra; AssertionError where they differ.
+    """Compare the norms, spectra, parts and directions of a form with dense float64 algebra.
 
-    Errors are relative to ‖M‖, those of spectra and vectors to σ₁. The default tolerance is 1e-10 for float64
-    factors, 1e-5 for float32 and four roundings for shorter ones. It forms d×d matrices: for d up to a few hundred.
+    Raises an AssertionError where they differ. Errors are relative to ‖M‖, those of spectra and vectors to σ₁, those
+    of the dense parts, which are products in the form's own dtype, to ‖Q‖‖K‖. The default tolerance is 1e-10 for
+    float64 factors, 1e-5 for float32 and four roundings for shorter ones. It forms d×d matrices: keep d small.
 
     >>> kq.testing.check_form(kq.Form(torch.randn(2, 3, 8), torch.randn(2, 3, 8)))
     """
@@ -35,14 +37,15 @@ class _Check:
 
     def __init__(self, form: Form, tolerance: float) -> None:
         self.form, self.tolerance = form, tolerance
-        self.M = form.query.double().mT @ form.key.double()
+        query, key = form.wide()
+        self.M = query.mT @ key
         self.S, self.A = (self.M + self.M.mT) / 2, (self.M - self.M.mT) / 2
         self.sigma = torch.linalg.svdvals(self.M)
         self.norm = torch.linalg.matrix_norm(self.M)
-        factors = torch.linalg.matrix_norm(form.query.double()) * torch.linalg.matrix_norm(form.key.double())
-        self.rounding = 1e-14 * factors + 1e-37
+        factors = torch.linalg.matrix_norm(query) * torch.linalg.matrix_norm(key)
+        self.rounding = ZERO_FORM * factors + 1e-37
         self.zero = self.norm <= self.rounding
-        self.floor = torch.maximum(1e-12 * self.norm, self.rounding)
+        self.floor = torch.maximum(ZERO_VALUE * self.norm, self.rounding)
 
     def close(self, name: str, given: Tensor, expected: Tensor, scale: Tensor) -> None:
         """Of the unit of M: as exact as `scale` asks for, or as the product of the factors can be."""
@@ -62,7 +65,7 @@ class _Check:
         assert not bad.any(), f"{name}: off by {float(error[bad].max()):.3g}, allowed {float(allowed.min()):.3g}"
 
     def parts(self) -> None:
-        scale = 1e14 * self.rounding
+        scale = self.rounding / ZERO_FORM
         for name, given, expected in (
             ("dense", self.form, self.M),
             ("symmetric", self.form.symmetric, self.S),
@@ -110,6 +113,8 @@ class _Check:
         form, top = self.form, self.sigma[..., 0]
         left, values, right = form.svd()
         self.close("svd", (left * values.unsqueeze(-2)) @ right.mT, self.M, top)
+        self.orthonormal("svd: left", left)
+        self.orthonormal("svd: right", right)
         values, vectors = form.eigh()
         self.close("eigh", (vectors * values.unsqueeze(-2)) @ vectors.mT, self.S, top)
         self.orthonormal("eigh", vectors)
@@ -122,7 +127,7 @@ class _Check:
         gram = vectors.mT @ vectors
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
         allowed = torch.tensor(1e-10, dtype=torch.float64, device=gram.device)
-        self._within(f"{name}: orthonormal vectors", gram, eye, allowed)
+        self._within(f"{name}: not orthonormal", gram, eye, allowed)
 
     def projections(self) -> None:
         values, vectors = torch.linalg.eigh(self.S)

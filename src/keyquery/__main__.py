@@ -1,0 +1,5 @@
+"""`python -m keyquery`."""
+
+from keyquery.cli import main
+
+main()
