@@ -45,7 +45,7 @@ def check_grouped(query, key):
     torch.testing.assert_close(singular, torch.linalg.svdvals(upper[0] @ upper[1].mT))
     M = query[-1, -1].mT @ key[-1, 0]
     for values, part in ((eigenvalues, M + M.mT), (skew_values, M - M.mT)):
-        torch.testing.assert_close(values.norm(), part.norm().double() / 2, rtol=1e-5, atol=0)
+        torch.testing.assert_close(values.norm(), part.double().norm() / 2, rtol=1e-5, atol=0)
 
 
 def main():
