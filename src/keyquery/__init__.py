@@ -13,16 +13,18 @@ from keyquery.reading import Reading
 if TYPE_CHECKING:
     from keyquery import testing
     from keyquery.checkpoints import read
+    from keyquery.instruments.comparison import compare
     from keyquery.instruments.geometry import look
 
 # Names outside the core are imported when they are first used: `import keyquery` stays as light as torch allows.
 _LAZY = {
+    "compare": "keyquery.instruments.comparison",
     "look": "keyquery.instruments.geometry",
     "read": "keyquery.checkpoints",
     "testing": "keyquery.testing",
 }
 
-__all__ = ["Form", "Reading", "Rope", "__version__", "ksvd", "look", "nystrom", "read", "testing"]
+__all__ = ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from keyquery import __version__, models, report
-from keyquery.instruments.geometry import look as look_at
+from keyquery.instruments import Look
+from keyquery.instruments import compare as side_by_side
+from keyquery.instruments import look as look_at
+from keyquery.reading import Reading
 
 app = typer.Typer(
     name="keyquery",
@@ -19,6 +23,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
+Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
+HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
+Query = Annotated[str | None, typer.Option(help="Name of the query weights, with {layer} in it, of an unknown family.")]
+Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise.")]
+Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
+Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Tokens = Annotated[int, typer.Option(min=2, help="With --text: how many tokens to run at most.")]
+Count = Annotated[int, typer.Option(min=0, help="Describe this many directions of each head by their tokens.")]
+Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens.")]
 
 
 def _version(wanted: bool) -> bool:
@@ -39,22 +57,81 @@ def _top(
 
 @app.command()
 def look(
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the small Transformer to look at.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name)."),
+    ] = None,
+    text: Text = None,
+    layers: Layers = None,
+    heads: HeadCount = None,
+    query: Query = None,
+    key: Key = None,
+    config: Config = None,
+    json: Json = None,
+    csv: Csv = None,
+    quiet: Quiet = False,
+    force: Force = False,
+    directions: Count = 0,
+    tokens: Tokens = 20_000,
+    length: Length = 128,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Without a model: the seed of a small one.")] = 0,
 ) -> None:
-    """Show the geometry of every head: how much of it compares, how much of it points.
+    """Show the geometry of every head: how much of it compares, points and follows the crowd.
 
-    The model is a small untrained Transformer, made from a seed.
+    The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text. Without a
+    model, a small untrained Transformer is made from a seed.
     """
-    targets = [path for path in (json, csv) if path is not None]
-    for path in targets:
-        report.check_target(path, force)
-    if len({path.resolve() for path in targets}) < len(targets):
-        raise ValueError("--json and --csv name the same file")
-    reading = look_at(models.seeded(seed), name=f"untrained Transformer, seed {seed}")
+    _check_targets(json, csv, force)
+    options: dict[str, Any] = {
+        "heads": heads,
+        "query": query,
+        "key": key,
+        "config": config,
+        "tokens": tokens,
+        "length": length,
+    }
+    if model is None:
+        reading = look_at(models.seeded(seed), name=f"untrained Transformer, seed {seed}")
+    else:
+        options |= {"text": text, "layers": _numbers(layers), "directions": directions}
+        reading = _watched_look(model, quiet, **options)
+    _deliver(reading, json, csv, quiet)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="A model, as for look, or the JSON of a look.")],
+    second: Annotated[str, typer.Argument(help="Another model, or a later step of the same.")],
+    text: Text = None,
+    heads: HeadCount = None,
+    json: Json = None,
+    csv: Csv = None,
+    quiet: Quiet = False,
+    force: Force = False,
+    tokens: Tokens = 20_000,
+    length: Length = 128,
+) -> None:
+    """Show two models, or two steps of one, side by side."""
+    _check_targets(json, csv, force)
+    options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
+    _deliver(side_by_side(*(_any_look(source, quiet, **options) for source in (first, second))), json, csv, quiet)
+
+
+def _any_look(source: str, quiet: bool, **options: Any) -> Look:
+    if source.endswith(".json") and Path(source).is_file():
+        reading = Reading.load(Path(source))
+        if not isinstance(reading, Look):
+            raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
+        return reading
+    return _watched_look(source, quiet, **options)
+
+
+def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
+    with report.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
+
+
+def _deliver(reading: Reading, json: Path | None, csv: Path | None, quiet: bool) -> None:
     if json is not None:
         reading.to_json(json)
     if csv is not None:
@@ -63,10 +140,35 @@ def look(
         report.show(reading, Console())
 
 
+def _check_targets(json: Path | None, csv: Path | None, force: bool) -> None:
+    """Before any work: could both files be written?"""
+    targets = [path for path in (json, csv) if path is not None]
+    for path in targets:
+        report.check_target(path, force)
+    if len({path.resolve() for path in targets}) < len(targets):
+        raise ValueError("--json and --csv name the same file")
+
+
+def _numbers(layers: str | None) -> list[int] | None:
+    """Layer numbers of a text such as 0-5 or 0,3,7-9."""
+    if layers is None:
+        return None
+    chosen: list[int] = []
+    for part in layers.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"--layers takes numbers and ranges such as 0-5 or 0,3,7, got {layers!r}")
+        chosen += range(int(first), int(last if dash else first) + 1)
+    return chosen
+
+
 def main() -> None:
     """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
     try:
         app()
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, ImportError) as error:
         print(f"keyquery: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("keyquery: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -53,18 +53,26 @@ class Reading:
         for f in fields(self):
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The reading as JSON holds it.
+
+        >>> kq.Reading().to_dict()["kind"]
+        'reading'
+        """
+        head = {"schema": self.schema, "kind": self.kind, "units": dict(self.units)}
+        return {**head, **{f.name: getattr(self, f.name) for f in fields(self)}}
+
     def to_json(self, path: str | Path | None = None) -> str:
         """The reading as JSON; also written to `path`, if one is given. NaN and infinities are refused.
 
         >>> kq.Reading(provenance={"seed": 0}).to_json()
         '{"schema": 1, "kind": "reading", "units": {}, "provenance": {"seed": 0}}'
         """
-        head = {"schema": self.schema, "kind": self.kind, "units": dict(self.units)}
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        data = self.to_dict()
         try:
-            text = json.dumps({**head, **body}, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(data, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError):
-            where, what = next(_not_json(body))
+            where, what = next(_not_json(data))
             raise ValueError(f"{where} is {what!r}, which JSON cannot hold") from None
         if path is not None:
             _report().write_text(path, text + "\n")
@@ -145,7 +153,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        numbers = all(type(item) is float for item in value)  # long spectra are common, and plain already
+        return list(value) if numbers else [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -217,3 +217,16 @@ def test_repr_shows_the_headline():
     assert repr(form) == "Form(batch=(3,), r=2, d=2, float32, symmetry 1.00, effective rank 2.0)"
     assert "<th>symmetry</th><td>1.00</td>" in form._repr_html_()
     assert repr(kq.Form(torch.eye(2, device="meta"), torch.eye(2, device="meta"))).endswith("on meta)")
+
+
+def test_what_is_shared_stays_shared_when_forms_are_taken_out():
+    query, key = torch.randn(3, 4, 2, 9, dtype=torch.float64), torch.randn(3, 1, 2, 9, dtype=torch.float64)
+    grouped, one_key = kq.Form(query, key), kq.Form(query, key[0, 0])
+    assert grouped[1:].key.shape == (2, 1, 2, 9)
+    assert grouped[0].key.shape == (1, 2, 9)
+    torch.testing.assert_close(grouped[1:].dense(), grouped.dense()[1:])
+    torch.testing.assert_close(grouped[-1].dense(), grouped.dense()[-1])
+    torch.testing.assert_close(one_key[1:].dense(), one_key.dense()[1:])
+    across = kq.Form(torch.randn(1, 4, 2, 9), torch.randn(3, 4, 2, 9))
+    torch.testing.assert_close(across[2].dense(), across.dense()[2])
+    torch.testing.assert_close(across[:2].dense(), across.dense()[:2])

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,11 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
         raise TypeError(f"{name} must be a floating-point tensor of at least 16 bits, got dtype {dtype}")
 
 
+def broadcast(*shapes: torch.Size) -> torch.Size:
+    """The shape that shapes broadcast to; unlike torch's own, it does not import a symbolic algebra to find out."""
+    return torch.Size(np.broadcast_shapes(*shapes))
+
+
 def check_batches(**shapes: torch.Size) -> torch.Size:
     """Require leading dimensions that broadcast, and return what they broadcast to.
 
@@ -52,8 +58,8 @@ def check_batches(**shapes: torch.Size) -> torch.Size:
     torch.Size([5, 12])
     """
     try:
-        return torch.broadcast_shapes(*shapes.values())
-    except RuntimeError:
+        return broadcast(*shapes.values())
+    except ValueError:
         given = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
         raise ValueError(f"leading dimensions must broadcast, got {given}") from None
 

@@ -62,7 +62,7 @@ class Directions(Measures):
         """
         core, basis = self._core_and_basis()
         check_count("k", k, 1, basis.shape[-1], optional=True)
-        values, vectors = torch.linalg.eigh(core.symmetric())
+        values, vectors = torch.linalg.eigh(core.symmetric)
         largest = values.abs().argsort(dim=-1, descending=True)[..., :k]
         chosen = largest.gather(-1, values.gather(-1, largest).argsort(dim=-1, descending=True))
         columns = chosen.unsqueeze(-2).expand(*vectors.shape[:-1], -1)
@@ -79,7 +79,7 @@ class Directions(Measures):
         check_count("k", k, 1, most, optional=True)
         k = k or most
         # i·A is Hermitian: a vector a + ib of eigenvalue μ > 0 has Aa = μb and Ab = −μa.
-        values, vectors = torch.linalg.eigh(1j * core.skew())
+        values, vectors = torch.linalg.eigh(1j * core.skew)
         values, vectors = values.flip(-1)[..., :k].clamp(min=0), vectors.flip(-1)[..., :k]
         pairs = torch.stack((vectors.imag, vectors.real), dim=-1).flatten(-2)
         # Planes of value 0 come out in any position: QR makes them orthogonal and leaves the others as they are.

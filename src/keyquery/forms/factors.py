@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.checks import check_batches, check_count, check_dtype, check_float, check_number
-from keyquery.forms.core import Core, balance, weighted
+from keyquery.forms.checks import broadcast, check_batches, check_count, check_dtype, check_float, check_number
+from keyquery.forms.core import Core, balance, weighted, widened
 from keyquery.forms.rope import Rope
 
 F = TypeVar("F", bound="Factors")
@@ -58,12 +58,23 @@ class Factors:
         >>> [factor.dtype for factor in kq.Form(torch.eye(2), torch.eye(2)).wide()]
         [torch.float64, torch.float64]
         """
-        return weighted(self._query.double(), self._key.double(), self._covariance)
+        return weighted(widened(self._query), widened(self._key), self._covariance)
+
+    def working(self, side: str) -> Tensor:
+        """The `"query"` or `"key"` in its own precision, but float32 at least; in float64 for a form on data.
+
+        >>> kq.Form(torch.eye(2).bfloat16(), torch.eye(2).bfloat16()).working("key").dtype
+        torch.float32
+        """
+        if self._covariance is not None:
+            return self.wide()[side == "key"]
+        factor = self._key if side == "key" else self._query
+        return factor.to(torch.promote_types(self.dtype, torch.float32))
 
     @property
     def batch(self) -> torch.Size:
         """The leading dimensions: layers, heads."""
-        return torch.broadcast_shapes(self._query.shape[:-2], self._key.shape[:-2])
+        return broadcast(self._query.shape[:-2], self._key.shape[:-2])
 
     @property
     def rank(self) -> int:
@@ -147,14 +158,23 @@ class Factors:
     def __getitem__(self: F, index: Any) -> F:
         """One form, or some, of the batch."""
         try:
-            torch.empty(self.batch, device="meta")[index]
+            torch.zeros(()).expand(self.batch)[index]
         except IndexError as error:
             raise IndexError(f"{index!r} does not fit the batch {tuple(self.batch)} of this form: {error}") from None
+        if isinstance(index, (int, slice)):
+            return self._with(*(self._along_first(t, index) for t in (self._query, self._key)))
         index = index if isinstance(index, tuple) else (index,)
         index = index if Ellipsis in index else (*index, ...)
         # An ellipsis would reach into the factors: their two dimensions are given to it explicitly.
         expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
         return self._with(*(t[(*index, slice(None), slice(None))] for t in expanded))
+
+    def _along_first(self, factor: Tensor, index: int | slice) -> Tensor:
+        """Part of a factor along the batch's first dimension; what is shared stays shared."""
+        if factor.ndim < len(self.batch) + 2:
+            return factor
+        shared = factor.shape[0] == 1 and self.batch[0] > 1
+        return factor[index if not shared else 0 if isinstance(index, int) else slice(None)]
 
     def __len__(self) -> int:
         if not self.batch:
@@ -272,6 +292,6 @@ class Factors:
 
 def _stack(first: Tensor, second: Tensor) -> Tensor:
     """Rows of both factors, (..., r₁ + r₂, d), leading dimensions broadcast."""
-    batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    batch = broadcast(first.shape[:-2], second.shape[:-2])
     dtype = torch.promote_types(first.dtype, second.dtype)
     return torch.cat([t.to(dtype).expand(*batch, *t.shape[-2:]) for t in (first, second)], dim=-2)

@@ -55,6 +55,34 @@ class Form(Factors, Directions):
             self._known = versions, core(self._query, self._key, self._covariance)
         return self._known[1]
 
+    def gram(self) -> Float[Tensor, "*batch n n"]:
+        """XXᵀ of X = [Q; K] (XΣXᵀ on data), float64: all that norms and spectra depend on.
+
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])).gram()
+        tensor([[1.0000, 0.6000],
+                [0.6000, 1.0000]], dtype=torch.float64)
+        """
+        core = self.core()
+        rows = torch.cat((core.query / core.scale, core.key * core.scale), dim=-2)
+        return rows @ rows.mT
+
+    @classmethod
+    def from_gram(cls, gram: Float[Tensor, "*batch n n"]) -> Form:
+        """A form in 2r dimensions with a given Gram matrix of [Q; K], such as the covariance of queries and keys.
+
+        >>> form = kq.Form.from_gram(torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
+        >>> round(float(form.symmetry), 4)
+        0.36
+        """
+        check_float("gram", gram, "... n n")
+        size = gram.shape[-1]
+        if size % 2 or gram.shape[-2] != size:
+            raise ValueError(f"gram must be square with an even side 2r, got {tuple(gram.shape)}")
+        values, vectors = torch.linalg.eigh(gram.double())
+        floor = size * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0)
+        rows = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)
+        return cls._trusted(rows[..., : size // 2, :], rows[..., size // 2 :, :])
+
     # On tokens and on data
 
     def scores(

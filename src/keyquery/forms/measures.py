@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.forms.checks import check_choice
-from keyquery.forms.core import Core
+from keyquery.forms.core import Core, span
 
 # What counts as zero: a form against the size of its factors, an eigenvalue against the size of its form.
 ZERO_FORM = 1e-14
@@ -36,6 +36,10 @@ class Measures(ABC):
     @abstractmethod
     def wide(self) -> tuple[Tensor, Tensor]:
         """Query and key (..., r, d) in float64."""
+
+    @abstractmethod
+    def working(self, side: str) -> Tensor:
+        """The query or the key (..., r, d) in its own precision, but float32 at least."""
 
     @abstractmethod
     def core(self) -> Core:
@@ -149,7 +153,7 @@ class Measures(ABC):
         tensor([ 5., 10.], dtype=torch.float64)
         """
         core = self.core()
-        return torch.linalg.vector_norm((self.wide()[0] * core.scale).mT @ core.key, dim=-1)
+        return _column_lengths(self._precise_enough("query", core), core.key, core.scale)
 
     def column_norms(self) -> Float[Tensor, "*batch d"]:
         """L2 norms of the columns of M: how strongly each coordinate of a key is looked at.
@@ -158,7 +162,7 @@ class Measures(ABC):
         tensor([ 5., 10.], dtype=torch.float64)
         """
         core = self.core()
-        return torch.linalg.vector_norm((self.wide()[1] / core.scale).mT @ core.query, dim=-1)
+        return _column_lengths(self._precise_enough("key", core), core.own_query, 1 / core.scale)
 
     def directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
         """(r − c)/(r + c) ∈ [−1, 1] over rows and columns that stand out; negative where columns dominate.
@@ -169,10 +173,22 @@ class Measures(ABC):
         >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).directionality()
         tensor(-1., dtype=torch.float64)
         """
-        check_choice("kind", kind, ("excess", "norms"))
-        row = _outstanding(self.row_norms(), gamma, kind)
-        column = _outstanding(self.column_norms(), gamma, kind)
-        return _ratio(row - column, row + column, (row + column == 0) | is_zero(self.core()))
+        given = directionality(self.row_norms(), self.column_norms(), gamma, kind)
+        return torch.where(is_zero(self.core()), 0.0, given)
+
+    def _precise_enough(self, side: str, core: Core) -> Tensor:
+        """A factor in its own precision, unless query and key nearly cancel and rounding would show."""
+        norm, factors = core.size
+        return self.working(side) if (norm > 1e-3 * factors).all() else self.wide()[side == "key"]
+
+
+def directionality(
+    rows: Float[Tensor, "*batch d"], columns: Float[Tensor, "*batch d"], gamma: float = 2.0, kind: str = "excess"
+) -> Float[Tensor, "*batch"]:
+    """The directionality of a matrix whose row and column norms are known."""
+    check_choice("kind", kind, ("excess", "norms"))
+    row, column = (_outstanding(norms, gamma, kind) for norms in (rows, columns))
+    return _ratio(row - column, row + column, row + column == 0)
 
 
 def is_zero(core: Core) -> Tensor:
@@ -185,6 +201,27 @@ def value_floor(core: Core) -> Tensor:
     """Below this an eigenvalue of S is zero."""
     norm, factors = core.size
     return torch.maximum(ZERO_VALUE * norm, ZERO_FORM * factors)
+
+
+def _column_lengths(factor: Tensor, other: Tensor, scale: Tensor) -> Tensor:
+    """‖otherᵀ·x‖ for every column x of a factor (..., r, d), its rows scaled; in the factor's precision."""
+    if not other.requires_grad and other.shape[-1] > other.shape[-2]:
+        other = _as_square(other)
+    other = (other * scale).to(factor.dtype)
+    if factor.ndim > 2 and factor.ndim == other.ndim and factor.shape[-3] < other.shape[-3]:
+        # A key that queries share is multiplied once, by all of them side by side.
+        wide = other.movedim(-3, -2).flatten(-2)
+        products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
+        return torch.linalg.vector_norm(products, dim=-1).mT.double()
+    return torch.linalg.vector_norm(factor.mT @ other, dim=-1).double()
+
+
+def _as_square(rows: Tensor) -> Tensor:
+    """Rows (..., r, n) in r coordinates: of the same lengths and angles."""
+    factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    well = (failed == 0) & (pivots.amin(-1) > 1e-4 * pivots.amax(-1))
+    return factor if well.all() else rows @ span(rows)
 
 
 def _ratio(above: Tensor, below: Tensor, zero: Tensor) -> Tensor:

@@ -1,25 +1,49 @@
-"""`look`: the geometry of every head, its symmetric and skew part, from the weights alone."""
+"""`look`: the geometry of every head of a model, from its weights and, if there is any, on data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from keyquery.checkpoints import Layer, read
-from keyquery.forms import Form
+from keyquery.capture import Moments, joint_moments, text_batches
+from keyquery.capture.load import load_model
+from keyquery.capture.text import read_text
+from keyquery.capture.watch import Batch
+from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints.vocabulary import vocabulary
+from keyquery.forms import Form, Rope
+from keyquery.forms.measures import directionality
+from keyquery.instruments.directions import Directions
+from keyquery.instruments.offsets import energies
+from keyquery.instruments.shares import Visible, part_ranks, shares
+from keyquery.instruments.verdict import Thresholds, verdict
 from keyquery.reading import Reading, provenance
+
+OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
+PIECE = 2**21  # entries of a factor that are measured at a time: small enough for the cache, large enough to be fast
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look(Reading, kind="look"):
-    """The geometry of every head and layer of a model, view "raw": the weights alone, nothing folded in."""
+    """The geometry of every head and layer of a model.
+
+    Views are never mixed: `raw` is of the weights alone, `folded` has biases, norm gains and shifts in it, `on_data`
+    is of the form as it acts on real activations.
+    """
 
     units: ClassVar[Mapping[str, str]] = {
         "symmetry": "tr(M²)/‖M‖², −1 skew to 1 symmetric",
-        "directionality": "−1 columns to 1 rows stand out",
+        "directionality": "−1 columns to 1 rows stand out, by what exceeds mean + 2 std",
+        "directionality_norms": "the same, by whole norms",
         "symmetric_energy": "‖S‖²",
         "skew_energy": "‖A‖²",
         "positive_share": "of ‖S‖²",
@@ -29,6 +53,10 @@ class Look(Reading, kind="look"):
         "skew_values": "singular values of A, descending",
         "singular_values": "of M, descending",
         "scale": "by which the model multiplies the score",
+        "reciprocal": "of the variance of the scores on data; so are directional, popularity and position",
+        "effective_rank_symmetric": "of S on data, at offset 0; likewise effective_rank_skew",
+        "contents": "symmetry of M(Δ): contents change places, the offset stays",
+        "exchange": "symmetry of ½(M(Δ) ± M(−Δ)ᵀ): tokens change places with their positions",
     }
 
     model: Mapping[str, Any]
@@ -36,35 +64,165 @@ class Look(Reading, kind="look"):
     heads: list[dict[str, Any]]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a head: its place and every figure of it that is one number."""
-        place = ("layer", "head", "name")
-        return [{**{k: head[k] for k in place}, **_scalars(head["raw"])} for head in self.heads]
+        """One row a head: its place, every figure of each view that is one number, and the verdict."""
+        rows = []
+        for head in self.heads:
+            row = {key: head[key] for key in ("layer", "head", "name")}
+            for view in ("raw", "folded", "on_data"):
+                figures = head[view] or {}
+                row |= {f"{view}_{key}": value for key, value in figures.items() if not isinstance(value, (list, dict))}
+            rows.append({**row, "verdict": head["verdict"]})
+        return rows
 
 
-def look(model: nn.Module, name: str | None = None) -> Look:
-    """Every head's geometry as a Reading; `name` is what to call the model (its class by default).
+def look(
+    source: str | Path | nn.Module,
+    text: str | Path | None = None,
+    inputs: Iterable[Batch] | None = None,
+    layers: Sequence[int] | None = None,
+    *,
+    heads: int | None = None,
+    query: str | None = None,
+    key: str | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    length: int = 128,
+    tokens: int = 20_000,
+    directions: int = 0,
+    name: str | None = None,
+    thresholds: Thresholds | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Look:
+    """Every head's geometry as a Reading, from a path, a hub name or a live model.
+
+    `text` (a file of lines) or `inputs` (batches of tensors that the model takes) put the forms on data: the model is
+    then run, at most `tokens` tokens in windows of `length`. `directions` is how many object directions and relation
+    planes of each head to describe by the tokens along them. `heads`, `query`, `key` and `config` are those of `read`.
+    `workers` layers are measured at a time, each by one thread.
 
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
     """
-    layers, heads = [], []
-    width = 0
-    for layer in read(model):
-        width = layer.form.dim
-        layers.append({"layer": layer.index, "name": layer.name, "raw": _together(layer.form)})
-        heads += _apart(layer)
-    facts = {"name": name or type(model).__name__, "width": width, "layers": len(layers), "heads": len(heads)}
-    return Look(model=facts, layers=layers, heads=heads, provenance=provenance(view="raw"))
+    watching = progress or (lambda items, what, total: items)
+    called, words = name, None
+    if not isinstance(source, nn.Module):
+        called, words = name or Path(source).name, vocabulary(source) if directions else None
+    moments: dict[int, Moments] = {}
+    if text is not None or inputs is not None:
+        source, inputs, used = _prepare(source, text, inputs, tokenizer, length, tokens)
+        found = read(source, heads, query, key, config)
+        moments = joint_moments(source, watching(inputs, "running the model", len(inputs)), found)
+        data = {"tokens": next(iter(moments.values())).count, "length": length, "from": used}
+    else:
+        found, data = read(source, heads, query, key, config), None
+    chosen = _chosen(found, layers)
+    embedding = found.embedding() if directions else None
+    described = None if embedding is None else Directions(embedding, words)
+
+    def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        layer = found[index]
+        cells = _apart(layer, found, moments.get(index), length, thresholds or Thresholds())
+        if described is not None and described.width == layer.form.dim:
+            pairs = zip(cells, described.of(layer.form, directions), strict=True)
+            cells = [{**cell, **along} for cell, along in pairs]
+        return {**_place(layer), "raw": _together(layer.form)}, cells
+
+    measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
+    rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
+    facts = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells)}
+    facts |= {"name": called} if called else {}
+    return Look(model=facts, layers=rows, heads=cells, provenance=provenance(data=data))
 
 
-def _apart(layer: Layer) -> list[dict[str, Any]]:
+def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
+    """Layers in order, several at a time: on small matrices one thread a layer beats many threads a matrix."""
+    if workers == 1:
+        yield from map(measure, chosen)
+        return
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(measure, chosen)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _prepare(
+    source: Any, text: str | Path | None, inputs: Iterable[Batch] | None, tokenizer: Any, length: int, tokens: int
+) -> tuple[nn.Module, list[Batch], str]:
+    """A live model and its batches."""
+    lines = None if text is None else read_text(text)
+    model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    if lines is None:
+        return model, list(inputs or []), "inputs"
+    tokenizer = tokenizer or found
+    if tokenizer is None:
+        raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
+    batches = list(text_batches(lines, tokenizer, length, tokens))
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+    return model, batches, Path(str(text)).name
+
+
+def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
+    chosen = list(range(len(found))) if layers is None else list(layers)
+    wrong = [layer for layer in chosen if not 0 <= layer < len(found)]
+    if wrong or not chosen:
+        asked = f"there is no layer {wrong[0]}" if wrong else "no layer is chosen"
+        raise ValueError(f"{asked}: {found.source.label} has layers 0 to {len(found) - 1}")
+    return chosen
+
+
+def _place(layer: Layer) -> dict[str, Any]:
+    notes = {"notes": list(layer.notes)} if layer.notes else {}
+    return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
+
+
+def _apart(
+    layer: Layer, found: Heads, moments: Moments | None, length: int, thresholds: Thresholds
+) -> list[dict[str, Any]]:
     """Every head's own figures."""
     form = layer.form
+    raw = [cell for piece in _pieces(form) for cell in _figures(piece, layer.rope)]
+    folded = [cell for piece in _pieces(layer.folded) for cell in _figures(piece)]
+    on_data = [None] * layer.heads if moments is None else _on_data(layer, found, moments, length)
+    cells = []
+    for head in range(layer.heads):
+        ruling, reason = verdict(raw[head], on_data[head], form.rank, thresholds)
+        cells.append(
+            {
+                **_place(layer),
+                "head": head,
+                "name": f"{layer.name}.{head}",
+                "scale": layer.scale,
+                "rank": form.rank,
+                "raw": raw[head],
+                "folded": folded[head],
+                "on_data": on_data[head],
+                "verdict": ruling,
+                "reason": reason,
+            }
+        )
+    return cells
+
+
+def _pieces(form: Form) -> Iterator[Form]:
+    """Some heads at a time, so that what is computed of them stays small."""
+    each = math.prod(form.batch[1:]) * form.rank * form.dim
+    count = max(PIECE // each, 1)
+    return (form[start : start + count] for start in range(0, len(form), count))
+
+
+def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
+    """The numbers of each head in one view, with curves over offsets where there are rotary positions."""
     symmetric, skew = form.core().energies
-    figures = {
+    rows, columns = form.row_norms(), form.column_norms()
+    numbers = {
         "symmetry": form.symmetry,
-        "directionality": form.directionality(),
+        "directionality": directionality(rows, columns),
+        "directionality_norms": directionality(rows, columns, kind="norms"),
         "symmetric_energy": symmetric,
         "skew_energy": skew,
         "positive_share": form.positive_share,
@@ -74,24 +232,59 @@ def _apart(layer: Layer) -> list[dict[str, Any]]:
         "skew_values": form.skew_values(),
         "singular_values": form.singular_values(),
     }
-    numbers = {name: figure.tolist() for name, figure in figures.items()}
-    return [
-        {
-            "layer": layer.index,
-            "head": head,
-            "name": f"{layer.name}.{head}",
-            "scale": layer.scale,
-            "raw": {name: figure[head] for name, figure in numbers.items()},
-        }
-        for head in range(len(form))
-    ]
+    cells = _by_head(numbers, len(form.batch))
+    if rope is None:
+        return cells
+    gram = form.gram().flatten(0, len(form.batch) - 1)
+    at = energies(gram, rope, -torch.tensor(OFFSETS, dtype=torch.float64))
+    curves = _by_head({"contents": at.contents_symmetry().mT, "exchange": at.exchange_symmetry().mT}, 1)
+    offsets = [-offset for offset in OFFSETS]
+    return [{**cell, "offsets": {"offset": offsets, **curve}} for cell, curve in zip(cells, curves, strict=True)]
+
+
+def _on_data(layer: Layer, found: Heads, moments: Moments, length: int) -> list[dict[str, Any]]:
+    visible = Visible(length, layer.causal)
+    bias = found.position_bias(layer, visible.offsets())
+    numbers: dict[str, Tensor] = shares(moments.mean, moments.covariance, layer.scale, visible, layer.rope, bias)
+    alike, points = part_ranks(moments.covariance)
+    return _by_head({**numbers, "effective_rank_symmetric": alike, "effective_rank_skew": points}, 1)
+
+
+def _by_head(numbers: Mapping[str, Tensor], batch: int) -> list[dict[str, Any]]:
+    """Numbers with a batch of one or two dimensions, head by head."""
+    flat = {name: number.flatten(0, batch - 1).tolist() for name, number in numbers.items()}
+    count = len(next(iter(flat.values())))
+    return [{name: values[head] for name, values in flat.items()} for head in range(count)]
 
 
 def _together(form: Form) -> dict[str, float]:
-    """The one M of all heads of a layer, M = Σ_h M_h: the score that is published for whole layers."""
-    whole = form.sum()
-    return {"symmetry": whole.symmetry.item(), "directionality": whole.directionality().item()}
+    """The one M of all heads of a layer, M = Σ_h M_h: the score that is published for whole layers.
+
+    Queries that share a key are summed first. It is built, since its factors are about as wide as it is, and in the
+    precision of the weights: rounding of single entries averages out in all of its figures.
+    """
+    while form.batch:
+        form = form.sum()
+    short = form.dtype == torch.bfloat16
+    query, key = (form.query, form.key) if short else (form.working("query"), form.working("key"))
+    M: Float[Tensor, "d d"] = (query.mT @ key).to(torch.promote_types(form.dtype, torch.float32))
+    squares = M.square()
+    rows, columns = (squares.sum(dim).sqrt().double() for dim in (-1, -2))
+    energy = rows.square().sum()
+    # In square blocks, so that the transpose is read from the cache, and row by row, so that rounding stays small.
+    blocks = [range(start, min(start + 256, len(M))) for start in range(0, len(M), 256)]
+    traces = [_trace_of_product(M, one, other) for i, one in enumerate(blocks) for other in blocks[: i + 1]]
+    symmetry = torch.stack(traces).sum() / torch.where(energy > 0, energy, 1.0)
+    kinds = {"directionality": "excess", "directionality_norms": "norms"}
+    ways = {name: directionality(rows, columns, kind=kind).item() for name, kind in kinds.items()}
+    return {"symmetry": symmetry.item(), **ways}
 
 
-def _scalars(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: figure for name, figure in figures.items() if not isinstance(figure, list)}
+def _trace_of_product(M: Tensor, rows: range, columns: range) -> Tensor:
+    """What a block and its mirror image add to tr(M²) = Σ M_ij M_ji."""
+    one, mirror = (
+        M[rows.start : rows.stop, columns.start : columns.stop],
+        M[columns.start : columns.stop, rows.start : rows.stop],
+    )
+    total = (one * mirror.mT).sum(-1).double().sum()
+    return total if rows == columns else 2 * total

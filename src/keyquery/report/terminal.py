@@ -1,59 +1,159 @@
-"""A Reading as a table in the terminal."""
+"""A Reading as tables in the terminal, no wider than 100 columns."""
 
 from __future__ import annotations
 
-from statistics import fmean
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
 
-SYMMETRIC, SKEW = "blue", "yellow"  # far apart for every kind of colour vision, in light and dark terminals
-BAR = 20
+# Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
+PARTS = {
+    "compares": ("█", "blue"),
+    "points": ("▓", "yellow"),
+    "follows the crowd": ("▒", "magenta"),
+    "minds the place": ("░", "white"),
+}
+BAR = 24
+MOST_HEADS = 160
 
 
 def show(reading: Reading, console: Console) -> None:
-    """Print a reading: a Look as its table of heads, any other as its fields."""
+    """Print a reading: looks and comparisons as tables, any other as its records."""
     if isinstance(reading, Look):
-        _show_look(reading, console)
-        return
-    for record in reading.records():
-        console.print(record)
+        console.print(_look(reading))
+    elif isinstance(reading, Comparison):
+        for part in _comparison(reading):
+            console.print(part)
+    else:
+        for record in reading.records():
+            console.print(record)
 
 
-def _show_look(reading: Look, console: Console) -> None:
+@contextmanager
+def progress_bars(console: Console, wanted: bool) -> Any:
+    """A function that wraps an iterable in a bar on stderr; silent where that is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bars:
+
+        def watch(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+            return bars.track(items, total=total, description=what)
+
+        yield watch
+
+
+def _look(reading: Look) -> Group:
     model = reading.model
-    title = f"{model['name']}: {model['layers']} layers, {model['heads']} heads, width {model['width']}"
-    table = Table(title=title, title_justify="left", header_style="", box=None, pad_edge=False)
-    table.add_column("head")
-    table.add_column(_bar_header())
-    for name in ("symmetry", "positive", "eff. rank", "direction"):
-        table.add_column(name, justify="right")
+    family = f", family {model['family']}" if model.get("family") else ""
+    title = f"{model['name']}{family}: {model['layers']} layers, {len(reading.heads)} heads, width {model['width']}"
+    table = _heads_table(reading) if len(reading.heads) <= MOST_HEADS else _layers_table(reading)
+    return Group(Text(title, style="bold"), _legend(reading), table, *_summary(reading))
+
+
+def _heads_table(reading: Look) -> Table:
+    on_data = any(head["on_data"] for head in reading.heads)
+    table = _table("head", Text("what it does"), "raw", "folded", *(["on data"] if on_data else []), "rank", "verdict")
     for head in reading.heads:
-        raw = head["raw"]
+        data = head["on_data"]
         table.add_row(
             f"{head['layer']}.{head['head']}",
-            _bar(raw["symmetry"]),
-            f"{raw['symmetry']:+z.2f}",
-            f"{raw['positive_share']:.0%}",
-            f"{raw['effective_rank']:.1f}",
-            f"{raw['directionality']:+z.2f}",
+            _bar(_shares(head)),
+            f"{head['raw']['symmetry']:+z.2f}",
+            f"{head['folded']['symmetry']:+z.2f}",
+            *([f"{data['symmetry']:+z.2f}" if data else "–"] if on_data else []),
+            f"{head['raw']['effective_rank']:.0f}",
+            head["verdict"],
         )
-    console.print(table)
-    mean = fmean(head["raw"]["symmetry"] for head in reading.heads)
-    console.print(
-        f"\nMean symmetry {mean:+.3f}. Weights drawn at random have 1/width = {1 / model['width']:.3f}: half of"
+    return table
+
+
+def _layers_table(reading: Look) -> Table:
+    table = _table("layer", Text("what its heads do"), "symmetry", "direction", "of its heads")
+    for layer in reading.layers:
+        heads = [head for head in reading.heads if head["layer"] == layer["layer"]]
+        values = sorted(head["raw"]["symmetry"] for head in heads)
+        mean = [sum(parts) / len(heads) for parts in zip(*map(_shares, heads), strict=True)]
+        table.add_row(
+            str(layer["layer"]),
+            _bar(mean),
+            f"{layer['raw']['symmetry']:+z.2f}",
+            f"{layer['raw']['directionality']:+z.2f}",
+            f"{values[0]:+z.2f} … {values[-1]:+z.2f}",
+        )
+    return table
+
+
+def _summary(reading: Look) -> list[str]:
+    symmetry = median(layer["raw"]["symmetry"] for layer in reading.layers)
+    direction = median(layer["raw"]["directionality"] for layer in reading.layers)
+    together = f"symmetry {symmetry:+z.2f}, directionality {direction:+z.2f}"
+    lines = [f"\nAll heads of a layer together, median over layers: {together}."]
+    if all(head["on_data"] is None for head in reading.heads):
+        lines.append(f"Weights drawn at random have symmetry 1/width = {1 / reading.model['width']:.3f}.")
+    counts = Counter(head["verdict"].split(" ")[0] for head in reading.heads)
+    lines.append("Verdicts: " + ", ".join(f"{count} {kernel}" for kernel, count in counts.most_common()) + ".")
+    if len(reading.heads) > MOST_HEADS:
+        lines.append("Each head: --layers to choose some, --csv or --json for all.")
+    notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
+    return lines + [f"Note: {note}." for note in notes]
+
+
+def _comparison(reading: Comparison) -> list[Any]:
+    looks = reading.looks
+    if len({len(look.layers) for look in looks}) > 1:
+        return [part for look in looks for part in (_look(look), "")]
+    table = _table("layer", *(column for look in looks for column in (Text(look.model["name"]), "symmetry")))
+    for rows in zip(*(look.layers for look in looks), strict=True):
+        cells: list[Any] = [str(rows[0]["layer"])]
+        for row in rows:
+            share = (1 + row["raw"]["symmetry"]) / 2
+            cells += [_bar([share, 1 - share, 0.0, 0.0]), f"{row['raw']['symmetry']:+z.2f}"]
+        table.add_row(*cells)
+    medians = (f"{look.model['name']} {median(r['raw']['symmetry'] for r in look.layers):+z.2f}" for look in looks)
+    return [table, "\nMedian symmetry over layers: " + ", ".join(medians) + "."]
+
+
+def _table(first: str, *columns: Any) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(first)
+    for column in columns:
+        words = column if isinstance(column, str) else None
+        table.add_column(column, justify="left" if words in (None, "verdict") else "right", no_wrap=words is not None)
+    return table
+
+
+def _shares(head: dict[str, Any]) -> list[float]:
+    """What the head does: shares on data, or of its energy where there is none."""
+    data = head["on_data"]
+    if data:
+        return [data[name] for name in ("reciprocal", "directional", "popularity", "position")]
+    share = (1 + head["raw"]["symmetry"]) / 2
+    return [share, 1 - share, 0.0, 0.0]
+
+
+def _legend(reading: Look) -> Text:
+    on_data = [head["on_data"] for head in reading.heads if head["on_data"]]
+    count = 2 if not on_data else 4 if any(data["position"] > 0 for data in on_data) else 3
+    what = "of the variance of its scores on data" if on_data else "of the energy of its weights"
+    parts = [Text.assemble((mark, colour), f" {name}") for name, (mark, colour) in list(PARTS.items())[:count]]
+    return Text.assemble("shares ", what, ": ", Text("  ").join(parts))
+
+
+def _bar(shares: list[float]) -> Text:
+    """Shares as one bar of fixed width."""
+    ends = [round(BAR * sum(shares[: i + 1])) for i in range(len(shares))]
+    starts = [0, *ends[:-1]]
+    looks = list(PARTS.values())
+    return Text.assemble(
+        *((mark * (end - start), colour) for start, end, (mark, colour) in zip(starts, ends, looks, strict=True))
     )
-    console.print("such a head compares, half of it points. Training moves that.")
-
-
-def _bar_header() -> Text:
-    return Text.assemble(("compares", SYMMETRIC), " · ", ("points", SKEW))
-
-
-def _bar(symmetry: float) -> Text:
-    filled = round(BAR * (1 + symmetry) / 2)
-    return Text.assemble(("█" * filled, SYMMETRIC), ("░" * (BAR - filled), SKEW))

@@ -1,5 +1,6 @@
 """Conformance suites to import: what keyquery promises, checked on your own objects."""
 
+from keyquery.testing.families import check_family
 from keyquery.testing.forms import check_form
 
-__all__ = ["check_form"]
+__all__ = ["check_family", "check_form"]

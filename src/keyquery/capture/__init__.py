@@ -1,0 +1,16 @@
+"""A live model and inputs in; activations, queries and keys, their moments, and attention maps out."""
+
+from keyquery.capture.moments import Moments, joint_moments
+from keyquery.capture.text import text_batches
+from keyquery.capture.watch import Batch, activations, attention_maps, queries_and_keys, watch
+
+__all__ = [
+    "Batch",
+    "Moments",
+    "activations",
+    "attention_maps",
+    "joint_moments",
+    "queries_and_keys",
+    "text_batches",
+    "watch",
+]

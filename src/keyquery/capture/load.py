@@ -1,0 +1,49 @@
+"""A live model and its tokenizer from a folder, through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from keyquery.checkpoints.sources import first_line
+
+
+def load_model(source: str | Path) -> tuple[nn.Module, Any]:
+    """The model of a folder, and its tokenizer or None. Nothing is fetched: the folder must be there. Needs `hf`."""
+    path = Path(source)
+    if not path.is_dir() or not (path / "config.json").is_file():
+        raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
+    try:
+        transformers = import_module("transformers")
+    except ImportError:
+        raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
+    with _hushed(transformers):
+        try:
+            model = transformers.AutoModel.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+            tokenizer = None
+    return model, tokenizer
+
+
+@contextmanager
+def _hushed(transformers: Any) -> Iterator[None]:
+    """Without the library's own bars and notes, which are put back afterwards."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,133 @@
+"""What passes through the modules of a running model: padding left out, the model left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.checkpoints import Heads, Layer
+
+Batch = Mapping[str, Tensor]
+# Which of a batch's masks says where a module's tokens are real: the first that has the module's shape.
+MASKS = ("attention_mask", "decoder_attention_mask", "padding_mask")
+
+
+@contextmanager
+def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -> Iterator[Callable[[Batch], Any]]:
+    """Within the context, the yielded function runs a batch; each listener hears what enters its module.
+
+    A listener gets the valid tokens of the batch, (n, width). The model runs in eval mode and without gradients, and
+    is put back afterwards, also after an exception.
+
+    >>> linear, heard = torch.nn.Linear(3, 2), []
+    >>> with watch(linear, {"": heard.append}) as run:
+    ...     _ = run({"input": torch.ones(2, 4, 3)})
+    >>> heard[0].shape
+    torch.Size([8, 3])
+    """
+    masks: list[Tensor] = []
+
+    def hook(listen: Callable[[Tensor], None]) -> Callable[..., None]:
+        def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
+            if getattr(module, "batch_first", True) is False and entered.ndim == 3:
+                entered = entered.transpose(0, 1)
+            listen(_valid(entered.detach(), masks))
+
+        return hear
+
+    def run(batch: Batch) -> Any:
+        masks[:] = [batch[name].bool() for name in MASKS if name in batch]
+        return model(**batch)
+
+    with ExitStack() as stack:
+        for name, listen in listeners.items():
+            handle = model.get_submodule(name).register_forward_pre_hook(hook(listen), with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(evaluating(model))
+        yield run
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, and torch's fused encoder path off, since it would bypass the modules inside."""
+    training = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, was in training.items():
+            module.training = was
+
+
+def entry(layer: Layer, side: str = "query") -> str:
+    """The module that a layer's queries, or keys, enter by."""
+    roles = (side, f"{side}_down", "module", "fused")
+    return next(layer.modules[role] for role in roles if role in layer.modules)
+
+
+def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[str]) -> dict[str, Float[Tensor, "n d"]]:
+    """What entered each module, on the valid tokens of all batches, kept on the CPU.
+
+    >>> activations(torch.nn.Linear(3, 2), [{"input": torch.ones(1, 4, 3)}], [""])[""].shape
+    torch.Size([4, 3])
+    """
+    kept: dict[str, list[Tensor]] = {name: [] for name in modules}
+    listeners = {name: _keeper(kept[name]) for name in modules}
+    with watch(model, listeners) as run:
+        for batch in batches:
+            run(batch)
+    silent = [name for name, tensors in kept.items() if not tensors]
+    if silent:
+        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")
+    return {name: torch.cat(tensors) for name, tensors in kept.items()}
+
+
+def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
+    """Queries (heads, n, r) and keys of every self-attention layer for the valid tokens of a batch, unrotated."""
+    layers = [layer for layer in heads if layer.kind == "self"]
+    entered = activations(model, [batch], sorted({entry(layer) for layer in layers}))
+    out = {}
+    for layer in layers:
+        query, key = layer.project(entered[entry(layer)])
+        out[layer.index] = (query.flatten(0, 1), key.expand_as(query).flatten(0, 1))
+    return out
+
+
+def attention_maps(model: Any, batch: Batch) -> tuple[Float[Tensor, "batch heads n m"], ...]:
+    """The attention maps that a transformers model computes, layer by layer.
+
+    Only eager attention can give them: it is switched on for the call and put back.
+    """
+    before = getattr(model.config, "_attn_implementation", None)
+    with evaluating(model):
+        model.set_attn_implementation("eager")
+        try:
+            out = model(**batch, output_attentions=True)
+        finally:
+            if before is not None:
+                model.set_attn_implementation(before)
+    maps = getattr(out, "attentions", None) or getattr(out, "encoder_attentions", None)
+    if not maps or any(part is None for part in maps):
+        raise ValueError(f"{type(model).__name__} gives no attention maps: it has no eager path")
+    return tuple(maps)
+
+
+def _keeper(kept: list[Tensor]) -> Callable[[Tensor], None]:
+    return lambda tokens: kept.append(tokens.cpu())
+
+
+def _valid(entered: Tensor, masks: list[Tensor]) -> Tensor:
+    for mask in masks:
+        if mask.shape == entered.shape[:2]:
+            return entered[mask.to(entered.device)]
+    return entered.reshape(-1, entered.shape[-1])

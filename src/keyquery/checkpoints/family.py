@@ -1,0 +1,169 @@
+"""Model families as data: where their files keep queries and keys, and how the model uses them.
+
+One small TOML file a family stands in `families/`. Names are modules; `{layer}` is the layer's number, `{previous}` and
+`{last}` its neighbours, and any prefix may stand before them. Where disk and memory have different names, `names` is
+given twice.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+ANCHORS = ("fused", "key_down", "query")
+# Roles whose tensors may end in something else than ".weight": the family says in what.
+ENDINGS = {"fused": "weight", "query": "weight", "key": "weight", "value": "weight", "packed_bias": "bias"}
+# Roles that not every file of a family has.
+SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias"}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One kind of attention of a family: its names and the facts of its scores."""
+
+    names: list[dict[str, str | list[str]]]
+    kind: str = "self"  # or "cross": queries and keys come from different sequences
+    causal: bool = False
+    order: str = "apart"  # query and key in tensors of their own; fused: "blocks", "groups"; "latent"
+    transposed: bool = False  # stored (in, out)
+    shared: bool = False  # one set of weights used by every layer
+    optional: bool = False  # a file of the family may have none of it
+    weight: str = ".weight"
+    bias: str = ".bias"
+    config: str | None = None  # the part of the config that speaks of this attention
+    heads: str | None = None  # what the config calls the number of heads
+    head_dim: str = "head_dim"
+    scale: str = "head_dim"  # what the score is multiplied by: see positions.scale_of
+    position: str = "none"  # what else enters the score: "alibi", "t5", "disentangled"
+    rope: str | None = None  # "half" or "interleaved" pairs
+    alibi: str | None = None  # a config flag that puts ALiBi, scaled like the score, in the place of rotary positions
+    norm_kind: str = "layer"  # or "rms"
+    gain_offset: float = 0.0  # gains are stored less this
+    qk_norm_kind: str = "rms"
+    only_if: dict[str, Any] = field(default_factory=dict)  # what the config must say for this to hold
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: its attentions, the `model_type`s it goes by, and a tiny model to prove it on."""
+
+    name: str
+    model_types: list[str]
+    attention: list[Attention]
+    marks: list[str] = field(default_factory=list)  # parts of names without which a file is not of this family
+    by_names: bool = True  # whether a file without config can be told to be of this family
+    tiny: dict[str, Any] = field(default_factory=dict)
+
+    def goes_by(self, model_type: Any) -> bool:
+        """Whether a config's `model_type` is of this family; a trailing * stands for anything."""
+        return isinstance(model_type, str) and any(fnmatchcase(model_type, known) for known in self.model_types)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one attention layer stands in a file: the full module name of every role that is there."""
+
+    attention: Attention
+    names: dict[str, str]
+    layer: int
+
+
+@cache
+def families() -> dict[str, Family]:
+    """All known families by name."""
+    found = {}
+    for file in sorted(files("keyquery.checkpoints").joinpath("families").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            name = file.name.removesuffix(".toml")
+            found[name] = parse(name, tomllib.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+def parse(name: str, facts: Mapping[str, Any]) -> Family:
+    """A Family from the tables of its TOML file."""
+    attention = []
+    for entry in facts["attention"]:
+        names = entry["names"] if isinstance(entry["names"], list) else [entry["names"]]
+        attention.append(Attention(**{**entry, "names": names}))
+    rest = {key: value for key, value in facts.items() if key != "attention"}
+    return Family(name=name, attention=attention, **rest)
+
+
+def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
+    """Every attention layer of a family in a file's tensor names: by kind, then by stack, then by layer."""
+    found: dict[str, Place] = {}
+    for attention in family.attention:
+        if any(config.get(key, value) != value for key, value in attention.only_if.items()):
+            continue
+        for place in _places_of(attention, tensors):
+            # Of two entries that mean the same tensors, the later one knows better.
+            found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
+    return list(found.values())
+
+
+def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:
+    for names in attention.names:
+        anchor = next(role for role in ANCHORS if role in names)
+        pattern = _pattern(str(names[anchor]), attention.weight)
+        found = [match for match in map(pattern.fullmatch, tensors) if match]
+        stacks: dict[str, list[int]] = {}
+        for match in found:
+            stacks.setdefault(match["prefix"], []).append(int(match.groupdict().get("layer", 0)))
+        for prefix in sorted(stacks, key=_natural):
+            for layer in sorted(stacks[prefix]):
+                numbers = {"layer": layer, "previous": layer - 1, "last": max(stacks[prefix])}
+                yield Place(attention, _fill(names, prefix, numbers, attention, tensors), layer)
+        if found:
+            return
+
+
+def _fill(
+    names: Mapping[str, str | list[str]],
+    prefix: str,
+    numbers: Mapping[str, int],
+    attention: Attention,
+    tensors: Mapping[str, Any],
+) -> dict[str, str]:
+    """Full names of the roles whose tensors are there; `module` needs none."""
+    filled: dict[str, str] = {}
+    for role, patterns in names.items():
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            name = prefix + pattern.format(**numbers)
+            ending = getattr(attention, ENDINGS[role]) if role in ENDINGS else ".weight"
+            if role == "module" or name + ending in tensors:
+                filled.setdefault(role, name.removesuffix(".") if role == "module" else name)
+    return filled
+
+
+def recognise(tensors: Mapping[str, Any]) -> Family | None:
+    """The family that explains most of a file's names: all of its layers' roles are there, and all of its marks."""
+    best: tuple[float, int, int] = (0.0, 0, 0)
+    chosen = None
+    for family in families().values():
+        if not family.by_names or not all(any(mark in name for name in tensors) for mark in family.marks):
+            continue
+        found = places(family, tensors, {})
+        there = {id(place.attention) for place in found}
+        wanted = [a for a in family.attention if id(a) in there or not (a.optional or a.only_if)]
+        roles = {(id(place.attention), role) for place in found for role in place.names}
+        expected = {(id(a), role) for a in wanted for role in a.names[0] if role not in SOMETIMES}
+        score = (len(roles & expected) / max(len(expected), 1), len(family.marks), len(roles))
+        if found and len(there) == len(wanted) and score > best:
+            best, chosen = score, family
+    return chosen
+
+
+def _pattern(name: str, suffix: str) -> re.Pattern[str]:
+    layer = re.escape(name).replace(r"\{layer\}", r"(?P<layer>\d+)")
+    return re.compile(rf"(?P<prefix>(?:.+\.)?){layer}{re.escape(suffix)}")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts layer.2 before layer.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

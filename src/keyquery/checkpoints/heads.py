@@ -1,0 +1,203 @@
+"""Heads: the attention layers of a checkpoint, read one at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.checkpoints.family import Attention, Family, Place, places
+from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
+from keyquery.checkpoints.layouts import count_heads, latent, projections, read_weight
+from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias
+from keyquery.checkpoints.sources import Source
+from keyquery.forms import Form
+
+EMBEDDINGS = ("word_embeddings", "wte", "embed_tokens", "tok_embeddings", "embed_in", "shared", "token_embedding")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+
+
+class Heads:
+    """The attention layers of a checkpoint: a sequence that reads a layer when it is asked for, and keeps none.
+
+    >>> heads = kq.read(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
+    >>> len(heads), heads[0].name, heads[0].form.batch
+    (1, 'self_attn', torch.Size([2]))
+    """
+
+    def __init__(self, source: Source, family: Family, heads: int | None = None) -> None:
+        self.source, self.family, self._given = source, family, heads
+        self._places = list(_kernels(places(family, source.shapes, source.config)))
+        if not self._places:
+            raise ValueError(f"{source.label} has no attention layer of family {family.name}")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Layer `index`, read now; a slice gives a list of layers."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self._read(index % len(self) if -len(self) <= index < len(self) else index)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return (self._read(index) for index in range(len(self)))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What the checkpoint says of itself."""
+        return self.source.config
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Facts for provenance."""
+        name = os.path.basename(self.source.label.rstrip("/")) or self.source.label
+        facts = {"name": name, "family": self.family.name, "model_type": self.config.get("model_type")}
+        return {**facts, "layers": len(self)}
+
+    @property
+    def output(self) -> Iterator[Form]:
+        """Each layer's OV maps as Forms: W_O W_V of every head, from the token looked at to what is written.
+
+        >>> next(kq.read(torch.nn.MultiheadAttention(8, 2)).output)
+        Form(batch=(2,), r=4, d=8, float32, symmetry ..., effective rank ...)
+        """
+        return (self._read_output(index) for index in range(len(self)))
+
+    def embedding(self) -> Float[Tensor, "vocabulary width"] | None:
+        """The token embeddings, where the checkpoint has them."""
+        for name, shape in self.source.shapes.items():
+            if len(shape) == 2 and any(name.endswith(f"{part}.weight") for part in EMBEDDINGS):
+                return self.source.rows(name)
+        return None
+
+    def position_bias(self, layer: Layer, offsets: Tensor) -> Float[Tensor, "heads n"] | None:
+        """What the model adds to the scaled score by offset alone (key position − query position), if anything."""
+        if layer.position in ("alibi", "scaled alibi"):
+            return alibi(layer.heads, offsets) * (layer.scale if layer.position == "scaled alibi" else 1)
+        if layer.position == "t5" and "bias_table" in layer.modules:
+            table = self.source.rows(layer.modules["bias_table"] + ".weight")
+            return t5_bias(table, offsets, layer.causal, self.config)
+        return None
+
+    def _read(self, index: int) -> Layer:
+        place, part = self._places[index]
+        attention, config = place.attention, self._config_of(place)
+        count = count_heads(place, self.source, config, self._given)
+        kernel = None
+        if attention.order == "latent":
+            kernel = latent(place, self.source, config, count, part)
+            weights, width = kernel.weights, int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
+        else:
+            asked = config.get(attention.head_dim)
+            weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
+            width = weights.query.shape[2]
+        norms = _norms(place, self.source, config, weights)
+        shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
+        name = module_name(place) + (f" ({part})" if part else "")
+        _require_finite(name, weights)
+        facts: dict[str, Any] = {
+            "index": index,
+            "name": name,
+            "kind": attention.kind,
+            "causal": attention.causal,
+            "weights": weights,
+            "scale": scale_of(attention, config, place.layer, width),
+            "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
+            "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
+            "modules": place.names,
+            "notes": _notes(attention, config, part, shifted),
+            **norms,
+        }
+        if kernel is None:
+            return Layer(**facts)
+        facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
+        return LatentLayer(**facts, eps=_epsilon(config))
+
+    def _config_of(self, place: Place) -> Mapping[str, Any]:
+        part = place.attention.config
+        return self.config.get(part) or self.config if part else self.config
+
+    def _read_output(self, index: int) -> Form:
+        place, _ = self._places[index]
+        attention, names = place.attention, place.names
+        if "output" not in names or attention.order == "latent":
+            raise ValueError(f"{module_name(place)}: its output map is not read")
+        groups, shared, rank = self._read(index).weights.query.shape[:3]
+        packed = read_weight(self.source, names.get("value", names.get("fused", "")) + attention.weight, attention)
+        if attention.order == "groups":
+            packed = packed.reshape(groups, shared + 2, rank, -1)[:, -1]
+        value = packed.reshape(-1, packed.shape[-1])[-groups * rank :].reshape(groups, 1, rank, -1)
+        out = read_weight(self.source, names["output"] + ".weight", attention)
+        # Rows of W_Oᵀ are a head's own outputs, so that queryᵀ·key = W_O·W_V.
+        return Projections(out.mT.reshape(groups, shared, rank, -1), value).form()
+
+
+def module_name(place: Place) -> str:
+    """The attention module's name: what the names of its roles have in common."""
+    if "module" in place.names:
+        return place.names["module"] or "attention"
+    roles = [place.names[role].split(".") for role in ("query", "key", "fused", "key_down") if role in place.names]
+    alike = [parts[0] for parts in zip(*roles, strict=False) if len(set(parts)) == 1]
+    return ".".join(alike if len(roles) > 1 else alike[:-1])
+
+
+def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
+    """Each layer once; a latent one twice, for its two kernels."""
+    for place in found:
+        for part in ("nope", "rope") if place.attention.order == "latent" else ("",):
+            yield place, part
+
+
+def _notes(attention: Attention, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+    notes = {
+        "the content-to-content kernel only": attention.position == "disentangled",
+        f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
+        f"the {part} kernel of a latent head; the scores of both add up": bool(part),
+        "rotary positions unknown: there is no config": bool(attention.rope and not config),
+        "the shift of its query and key norms is in no form": shifted,
+    }
+    return tuple(note for note, holds in notes.items() if holds)
+
+
+def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
+    attention, names = place.attention, place.names
+    feeding = "norm" if "norm" in names else "first_norm"
+    groups, shared, rank = weights.query.shape[:3]
+    norms = {}
+    for role, called in ((feeding, "norm"), ("memory_norm", "memory_norm")):
+        if role in names:
+            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config)
+    for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
+        if role in names:
+            norm = _norm(source, names[role], attention.qk_norm_kind, attention, config)
+            shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
+            shift = None if norm.shift is None else norm.shift.reshape(shape)
+            norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
+    return norms
+
+
+def _norm(source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any]) -> Norm:
+    gain = source.rows(f"{name}.weight")
+    shift = source.rows(f"{name}.bias") if kind == "layer" and f"{name}.bias" in source.shapes else None
+    offset = attention.gain_offset
+    return Norm(kind, gain + offset if offset else gain, shift, _epsilon(config))
+
+
+def _epsilon(config: Mapping[str, Any]) -> float:
+    return next((float(config[key]) for key in EPSILONS if config.get(key) is not None), 1e-6)
+
+
+def _require_finite(name: str, weights: Projections) -> None:
+    for role in ("query", "key", "query_bias", "key_bias"):
+        tensor = getattr(weights, role)
+        if tensor is not None and not tensor.sum().isfinite():
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                raise ValueError(
+                    f"{name}: {bad} of {tensor.numel()} {role.replace('_', ' ')} weights are NaN or infinite"
+                )

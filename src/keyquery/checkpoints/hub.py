@@ -1,0 +1,118 @@
+"""A hub model by its name: the header and the byte ranges of what is read, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from safetensors.torch import load
+from torch import Tensor
+
+from keyquery.checkpoints.sources import first_line
+
+LARGEST_HEADER = 100_000_000  # as the format itself allows
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+class Hub:
+    """The safetensors of a hub model, read over HTTP by byte ranges. Needs the extra `hf`."""
+
+    def __init__(self, name: str) -> None:
+        self.label, self.fetched = name, 0  # bytes so far
+        self._places: dict[str, tuple[str, dict[str, str]]] = {}
+        self.config: Mapping[str, Any] = json.loads(self._whole("config.json") or b"{}")
+        index = self._whole("model.safetensors.index.json")
+        files = sorted(set(json.loads(index)["weight_map"].values())) if index else ["model.safetensors"]
+        self._entries = {
+            tensor: (file, start, entry)
+            for file in files
+            for start, header in [self._header(file)]
+            for tensor, entry in header.items()
+        }
+        self.shapes = {tensor: tuple(entry["shape"]) for tensor, (_, _, entry) in self._entries.items()}
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor, by one range request."""
+        file, data, entry = self._entries[name]
+        shape, dtype = list(entry["shape"]), entry["dtype"]
+        if dtype not in BYTES:
+            raise ValueError(f"{self.label}: {name} is stored as {dtype}, which is not read")
+        rows = range(*slice(start, stop).indices(shape[0])) if shape else range(1)
+        row = math.prod(shape[1:]) * BYTES[dtype]
+        body = self._range(file, data + entry["data_offsets"][0] + rows.start * row, len(rows) * row)
+        return _decode(body, dtype, [len(rows), *shape[1:]] if shape else [])
+
+    def _header(self, file: str) -> tuple[int, dict[str, Any]]:
+        """Where a file's data begin, and what its header says of each tensor."""
+        (size,) = struct.unpack("<Q", self._range(file, 0, 8))
+        if size > LARGEST_HEADER:
+            raise ValueError(f"{self.label}: {file} claims a header of {size} bytes; refused")
+        header = json.loads(self._range(file, 8, size))
+        header.pop("__metadata__", None)
+        return 8 + size, header
+
+    def _range(self, file: str, start: int, length: int) -> bytes:
+        url, headers = self._locate(file)
+        request = Request(url, headers={**headers, "Range": f"bytes={start}-{start + length - 1}"})
+        with self._send(request) as answer:
+            if answer.status != 206:
+                raise ValueError(f"{self.label}: the hub does not serve parts of {file}; download it first")
+            body: bytes = answer.read(length + 1)
+        self.fetched += len(body)
+        if len(body) != length:
+            raise ValueError(f"{self.label}: {file} ends early: {len(body)} of {length} bytes came")
+        return body
+
+    def _whole(self, file: str) -> bytes | None:
+        """A small file, or None if the model has none of that name."""
+        missing = import_module("huggingface_hub.errors").EntryNotFoundError
+        try:
+            url, headers = self._locate(file)
+        except missing:
+            return None
+        with self._send(Request(url, headers=headers)) as answer:
+            body: bytes = answer.read()
+        self.fetched += len(body)
+        return body
+
+    def _locate(self, file: str) -> tuple[str, dict[str, str]]:
+        """A file's final address; the user's token goes to the hub itself only, not where it redirects to."""
+        if file not in self._places:
+            hub = self._library
+            url = hub.hf_hub_url(self.label, file)
+            try:
+                location = hub.get_hf_file_metadata(url).location
+            except import_module("huggingface_hub.errors").EntryNotFoundError:
+                raise
+            except Exception as error:
+                raise ConnectionError(f"{self.label} could not be had from the hub: {first_line(error)}") from None
+            same = urlsplit(location).netloc == urlsplit(url).netloc
+            self._places[file] = (location, dict(hub.utils.build_hf_headers()) if same else {})
+        return self._places[file]
+
+    def _send(self, request: Request) -> Any:
+        try:
+            return urlopen(request, timeout=60)
+        except URLError as error:
+            raise ConnectionError(f"{self.label} could not be had from the hub: {error}") from None
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            return import_module("huggingface_hub")
+        except ImportError:
+            raise ImportError("a hub model needs huggingface_hub: pip install 'keyquery[hf]'") from None
+
+
+def _decode(body: bytes, dtype: str, shape: list[int]) -> Tensor:
+    """Bytes as a tensor, by way of a safetensors file that holds nothing else."""
+    header = json.dumps({"t": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(body)]}}).encode()
+    return load(struct.pack("<Q", len(header)) + header + body)["t"]

@@ -1,0 +1,193 @@
+"""Layer: the heads of one attention layer as Forms, in the views "raw" and "folded", and as queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.forms import Form, Rope
+
+
+@dataclass(frozen=True, eq=False)
+class Projections:
+    """Query and key of the heads of one layer, (key heads, queries that share one, r, d), with their biases."""
+
+    query: Float[Tensor, "groups shared r d"]
+    key: Float[Tensor, "groups 1 r d"]
+    query_bias: Float[Tensor, "groups shared r"] | None = None
+    key_bias: Float[Tensor, "groups 1 r"] | None = None
+
+    def form(self) -> Form:
+        """The heads as Forms, without their biases."""
+        return Form(self._flat(self.query), self._flat(self.key))
+
+    def biased(self) -> Form:
+        """The heads as Forms in d + 1 dimensions, or `form` where there are no biases."""
+        if self.query_bias is None and self.key_bias is None:
+            return self.form()
+        biases = (None if bias is None else self._flat(bias) for bias in (self.query_bias, self.key_bias))
+        return self.form().with_bias(*biases)
+
+    def apply(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of tokens x (..., n, d) and keys of y (..., m, d): (..., groups, shared or 1, n or m, r)."""
+        return _linear(x, self.query, self.query_bias), _linear(y, self.key, self.key_bias)
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        """Without the dimension of grouped queries, where there are none."""
+        return tensor.squeeze(1) if self.query.shape[1] == 1 else tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm: x → γ·x/rms(x) if `kind` is "rms", γ·(x − mean)/std + β if it is "layer"."""
+
+    kind: str
+    gain: Float[Tensor, "*shape"]
+    shift: Float[Tensor, "*shape"] | None = None
+    eps: float = 1e-6
+
+    def __call__(self, x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
+        """The normed x, its statistics taken over `dims`."""
+        x = x - x.mean(dims, keepdim=True) if self.kind == "layer" else x
+        x = x * self.gain.to(x.dtype) / (x.square().mean(dims, keepdim=True) + self.eps).sqrt()
+        return x if self.shift is None else x + self.shift.to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The heads of one attention layer, and how the model uses them.
+
+    Forms have the heads as their batch: (heads,), or (key heads, queries that share one) where queries are grouped.
+    """
+
+    index: int  # among all attention layers of the checkpoint, from 0
+    name: str
+    kind: str  # "self" or "cross"
+    causal: bool
+    weights: Projections
+    scale: float
+    rope: Rope | None = None
+    position: str = "none"
+    norm: Norm | None = None  # feeds the queries, and in self-attention the keys
+    memory_norm: Norm | None = None  # feeds the keys of cross-attention
+    query_norm: Norm | None = None  # of each query, (1, 1, r), or of all heads' together
+    key_norm: Norm | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        return self.weights.query.shape[0] * self.weights.query.shape[1]
+
+    @property
+    def form(self) -> Form:
+        """View "raw": the weights alone, comparable with published scores."""
+        return self.weights.form()
+
+    @property
+    def biased(self) -> Form:
+        """The weights with their biases and the gains of query and key norms: what acts on the layer's input."""
+        return self.gained().biased()
+
+    @property
+    def folded(self) -> Form:
+        """View "folded": `biased`, with gain and shift of the norm that feeds the layer folded in.
+
+        With query and key norms it is exact up to the positive factor 1/(rms q · rms k) of each pair of tokens.
+        """
+        weights = self.gained()
+        query, query_bias = _fold(weights.query, weights.query_bias, self.norm)
+        memory = self.memory_norm if self.kind == "cross" else self.norm
+        key, key_bias = _fold(weights.key, weights.key_bias, memory)
+        return Projections(query, key, query_bias, key_bias).biased()
+
+    def project(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> tuple[Float[Tensor, "*batch groups shared n r"], Float[Tensor, "*batch groups 1 m r"]]:
+        """Queries of the tokens x and keys of y (x itself in self-attention), as the scores use them, but unrotated.
+
+        >>> layer = kq.read(torch.nn.MultiheadAttention(8, 2))[0]
+        >>> queries, keys = layer.project(torch.randn(5, 8))
+        >>> queries.shape, keys.shape
+        (torch.Size([2, 1, 5, 4]), torch.Size([2, 1, 5, 4]))
+        """
+        query, key = self.weights.apply(x, x if y is None else y)
+        return _normed(query, self.query_norm), _normed(key, self.key_norm)
+
+    def gained(self) -> Projections:
+        """diag(γ_q)·W_q and diag(γ_k)·W_k; norms that subtract the mean of q or k do so here too."""
+        query, query_bias = _gain(self.weights.query, self.weights.query_bias, self.query_norm)
+        key, key_bias = _gain(self.weights.key, self.weights.key_bias, self.key_norm)
+        return Projections(query, key, query_bias, key_bias)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentLayer(Layer):
+    """One kernel of multi-head latent attention; its `weights` are composed of down- and up-projections.
+
+    The latents are normed between the two: q = W_up·γ·c/rms(c) with c = W_down·x, and likewise for keys.
+    """
+
+    normed: Projections | None = None  # composed with the latent norms' gains
+    query_down: Float[Tensor, "query_latent d"] | None = None  # None: queries have no latent
+    key_down: Float[Tensor, "key_latent d"] | None = None  # None: this kernel's keys pass by the latent
+    eps: float = 1e-6
+
+    def gained(self) -> Projections:
+        """The composed weights with the latent norms' gains."""
+        assert self.normed is not None
+        return self.normed
+
+    def project(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Queries and keys, each divided by the root mean square of its token's latent."""
+        y = x if y is None else y
+        query, key = self.gained().apply(x, y)
+        return query / self._rms(x, self.query_down), key / self._rms(y, self.key_down)
+
+    def _rms(self, x: Tensor, down: Tensor | None) -> Tensor:
+        if down is None:
+            return torch.ones((), dtype=x.dtype, device=x.device)
+        latent = x @ down.to(x.dtype).mT
+        size = (latent.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return size.unsqueeze(-3).unsqueeze(-3)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., n, d) by (groups, shared, r, d): (..., groups, shared, n, r)."""
+    out = x.unsqueeze(-3).unsqueeze(-3) @ weight.to(x.dtype).mT
+    return out if bias is None else out + bias.to(x.dtype).unsqueeze(-2)
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    """A norm of the queries or keys (..., groups, shared, n, r): head by head, or over all heads of a token."""
+    if norm is None:
+        return x
+    over_all = norm.gain.shape[:2] != (1, 1)
+    gain, shift = (None if t is None else t.unsqueeze(-2) for t in (norm.gain, norm.shift))
+    assert gain is not None
+    return replace(norm, gain=gain, shift=shift)(x, (-4, -3, -1) if over_all else (-1,))
+
+
+def _gain(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
+    if norm is None:
+        return weight, bias
+    if norm.kind == "layer":
+        weight = weight - weight.mean(2, keepdim=True)
+        bias = None if bias is None else bias - bias.mean(2, keepdim=True)
+    gain = norm.gain.to(weight.dtype)
+    return weight * gain.unsqueeze(-1), None if bias is None else bias * gain
+
+
+def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
+    """W·diag(γ), and W·β in the bias."""
+    if norm is None:
+        return weight, bias
+    if norm.shift is not None:
+        shifted = (weight.double() @ norm.shift.double()).to(weight.dtype)
+        bias = shifted if bias is None else bias + shifted
+    return weight * norm.gain.to(weight.dtype), bias

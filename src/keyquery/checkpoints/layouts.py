@@ -1,0 +1,155 @@
+"""From tensors to heads: query and key of every head, whichever way a file packs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from keyquery.checkpoints.family import Attention, Place
+from keyquery.checkpoints.layer import Projections
+from keyquery.checkpoints.sources import Source
+
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+
+
+def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
+    """The number of query heads: as given, as the live module says, or as the config says."""
+    named = [place.attention.heads] if place.attention.heads else list(HEADS)
+    found = given or _heads_of_module(place, source) or next((config[n] for n in named if config.get(n)), None)
+    if found is None:
+        raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ValueError(f"heads must be a positive integer, got {found!r}")
+    return found
+
+
+def _heads_of_module(place: Place, source: Source) -> int | None:
+    asked = getattr(source, "heads", None)
+    return asked(place.names["module"]) if asked and "module" in place.names else None
+
+
+def projections(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
+    """Read query and key of one layer and cut them into heads."""
+    if place.attention.order == "apart":
+        return _apart(place, source, heads)
+    return _fused(place, source, heads, head_dim)
+
+
+def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
+    """Rows of a weight as nn.Linear keeps it, (out, in)."""
+    if attention.transposed:
+        return source.rows(name).mT[start:stop]
+    return source.rows(name, start, stop)
+
+
+def _apart(place: Place, source: Source, heads: int) -> Projections:
+    attention = place.attention
+    query, key = (read_weight(source, place.names[role] + attention.weight, attention) for role in ("query", "key"))
+    name = place.names["query"]
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"{name}: keys of width {key.shape[-1]} beside queries of width {query.shape[-1]} have no form"
+        )
+    rank = _divide(len(query), heads, f"{name}: {len(query)} rows are not {heads} heads of equal width")
+    groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
+    shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")
+    return Projections(
+        query.reshape(groups, shared, rank, -1),
+        key.reshape(groups, 1, rank, -1),
+        _bias(source, place, "query", (groups, shared, rank)),
+        _bias(source, place, "key", (groups, 1, rank)),
+    )
+
+
+def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
+    name, count = place.names[role] + place.attention.bias, math.prod(shape)
+    if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
+        first = 0 if role == "query" else count
+        return source.rows(place.names["packed_bias"] + place.attention.bias, first, first + count).reshape(shape)
+    return source.rows(name).reshape(shape) if name in source.shapes else None
+
+
+def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
+    attention, name = place.attention, place.names["fused"]
+    shape = source.shapes[name + attention.weight]
+    rows, width = shape[::-1] if attention.transposed else shape
+    rank = head_dim or _divide(width, heads, f"{name}: a width of {width} is not {heads} heads of equal width")
+    units = _divide(rows, rank, f"{name}: {rows} rows are not heads of width {rank}")
+    groups = _divide(
+        units - heads, 2, f"{name}: {units} blocks of {rank} rows are not {heads} queries, keys and values"
+    )
+    if groups < 1:
+        raise ValueError(f"{name}: {rows} rows are too few for {heads} heads of width {rank}")
+    shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")
+    # In blocks, the values come last and are left unread; in groups they stand between the keys.
+    stop = (heads + groups) * rank if attention.order == "blocks" else None
+    weight = read_weight(source, name + attention.weight, attention, 0, stop)
+    query, key = _unfuse(weight, attention.order, groups, shared, rank)
+    bias = name + attention.bias
+    if bias not in source.shapes:
+        return Projections(query, key)
+    query_bias, key_bias = _unfuse(source.rows(bias, 0, stop), attention.order, groups, shared, rank)
+    return Projections(query, key, query_bias, key_bias)
+
+
+def _unfuse(packed: Tensor, order: str, groups: int, shared: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Query (groups, shared, r, …) and key (groups, 1, r, …) of rows that were packed in blocks or in groups."""
+    rest = packed.shape[1:]
+    if order == "groups":
+        packed = packed.reshape(groups, shared + 2, rank, *rest)
+        return packed[:, :shared], packed[:, shared : shared + 1]
+    heads = groups * shared
+    query, key = packed[: heads * rank], packed[heads * rank : (heads + groups) * rank]
+    return query.reshape(groups, shared, rank, *rest), key.reshape(groups, 1, rank, *rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Latent:
+    """One kernel of multi-head latent attention, raw and with the latent norms' gains, and what goes down."""
+
+    weights: Projections
+    normed: Projections
+    query_down: Tensor | None
+    key_down: Tensor | None
+
+
+def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, part: str) -> Latent:
+    """Compose down- and up-projections, W_up·W_down: of the kernel without positions ("nope"), or the rotary one."""
+
+    def weight(role: str) -> Tensor | None:
+        return source.rows(place.names[role] + ".weight") if role in place.names else None
+
+    nope, rope, rank = (int(config[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
+    here = slice(0, nope) if part == "nope" else slice(nope, nope + rope)
+    query_up, query_down, query_gain = weight("query_up"), weight("query_down"), weight("query_latent_norm")
+    key_down, key_up, key_gain = weight("key_down"), weight("key_up"), weight("key_latent_norm")
+    assert key_down is not None
+    assert key_up is not None
+    both = []
+    for gained in (False, True):
+        query = weight("query") if query_up is None else _compose(query_up, query_down, query_gain if gained else None)
+        assert query is not None
+        query = query.reshape(heads, 1, nope + rope, -1)[:, :, here]
+        if part == "nope":
+            up = key_up.reshape(heads, -1, rank)[:, :nope]
+            key = _compose(up, key_down[:rank], key_gain if gained else None).unsqueeze(1)
+        else:  # one rotary key for all heads
+            query, key = query.transpose(0, 1), key_down[rank:].reshape(1, 1, rope, -1)
+        both.append(Projections(query, key))
+    raw, normed = both
+    return Latent(raw, normed, query_down, key_down[:rank] if part == "nope" else None)
+
+
+def _compose(up: Tensor, down: Tensor | None, gain: Tensor | None) -> Tensor:
+    assert down is not None
+    return (up if gain is None else up * gain.to(up.dtype)) @ down
+
+
+def _divide(whole: int, parts: int, otherwise: str) -> int:
+    if parts < 1 or whole % parts:
+        raise ValueError(otherwise)
+    return whole // parts

@@ -1,0 +1,172 @@
+"""What a config says about positions and scale: rotary frequencies, additive biases, and the factor of the score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from keyquery.checkpoints.family import Attention
+from keyquery.forms import Rope
+
+Config = Mapping[str, Any]
+
+
+def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) -> float:
+    """The factor by which the model multiplies q·k."""
+    match attention.scale:
+        case "one":
+            return 1.0
+        case "query_pre_attn_scalar":
+            return float(config.get("query_pre_attn_scalar", head_dim)) ** -0.5
+        case "gpt2":
+            scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+            return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale
+        case "deberta":
+            terms = config.get("pos_att_type") or []
+            return (head_dim * (1 + ("c2p" in terms) + ("p2c" in terms))) ** -0.5
+        case "latent":
+            rope = _rope_parameters(config, layer)
+            all_dim = rope.get("mscale_all_dim", 0)
+            mscale = _yarn_mscale(rope["factor"], all_dim) if all_dim and "factor" in rope else 1.0
+            return head_dim**-0.5 * mscale**2
+        case _:
+            return head_dim**-0.5
+
+
+def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope | None:
+    """The rotation of queries and keys; None where there is none, or where no config says which."""
+    if attention.rope is None or not config or (attention.alibi and config.get(attention.alibi)):
+        return None
+    parameters = _rope_parameters(config, layer)
+    shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
+    dims = int(config.get("rotary_dim") or head_dim * next((share for share in shares if share), 1.0))
+    interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
+    base = float(parameters.get("rope_theta", 10000.0))
+    frequencies = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    frequencies, factor = _rescaled(frequencies, base, parameters, config)
+    return Rope(dims, base, interleaved, frequencies, factor)
+
+
+def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
+    """One layer's rotary parameters, from the new or the old places in a config."""
+    parameters = config.get("rope_parameters")
+    kinds = config.get("layer_types")
+    if isinstance(parameters, Mapping) and kinds and kinds[layer] in parameters:
+        return dict(parameters[kinds[layer]] or {})
+    if isinstance(parameters, Mapping) and "rope_theta" in parameters:
+        return dict(parameters)
+    scaling = dict(config.get("rope_scaling") or {})
+    scaling.setdefault("rope_type", scaling.pop("type", "default"))
+    if (local := _old_local_base(config, layer)) is not None:
+        return {"rope_type": "default", "rope_theta": local}
+    base = config.get("rope_theta") or config.get("global_rope_theta") or config.get("rotary_emb_base") or 10000.0
+    return {**scaling, "rope_theta": base}
+
+
+def _old_local_base(config: Config, layer: int) -> float | None:
+    """The base of a local layer as configs said it before they had `rope_parameters`."""
+    for base, every, first in (
+        ("local_rope_theta", "global_attn_every_n_layers", 0),
+        ("rope_local_base_freq", "sliding_window_pattern", 1),
+    ):
+        if config.get(base) and (layer + first) % int(config.get(every) or 6):
+            return float(config[base])
+    return None
+
+
+def _rescaled(
+    frequencies: Float[Tensor, " pairs"], base: float, parameters: Config, config: Config
+) -> tuple[Float[Tensor, " pairs"], float]:
+    """Frequencies stretched for long contexts, and the factor on cosine and sine that goes with that."""
+    factor = float(parameters.get("factor") or 1.0)
+    match parameters.get("rope_type", "default"):
+        case "linear":
+            return frequencies / factor, 1.0
+        case "llama3":
+            return _llama3(frequencies, factor, parameters), 1.0
+        case "yarn":
+            return _yarn(frequencies, base, factor, parameters, config)
+        case "longrope" | "su":
+            return _longrope(frequencies, parameters, config)
+        case _:
+            return frequencies, 1.0
+
+
+def _llama3(frequencies: Tensor, factor: float, parameters: Config) -> Tensor:
+    length = parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = length * frequencies / (2 * math.pi)
+    # Fast pairs keep their frequency, slow ones are stretched, those between are blended.
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / factor
+
+
+def _yarn(frequencies: Tensor, base: float, factor: float, parameters: Config, config: Config) -> tuple[Tensor, float]:
+    length = parameters.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    dims = 2 * len(frequencies)
+
+    def pair_of(turns: float) -> float:
+        return dims * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_of(parameters.get("beta_fast") or 32), pair_of(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    stretched = ((torch.arange(len(frequencies)) - low) / max(high - low, 0.001)).clamp(0, 1).double()
+    mixed = stretched * frequencies / factor + (1 - stretched) * frequencies
+    if parameters.get("attention_factor") is not None:
+        return mixed, float(parameters["attention_factor"])
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        ratio = _yarn_mscale(factor, parameters["mscale"]) / _yarn_mscale(factor, parameters["mscale_all_dim"])
+        return mixed, ratio
+    return mixed, _yarn_mscale(factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope(frequencies: Tensor, parameters: Config, config: Config) -> tuple[Tensor, float]:
+    """Within the original context the short factors count; they are what a short text meets."""
+    short = torch.tensor(parameters["short_factor"], dtype=torch.float64)
+    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    longest = config["max_position_embeddings"]
+    factor = parameters.get("factor") or (longest / original if original else 1.0)
+    if parameters.get("attention_factor") is not None:
+        return frequencies / short, float(parameters["attention_factor"])
+    grown = math.sqrt(1 + math.log(factor) / math.log(original or longest)) if factor > 1 else 1.0
+    return frequencies / short, grown
+
+
+def alibi(heads: int, offsets: Int[Tensor, " n"]) -> Float[Tensor, "heads n"]:
+    """ALiBi: slope·(key position − query position), one slope a head, 2^(−8h/heads) for a power of two.
+
+    >>> alibi(2, torch.tensor([0, -1, -2]))
+    tensor([[ 0.0000, -0.0625, -0.1250],
+            [ 0.0000, -0.0039, -0.0078]], dtype=torch.float64)
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
+    return torch.tensor(slopes, dtype=torch.float64)[:, None] * offsets
+
+
+def t5_bias(
+    table: Float[Tensor, "buckets heads"], offsets: Int[Tensor, " n"], causal: bool, config: Config
+) -> Float[Tensor, "heads n"]:
+    """T5's bias by bucketed offset: small offsets one by one, larger ones by logarithm, up to a distance."""
+    buckets, furthest = len(table), int(config.get("relative_attention_max_distance") or 128)
+    if causal:
+        side, distance = torch.zeros_like(offsets), (-offsets).clamp(min=0)
+    else:
+        buckets //= 2
+        side, distance = (offsets > 0).long() * buckets, offsets.abs()
+    exact = buckets // 2
+    far = torch.log(distance.clamp(min=1) / exact) / math.log(furthest / exact) * (buckets - exact)
+    bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=buckets - 1))
+    return table.double()[side + bucket].mT

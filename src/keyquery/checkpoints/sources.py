@@ -1,0 +1,151 @@
+"""Where tensors come from: files, folders and live modules behind one small interface.
+
+A source knows the names and shapes of its tensors without reading them, and reads rows of one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Tensors by name; nothing is read before `rows` is called."""
+
+    @property
+    def label(self) -> str:
+        """What to call it: a path, a hub name, a class."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What it says of itself: config.json."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every tensor, by name."""
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows start to stop of a tensor, and nothing else of it where the format allows that."""
+
+
+class Safetensors:
+    """One safetensors file, or the shards that an index names."""
+
+    def __init__(self, files: Mapping[str, Path], label: str, config: Mapping[str, Any]) -> None:
+        self.label, self.config = label, config
+        self._files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in dict.fromkeys(files.values()):
+            with _open(path) as file:
+                for name in list(file.keys()):
+                    self._files[name] = path
+                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor. The file is closed at once: what is mapped for one layer is not kept for the next."""
+        with _open(self._files[name]) as file:
+            return file.get_slice(name)[start:stop] if self.shapes[name] else file.get_tensor(name)
+
+
+class Loaded:
+    """Tensors that are in memory, or mapped into it: a state dict."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], label: str, config: Mapping[str, Any]) -> None:
+        self.label, self.config = label, config
+        self._tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor, not copied."""
+        tensor = self._tensors[name].detach()
+        return tensor[start:stop] if tensor.ndim else tensor
+
+
+class Live(Loaded):
+    """The parameters of a live module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        config: Any = getattr(model, "config", None)
+        facts = config.to_dict() if hasattr(config, "to_dict") else {}
+        super().__init__(model.state_dict(keep_vars=True), type(model).__name__, facts)
+        self.model = model
+        meta = [name for name, tensor in self._tensors.items() if tensor.is_meta]
+        if meta:
+            raise ValueError(f"{self.label} has no weights: {meta[0]} is on the meta device")
+
+    def heads(self, module: str) -> int | None:
+        """The number of heads that a module of the model says it has."""
+        return getattr(self.model.get_submodule(module), "num_heads", None)
+
+
+def load_torch(path: Path, config: Mapping[str, Any]) -> Loaded:
+    """A .bin, .pt or .pth file, with `weights_only`: a pickle that would run code is refused."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about odd pickles, which are refused below anyway
+            data = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except pickle.UnpicklingError as error:
+        reason = first_line(error).split(". ")[0]
+        raise ValueError(f"{path} is refused: it holds more than weights ({reason})") from None
+    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not a readable torch file: {first_line(error)}") from None
+    for key in ("state_dict", "model_state_dict", "model", "module"):
+        if isinstance(data, Mapping) and isinstance(data.get(key), Mapping):
+            data = data[key]
+    if not isinstance(data, Mapping) or not any(isinstance(tensor, Tensor) for tensor in data.values()):
+        raise ValueError(f"{path} holds no named tensors")
+    return Loaded(data, str(path), config)
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """Which shard holds which tensor; shards must be files beside the index."""
+    index = read_json(path)
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise ValueError(f"{path} has no weight_map of file names")
+    for name in set(shards.values()):
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ValueError(f"{path} names {name!r}, which is not a file beside it: refused")
+        if not (path.parent / name).is_file():
+            raise FileNotFoundError(f"{path.parent} lacks the shard {name}")
+    return {tensor: path.parent / name for tensor, name in shards.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return data
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line.
+
+    >>> first_line(EOFError())
+    'EOFError'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"

@@ -1,0 +1,31 @@
+"""The words of a checkpoint's tokens, from the files that lie beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from keyquery.checkpoints.sources import read_json
+
+
+def vocabulary(path: str | Path) -> list[str] | None:
+    """Token texts by id, from tokenizer.json, vocab.json or vocab.txt beside the weights; None where there is none."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    if (folder / "tokenizer.json").is_file():
+        words = read_json(folder / "tokenizer.json").get("model", {}).get("vocab")
+        return _by_id(words)
+    if (folder / "vocab.json").is_file():
+        return _by_id(read_json(folder / "vocab.json"))
+    if (folder / "vocab.txt").is_file():
+        return (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    return None
+
+
+def _by_id(words: Any) -> list[str] | None:
+    """A vocabulary as {text: id} or as [[text, score], …], in the order of ids."""
+    if isinstance(words, list):
+        return [str(word[0]) if isinstance(word, list) and word else str(word) for word in words]
+    if not isinstance(words, dict) or not all(isinstance(number, int) for number in words.values()):
+        return None
+    texts = {number: text for text, number in words.items()}
+    return [texts.get(number, f"#{number}") for number in range(max(texts, default=-1) + 1)]

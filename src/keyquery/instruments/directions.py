@@ -1,0 +1,68 @@
+"""What a head's directions mean in tokens: its object directions and its relations, by the embeddings along them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.forms import Form
+
+TOKENS = 5  # shown on each side
+CANDIDATES = 40  # tokens furthest out in a plane, among which pairs are sought
+
+
+class Directions:
+    """Token embeddings, centred and of unit length, to hold directions of heads against."""
+
+    def __init__(self, embedding: Float[Tensor, "vocabulary d"], words: list[str] | None) -> None:
+        centred = embedding.float() - embedding.float().mean(0)
+        self._rows = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp(min=1e-12)
+        self._words = words
+
+    @property
+    def width(self) -> int:
+        """The embeddings' width: heads of another cannot be held against them."""
+        return self._rows.shape[1]
+
+    def of(self, form: Form, count: int) -> list[dict[str, Any]]:
+        """The leading object directions and relation planes of every head, with their tokens."""
+        flat = Form(*(t.reshape(-1, form.rank, form.dim) for t in torch.broadcast_tensors(form.query, form.key)))
+        most = min(2 * form.rank, form.dim)
+        values, vectors = flat.eigh(min(count, most))
+        planes = flat.skew_planes(min(count, most // 2))
+        heads = []
+        for head in range(len(flat)):
+            strongest = values[head].abs().argsort(descending=True)
+            objects = [self._object(values[head, i], vectors[head, :, i]) for i in strongest]
+            relations = [
+                self._relation(planes.values[head, i], planes.source[head, :, i], planes.target[head, :, i])
+                for i in range(planes.values.shape[-1])
+            ]
+            heads.append({"objects": objects, "relations": relations})
+        return heads
+
+    def _object(self, value: Tensor, vector: Tensor) -> dict[str, Any]:
+        """Tokens at both ends of an eigenvector of S."""
+        along = self._rows @ vector.to(self._rows)
+        count = min(TOKENS, len(along))
+        ends = {"tokens": along.topk(count).indices, "opposite": (-along).topk(count).indices}
+        return {"value": value.item(), **{end: self._texts(indices) for end, indices in ends.items()}}
+
+    def _relation(self, value: Tensor, source: Tensor, target: Tensor) -> dict[str, Any]:
+        """Token pairs that a rotation plane of A relates most: query token → key token.
+
+        In coordinates (a, b) of the plane the score is value·(aᵢbⱼ − bᵢaⱼ), however the plane's axes are turned.
+        """
+        a, b = self._rows @ source.to(self._rows), self._rows @ target.to(self._rows)
+        far = (a.square() + b.square()).topk(min(CANDIDATES, len(a))).indices
+        strength = a[far, None] * b[far] - b[far, None] * a[far]
+        best = strength.flatten().topk(min(TOKENS, strength.numel())).indices
+        pairs = [(far[index // len(far)], far[index % len(far)]) for index in best]
+        return {"value": value.item(), "pairs": [self._texts(torch.stack(pair)) for pair in pairs]}
+
+    def _texts(self, indices: Tensor) -> list[str]:
+        known = self._words or []
+        return [known[i] if i < len(known) else f"#{i}" for i in indices.tolist()]

@@ -1,0 +1,223 @@
+"""`check_family`: the forms read from a file against the scores that the real model computes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints.family import families
+
+SPY = "keyquery_spy"
+# Families whose models do not ask transformers' attention interface: their attention maps are compared instead.
+BYPASS = ("bloom", "deberta_v2", "falcon", "gpt_neo", "gptj")
+TOLERANCE = 1e-5
+
+
+def check_family(name: str, **changes: Any) -> None:
+    """Build a tiny random model of a family with transformers, save it, read it, and compare every head's scores.
+
+    The q·k that the model itself computes, at position 0 and at real offsets, must equal the scores of our Form to a
+    relative error of 1e-5; AssertionError otherwise. `changes` are put into the tiny model's config. Needs the extra
+    `hf`.
+
+    >>> kq.testing.check_family("bert")
+    """
+    model = tiny_model(name, **changes)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        on_disk = read(folder)
+        assert on_disk.family.name == name, f"{name} is read as {on_disk.family.name}"
+        _compare(model, on_disk, at_zero=False)
+        if on_disk[-1].rope is not None and name not in BYPASS:
+            _compare(model, on_disk, at_zero=True)
+
+
+def tiny_model(name: str, **changes: Any) -> Any:
+    """The tiny model of a family with every weight random, also biases and gains, which would start as 0 and 1."""
+    facts = families()[name].tiny
+    cls = getattr(import_module("transformers"), changes.pop("model", facts["model"]))
+    config = cls.config_class(**{**facts["config"], **changes}, attn_implementation="eager")
+    model = cls(config).eval()
+    with torch.no_grad():
+        for label, parameter in model.named_parameters():
+            noise = 0.3 * torch.randn_like(parameter)
+            parameter.copy_(1 + noise if "norm" in label.lower() and "weight" in label else noise)
+            if any(part in label for part in facts.get("zero", [])):
+                parameter.zero_()
+    return model
+
+
+def tiny_inputs(name: str, model: Any) -> dict[str, Tensor]:
+    """Inputs that a family's tiny model takes."""
+    ids, image = {"input_ids": torch.randint(3, 60, (1, 6))}, {"pixel_values": torch.randn(1, 3, 16, 16)}
+    decoder = {"decoder_input_ids": torch.randint(3, 60, (1, 5))}
+    match families()[name].tiny.get("inputs", "text"):
+        case "pair":
+            return {**ids, **decoder}
+        case "audio":
+            frames = 2 * model.config.max_source_positions
+            return {"input_features": torch.randn(1, model.config.num_mel_bins, frames), **decoder}
+        case "wave":
+            return {"input_values": torch.randn(1, 120)}
+        case "image":
+            return image
+        case "text and image":
+            return {**ids, **image}
+        case _:
+            return ids
+
+
+def _compare(model: Any, on_disk: Heads, at_zero: bool) -> None:
+    name, in_memory = on_disk.family.name, read(model)
+    inputs = tiny_inputs(name, model)
+    if at_zero:
+        inputs["position_ids"] = torch.zeros_like(inputs["input_ids"])
+    hidden = {layer.modules.get("fused") for layer in in_memory if "module" in layer.modules}  # parameters, no modules
+    watched = sorted({name for layer in in_memory for name in layer.modules.values()} - hidden)
+    with _spied(model, name) as calls, _recorded(model, watched) as seen, torch.no_grad():
+        out = model(**inputs, **({"output_attentions": True} if name in BYPASS else {}))
+    assert calls or name in BYPASS, f"{name} did not call the attention function it was given"
+    kernels = list(zip(on_disk, in_memory, strict=True))
+    maps = iter(out.attentions) if name in BYPASS else None
+    while kernels:
+        # The two kernels of a latent head add up to its score.
+        together = [kernels.pop(0) for _ in range(2 if "(nope)" in kernels[0][0].name else 1)]
+        layer, live = together[0]
+        x, y = _entering(live, seen)
+        scores = torch.stack([_scores(disk, x, y, at_zero) for disk, _ in together]).sum(0)
+        if maps is not None:
+            _close(layer.name, _softmax(scores, layer, on_disk), next(maps)[0])
+        elif (call := calls.get(_owner(live))) is not None:
+            _close(layer.name, scores, call)
+        for disk, _ in together:
+            if disk.query_norm is None or disk.query_norm.shift is None:
+                _check_forms(disk, x, y, at_zero)
+        _check_feeding_norm(layer, live, x, y, seen)
+
+
+def _scores(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> Tensor:
+    """Scaled scores (heads, n, m) from the queries and keys that a layer makes of tokens."""
+    query, key = layer.project(x, y)
+    if layer.rope is not None:
+        places = [torch.arange(t.shape[-2]) * (0 if at_zero else 1) for t in (query, key)]
+        query, key = (layer.rope.rotate(t, place) for t, place in zip((query, key), places, strict=True))
+    return layer.scale * (query @ key.mT).flatten(0, 1)
+
+
+def _check_forms(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> None:
+    """The Forms give the same scores: `biased` on the layer's input, `folded` on that input before gain and shift.
+
+    Norms of queries and keys divide each by a positive factor that no form can hold: it is put back here.
+    """
+    expected = _scores(layer, x, y, at_zero)
+    sizes = [
+        torch.linalg.vector_norm(bare, dim=-1) / torch.linalg.vector_norm(used, dim=-1)
+        for bare, used in zip(layer.gained().apply(x, y), layer.project(x, y), strict=True)
+    ]
+    expected = expected * (sizes[0].unsqueeze(-1) * sizes[1].unsqueeze(-2)).flatten(0, 1)
+    for view, (a, b) in (("biased", (x, y)), ("folded", _before_norm(layer, x, y))):
+        form = getattr(layer, view)
+        a, b = (torch.nn.functional.pad(t, (0, form.dim - t.shape[-1]), value=1.0) for t in (a, b))
+        offsets = range(1 - len(a), len(b))
+        at = {d: form if layer.rope is None else form.at(0 if at_zero else d, layer.rope) for d in offsets}
+        given = torch.stack([at[j - i].scores(a[i], b[j]) for i in range(len(a)) for j in range(len(b))], dim=-1)
+        _close(f"{layer.name}, {view}", layer.scale * given.reshape(expected.shape), expected)
+
+
+def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What entered the layer, with the feeding norm's shift and gain taken out again."""
+
+    def undo(t: Tensor, norm: Any) -> Tensor:
+        if norm is None:
+            return t
+        return (t if norm.shift is None else t - norm.shift) / norm.gain
+
+    return undo(x, layer.norm), undo(y, layer.memory_norm if layer.kind == "cross" else layer.norm)
+
+
+def _check_feeding_norm(
+    layer: Layer, live: Layer, x: Tensor, y: Tensor, seen: dict[str, tuple[Tensor, Tensor]]
+) -> None:
+    """The norm that is folded in is the one whose output enters the layer."""
+    feeding = live.modules.get("norm", live.modules.get("first_norm"))
+    for norm, module, entered in ((layer.norm, feeding, x), (layer.memory_norm, live.modules.get("memory_norm"), y)):
+        if norm is not None and module in seen and not layer.notes:
+            _close(f"what {module} gives to {layer.name}", seen[module][1], entered)
+
+
+def _entering(live: Layer, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The tokens that entered the query and the key projection."""
+    names = live.modules
+    query = next(names[role] for role in ("query", "query_down", "module", "fused") if role in names)
+    key = next(names[role] for role in ("key", "key_down", "module", "fused") if role in names)
+    return seen[query][0], seen[key][0]
+
+
+def _owner(live: Layer) -> str:
+    return live.name.removesuffix(" (nope)").removesuffix(" (rope)")
+
+
+def _softmax(scores: Tensor, layer: Layer, heads: Heads) -> Tensor:
+    n = scores.shape[-1]
+    offsets = torch.arange(n) - torch.arange(n)[:, None]
+    bias = heads.position_bias(layer, offsets.flatten())
+    scores = scores if bias is None else scores + bias.reshape(-1, n, n).to(scores.dtype)
+    return (scores.masked_fill(offsets > 0, -torch.inf) if layer.causal else scores).softmax(-1)
+
+
+def _close(name: str, given: Tensor, expected: Tensor) -> None:
+    assert given.shape == expected.shape, f"{name}: shape {tuple(given.shape)}, not {tuple(expected.shape)}"
+    error = float((given - expected).abs().max() / expected.abs().max())
+    assert error <= TOLERANCE, f"{name}: the model's scores differ by {error:.2g}"
+
+
+@contextmanager
+def _spied(model: Any, name: str) -> Iterator[dict[str, Tensor]]:
+    """Record scaled q·k of every attention module, by its name, from transformers' attention interface."""
+    if name in BYPASS:
+        yield {}
+        return
+    utils, masks = import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
+    names = {module: label for label, module in model.named_modules()}
+    calls: dict[str, Tensor] = {}
+
+    def spy(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any = None, **rest: Any) -> Any:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        calls.setdefault(names[module], scores[0])
+        masked = scores if mask is None else scores + mask[..., : key.shape[-2]]
+        return (masked.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+    utils.AttentionInterface.register(SPY, spy)
+    # Without a mask function of the same name the mask would be dropped silently.
+    masks.AttentionMaskInterface.register(SPY, masks.eager_mask)
+    model.set_attn_implementation(SPY)
+    yield calls
+
+
+@contextmanager
+def _recorded(model: Any, modules: list[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Input and output of modules, of the first and only sequence, by name."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def record(label: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            entered = args[0] if args else next(iter(kwargs.values()))
+            first = out[0] if isinstance(out, tuple) else out
+            seen.setdefault(label, (entered.reshape(-1, entered.shape[-1]), first.reshape(-1, first.shape[-1])))
+
+        return hook
+
+    with ExitStack() as stack:
+        for label in modules:
+            handle = model.get_submodule(label).register_forward_hook(record(label), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield seen

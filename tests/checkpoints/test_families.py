@@ -1,0 +1,145 @@
+"""Every family against the real model's own scores, in every variant that its files come in."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the spy needs the extra hf")
+
+from keyquery.checkpoints.family import families, recognise
+from keyquery.checkpoints.positions import t5_bias
+from keyquery.testing import check_family
+from keyquery.testing.families import tiny_model
+
+PROVEN = [name for name, family in families().items() if family.tiny]
+
+
+def rope(kind, **parameters):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+VARIANTS = {
+    "falcon, multi-query": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "falcon, one key a query": (
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4},
+    ),
+    "gpt2, unscaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": False}),
+    "phi, query and key norms": ("phi", {"qk_layernorm": True}),
+    "llama, biases": ("llama", {"attention_bias": True}),
+    "llama, linear": ("llama", rope("linear", factor=4.0)),
+    "llama, llama3": (
+        "llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    "llama, yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "phi3, longrope": (
+        "phi3",
+        {
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            **rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4),
+        },
+    ),
+    "deepseek v2": ("deepseek", {"model": "DeepseekV2Model"}),
+    "deepseek, no query latent": ("deepseek", {"q_lora_rank": None}),
+    "deepseek, pairs apart": ("deepseek", {"rope_interleave": False}),
+    "deepseek, yarn": (
+        "deepseek",
+        rope("yarn", factor=40.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=64),
+    ),
+    "opt, post-norm": ("opt", {"do_layer_norm_before": False}),
+    "wav2vec2, pre-norm": ("wav2vec2", {"do_stable_layer_norm": True}),
+    "deberta, no positions": ("deberta_v2", {"relative_attention": False, "pos_att_type": []}),
+    "gpt_neox, all rotary": ("gpt_neox", rope("default", partial_rotary_factor=1.0)),
+    "modernbert, local and global": ("modernbert", {"num_hidden_layers": 4}),
+    "gemma3, local and global": ("gemma3", {"num_hidden_layers": 6}),
+    "qwen3, no groups": ("qwen3", {"num_key_value_heads": 4}),
+}
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_family(name):
+    check_family(name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variant(variant):
+    name, changes = VARIANTS[variant]
+    check_family(name, **changes)
+
+
+def test_check_family_finds_a_wrong_fact(monkeypatch):
+    facts = families()["gpt_neox"].attention[0]
+    object.__setattr__(facts, "order", "blocks")  # what published code takes it for
+    try:
+        with pytest.raises(AssertionError, match="differ"):
+            check_family("gpt_neox")
+    finally:
+        object.__setattr__(facts, "order", "groups")
+
+
+def test_grouped_heads_paired_wrongly_would_be_found(monkeypatch):
+    """Query head h looks at key head h // group; the published code has h mod n_kv."""
+    from keyquery.checkpoints import layouts
+
+    right = layouts._apart
+
+    def wrong(place, source, heads):
+        weights = right(place, source, heads)
+        groups, shared = weights.query.shape[:2]
+        query = weights.query.flatten(0, 1).unflatten(0, (shared, groups)).transpose(0, 1)
+        return layouts.Projections(query, weights.key, weights.query_bias, weights.key_bias)
+
+    monkeypatch.setattr(layouts, "_apart", wrong)
+    with pytest.raises(AssertionError, match="differ"):
+        check_family("llama", num_attention_heads=8, num_key_value_heads=2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_t5_bias_is_that_of_the_model(causal):
+    model = tiny_model("t5")
+    stack = model.decoder if causal else model.encoder
+    attention = stack.block[0].layer[0].SelfAttention
+    expected = attention.compute_bias(40, 40)[0]
+    offsets = torch.arange(40) - torch.arange(40)[:, None]
+    table = attention.relative_attention_bias.weight.detach()
+    given = t5_bias(table, offsets.flatten(), causal, model.config.to_dict()).reshape(-1, 40, 40)
+    visible = offsets <= 0 if causal else torch.ones_like(offsets, dtype=torch.bool)
+    torch.testing.assert_close(given[:, visible], expected.detach().double()[:, visible])
+
+
+def test_falcon_alibi_is_scaled_like_the_score(monkeypatch, tmp_path):
+    """Its eager attention adds ALiBi twice, so the mask that it hands to fused attention is the witness."""
+    import keyquery as kq
+
+    model = tiny_model("falcon", alibi=True)
+    model.config._attn_implementation = "sdpa"
+    seen = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def witness(query, key, value, attn_mask=None, **rest):
+        seen.append(attn_mask)
+        return fused(query, key, value, attn_mask=attn_mask, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", witness)
+    with torch.no_grad():
+        model(torch.randint(3, 60, (1, 6)))
+    heads = kq.read(model)
+    layer = heads[0]
+    assert layer.rope is None
+    bias = heads.position_bias(layer, torch.arange(6) - 5)  # of the last query, which sees all
+    given = seen[0][0, :, -1].double()
+    torch.testing.assert_close(given - given[:, -1:], bias - bias[:, -1:], rtol=1e-2, atol=1e-2)  # slopes are bfloat16
+
+
+RECOGNISED = [n for n in PROVEN if n not in ("mistral", "qwen2", "roberta", "electra", "gemma3", "siglip")]
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_families_are_recognised_by_their_names_alone(name):
+    assert recognise(dict.fromkeys(tiny_model(name).state_dict())).name == name
+
+
+@pytest.mark.parametrize(("name", "like"), [("mistral", "llama"), ("qwen2", "llama"), ("roberta", "bert")])
+def test_families_of_one_layout_are_taken_for_one_another(name, like):
+    assert recognise(dict.fromkeys(tiny_model(name).state_dict())).name == like

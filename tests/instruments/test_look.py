@@ -1,0 +1,401 @@
+"""`look` from a checkpoint to the reading, the terminal, the files and the picture."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli, models
+from keyquery.instruments.comparison import Comparison
+
+run = CliRunner().invoke
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "it",
+    "was",
+    "warm",
+    "under",
+    "old",
+    "stone",
+    "by",
+    "river",
+    "bed",
+]
+
+
+@pytest.fixture(scope="module")
+def reading():
+    return kq.look(models.seeded(layers=2, heads=2, width=32), name="small")
+
+
+def folder_with_tokenizer(path, name):
+    """A tiny model with a tokenizer of whole words beside it, as a user has it on disk."""
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    from keyquery.testing.families import tiny_model
+
+    tiny_model(name).save_pretrained(path)
+    words = {"[PAD]": 0, "[UNK]": 1, **{word: i + 2 for i, word in enumerate(WORDS)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(path)
+    text = path / "text.txt"
+    text.write_text("\n".join(" ".join(WORDS[i : i + 9]) for i in range(9)))
+    return path, text
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return folder_with_tokenizer(tmp_path_factory.mktemp("bert"), "bert")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    return folder_with_tokenizer(tmp_path_factory.mktemp("llama"), "llama")
+
+
+# The reading
+
+
+def test_figures_equal_dense_algebra(reading):
+    layer = kq.read(models.seeded(layers=2, heads=2, width=32))[1]
+    dense = layer.form.query.double().mT @ layer.form.key.double()
+    M, whole = dense[1], dense.sum(0)
+    raw = reading.heads[3]["raw"]
+    assert raw["symmetry"] == pytest.approx(float((M * M.mT).sum() / M.norm() ** 2))
+    assert raw["symmetric_energy"] + raw["skew_energy"] == pytest.approx(float(M.norm() ** 2))
+    assert raw["singular_values"] == pytest.approx(torch.linalg.svdvals(M)[:16].tolist())
+    assert raw["directionality"] == pytest.approx(float(layer.form[1].directionality()))
+    expected = float((whole * whole.mT).sum() / whole.norm() ** 2)
+    assert reading.layers[1]["raw"]["symmetry"] == pytest.approx(expected, abs=1e-6)
+    together = kq.Form(torch.eye(32, dtype=torch.float64), whole)
+    assert reading.layers[1]["raw"]["directionality"] == pytest.approx(float(together.directionality()), abs=1e-4)
+
+
+def test_views_are_those_of_the_layer(encoder):
+    path, _ = encoder
+    reading = kq.look(path)
+    layer = kq.read(path)[1]
+    for view, form in (("raw", layer.form), ("folded", layer.folded)):
+        given = [head[view]["symmetry"] for head in reading.heads if head["layer"] == 1]
+        assert given == pytest.approx(form.symmetry.tolist())
+    assert all(head["on_data"] is None for head in reading.heads)
+
+
+def test_grouped_queries_are_summed_before_the_layer_is(decoder):
+    path, _ = decoder
+    layer = kq.read(path)[0]
+    whole = layer.form.dense().double().sum((0, 1))
+    expected = float((whole * whole.mT).sum() / whole.norm() ** 2)
+    assert kq.look(path).layers[0]["raw"]["symmetry"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_on_data_an_encoder_has_no_position_share(encoder):
+    path, text = encoder
+    reading = kq.look(path, text=text)
+    for head in reading.heads:
+        data = head["on_data"]
+        assert sum(data[name] for name in ("reciprocal", "directional", "popularity")) == pytest.approx(1)
+        assert data["position"] == 0
+    assert reading.provenance["data"] == {"tokens": 80, "length": 128, "from": "text.txt"}
+
+
+def test_on_data_equals_the_form_on_the_activations(encoder):
+    from transformers import AutoModel, AutoTokenizer
+
+    from keyquery.capture import activations
+
+    path, text = encoder
+    model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    batch = dict(tokenizer(text.read_text().splitlines(), return_tensors="pt", padding=True))
+    batch.pop("token_type_ids", None)
+    name = "encoder.layer.1.attention.self.query"
+    x = activations(model, [batch], [name])[name].double()
+    layer = kq.read(path)[1]
+    bias = layer.weights.query_bias.squeeze(1)
+    expected = layer.form.shares(torch.cov(x.mT, correction=0), x.mean(0), bias)
+    heads = [head["on_data"] for head in kq.look(path, text=text).heads if head["layer"] == 1]
+    for share in ("reciprocal", "directional", "popularity"):
+        assert [head[share] for head in heads] == pytest.approx(getattr(expected, share).tolist(), rel=1e-3)
+
+
+def test_on_data_a_rotary_decoder_minds_the_place(decoder):
+    path, text = decoder
+    reading = kq.look(path, text=text, length=8)
+    names = ("reciprocal", "directional", "popularity", "position")
+    for head in reading.heads:
+        assert sum(head["on_data"][name] for name in names) == pytest.approx(1)
+        assert head["on_data"]["position"] > 0
+        assert head["raw"]["offsets"]["contents"][0] == pytest.approx(head["raw"]["symmetry"])
+        assert head["raw"]["offsets"]["offset"][:3] == [0, -1, -2]
+
+
+def test_live_models_and_inputs(encoder):
+    from transformers import AutoModel
+
+    path, _ = encoder
+    batches = [{"input_ids": torch.randint(2, 18, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}]
+    reading = kq.look(AutoModel.from_pretrained(path), inputs=batches)
+    assert reading.provenance["data"]["tokens"] == 21
+    assert reading.heads[0]["on_data"] is not None
+
+
+def test_an_encoder_and_decoder_runs_on_text(tmp_path):
+    path, text = folder_with_tokenizer(tmp_path, "t5")
+    reading = kq.look(path, text=text, length=8)
+    kinds = {head["kind"]: head["on_data"] is not None for head in reading.heads}
+    assert kinds == {"self": True, "cross": False}
+    assert any(head["on_data"] and head["on_data"]["position"] > 0 for head in reading.heads)
+
+
+def test_directions_are_told_by_their_tokens(encoder):
+    path, _ = encoder
+    head = kq.look(path, layers=[1], directions=2).heads[2]
+    layer, embedding = kq.read(path)[1], kq.read(path).embedding()
+    rows = embedding - embedding.mean(0)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    S = layer.form.symmetric.dense()[2].double()
+    values, vectors = torch.linalg.eigh(S)
+    top = vectors[:, values.abs().argmax()].float()
+    along = rows @ top
+    words = ["[PAD]", "[UNK]", *WORDS]
+    names = [words[i] if i < len(words) else f"#{i}" for i in range(len(rows))]
+    both = {frozenset(head["objects"][0][end]) for end in ("tokens", "opposite")}
+    assert both == {frozenset(names[i] for i in (sign * along).topk(5).indices) for sign in (1, -1)}
+    assert head["objects"][0]["value"] == pytest.approx(float(values[values.abs().argmax()]), rel=1e-4)
+    planes = layer.form[2].skew_planes(1)
+    A = planes.values[0] * (planes.source @ planes.target.mT - planes.target @ planes.source.mT)
+    scores = rows.double() @ A @ rows.double().mT
+    strongest = scores.flatten().argmax()
+    assert head["relations"][0]["pairs"][0] == [names[strongest // len(rows)], names[strongest % len(rows)]]
+
+
+def test_reading_goes_through_json_frame_and_picture(reading):
+    assert kq.Reading.load(reading.to_json()) == reading
+    frame = reading.to_frame()
+    assert len(frame) == 4
+    assert {"layer", "head", "name", "raw_symmetry", "folded_effective_rank", "verdict"} <= set(frame.columns)
+    image = reading.plot().axes[0].images[0].get_array()
+    assert image.shape == (2, 2)
+    assert image[1, 0] == reading.heads[2]["raw"]["symmetry"]
+
+
+def test_json_has_the_promised_form(decoder):
+    path, text = decoder
+    data = json.loads(kq.look(path, text=text, length=8).to_json())
+    assert (data["schema"], data["kind"]) == (1, "look")
+    assert set(data["layers"][0]) >= {"layer", "name", "raw"}
+    assert set(data["layers"][0]["raw"]) >= {"symmetry", "directionality"}
+    head = data["heads"][0]
+    assert set(head) >= {"layer", "head", "name", "raw", "folded", "on_data", "verdict"}
+    spectra = {"eigenvalues", "skew_values", "singular_values"}
+    assert set(head["raw"]) >= {"symmetry", "positive_share", "effective_rank", *spectra}
+    shares = {"reciprocal", "directional", "popularity", "position"}
+    assert set(head["on_data"]) >= {"symmetry", *shares, "effective_rank_symmetric", "effective_rank_skew"}
+    assert [(h["layer"], h["head"]) for h in data["heads"]] == [(i, j) for i in range(2) for j in range(4)]
+
+
+def test_layers_can_be_chosen(reading):
+    chosen = kq.look(models.seeded(layers=2, heads=2, width=32), layers=[1])
+    assert [head["layer"] for head in chosen.heads] == [1, 1]
+    assert chosen.heads[0]["raw"] == reading.heads[2]["raw"]
+    with pytest.raises(ValueError, match="there is no layer 7: Sequential has layers 0 to 1"):
+        kq.look(models.seeded(layers=2, heads=2, width=32), layers=[7])
+    with pytest.raises(ValueError, match="no layer is chosen"):
+        kq.look(models.seeded(layers=2, heads=2, width=32), layers=[])
+
+
+def test_comparison_holds_both_looks(reading, tmp_path):
+    both = kq.compare(reading, reading)
+    path = tmp_path / "both.json"
+    both.to_json(path)
+    data = json.loads(path.read_text())
+    assert (data["schema"], data["kind"], len(data["readings"])) == (1, "comparison", 2)
+    assert data["readings"][0]["kind"] == "look"
+    loaded = kq.Reading.load(path)
+    assert isinstance(loaded, Comparison)
+    assert loaded.looks == [reading, reading]
+    assert len(loaded.records()) == 8
+    with pytest.raises(ValueError, match="needs two looks"):
+        kq.compare(reading)
+
+
+# The seeded model
+
+
+def test_seeded_models_repeat_and_their_layers_differ():
+    first, second, other = models.seeded(0), models.seeded(0), models.seeded(1)
+    weights = [kq.read(model)[0].form.query for model in (first, second, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], kq.read(first)[1].form.query)
+
+
+def test_a_seed_does_not_disturb_the_random_state():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    models.seeded(0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+# The command line
+
+
+def test_command_line_shows_every_head(tmp_path):
+    result = run(cli.app, ["look", "--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")])
+    assert result.exit_code == 0, result.output
+    assert all(f"{layer}.{head} " in result.output for layer in range(4) for head in range(4))
+    assert max(map(len, result.output.splitlines())) <= 100
+    data = json.loads((tmp_path / "a.json").read_text())
+    with open(tmp_path / "a.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[5]["raw_symmetry"]) == data["heads"][5]["raw"]["symmetry"]
+
+
+def test_command_line_on_data(decoder, tmp_path):
+    path, text = decoder
+    out = tmp_path / "out.json"
+    arguments = ["look", str(path), "--text", str(text), "--layers", "1", "--length", "8", "--json", str(out)]
+    result = run(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "minds the place" in result.output
+    assert {head["layer"] for head in json.loads(out.read_text())["heads"]} == {1}
+    assert max(map(len, result.output.splitlines())) <= 100
+
+
+def test_command_line_of_a_large_model_shows_layers(tmp_path):
+    tensors = {f"blocks.{i}.attn.qkv.weight": torch.randn(192, 64) for i in range(12)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    result = run(cli.app, ["look", str(tmp_path / "m.safetensors"), "--heads", "16"])
+    assert result.exit_code == 0, result.output
+    assert "12 layers, 192 heads" in result.output
+    assert "--layers to choose some" in result.output
+
+
+def test_command_line_compares(encoder, decoder, tmp_path):
+    out = tmp_path / "both.json"
+    saved = tmp_path / "one.json"
+    kq.look(encoder[0]).to_json(saved)
+    result = run(cli.app, ["compare", str(saved), str(decoder[0]), "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "Median symmetry over layers" in result.output
+    assert json.loads(out.read_text())["kind"] == "comparison"
+
+
+def test_command_line_takes_patterns(tmp_path):
+    save_file({f"b.{i}.{n}": torch.randn(8, 8) for i in range(2) for n in "qk"}, tmp_path / "odd.safetensors")
+    odd = str(tmp_path / "odd.safetensors")
+    result = run(cli.app, ["look", odd, "--query", "b.{layer}.q", "--key", "b.{layer}.k", "--heads", "2"])
+    assert result.exit_code == 0, result.output
+    assert "1.1 " in result.output
+
+
+def test_the_seed_is_used(tmp_path):
+    for seed in ("0", "1"):
+        assert run(cli.app, ["look", "-q", "--seed", seed, "--csv", str(tmp_path / seed)]).exit_code == 0
+    assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+
+
+def test_python_dash_m():
+    out = subprocess.run([sys.executable, "-m", "keyquery", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout.startswith("keyquery ")
+
+
+def test_quiet_prints_nothing(encoder):
+    path, text = encoder
+    command = [sys.executable, "-m", "keyquery", "look", str(path), "--text", str(text), "--quiet"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (out.stdout, out.stderr) == ("", "")
+
+
+def test_version():
+    assert run(cli.app, ["--version"]).output == f"keyquery {kq.__version__}\n"
+
+
+def main(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["keyquery", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code
+
+
+BAD = {
+    "an existing file": (["look", "--json", "{dir}/old.json"], "old.json exists; --force replaces it"),
+    "no folder": (["look", "--csv", "{dir}/none/a.csv"], "no folder"),
+    "a file for a folder": (["look", "--csv", "{dir}/old.json/a.csv"], "no folder"),
+    "a folder": (["look", "--json", "{dir}"], "is a folder; name a file"),
+    "one file twice": (["look", "--json", "{dir}/a", "--csv", "{dir}/a"], "--json and --csv name the same file"),
+    "no such model": (["look", "{dir}/gone"], "is neither a file, nor a folder, nor a hub model"),
+    "an empty folder": (["look", "{dir}/empty"], "holds no weights"),
+    "a broken file": (["look", "{dir}/bad.safetensors"], "is not a readable safetensors file"),
+    "no heads": (["look", "{dir}/bare.safetensors"], "give heads (--heads N)"),
+    "wrong heads": (["look", "{dir}/bare.safetensors", "--heads", "5"], "is not 5 heads of equal width"),
+    "a layer that is not there": (
+        ["look", "{dir}/bare.safetensors", "--heads", "2", "--layers", "0-4"],
+        "there is no layer 1",
+    ),
+    "layers that are no numbers": (["look", "{dir}/bare.safetensors", "--layers", "a-b"], "--layers takes numbers"),
+    "text without a model to run": (
+        ["look", "{dir}/bare.safetensors", "--heads", "2", "--text", "{dir}/old.json"],
+        "cannot be run",
+    ),
+    "an empty text": (["look", "{dir}/bare.safetensors", "--text", "{dir}/empty.txt"], "holds no text"),
+    "a text that is not there": (["look", "{dir}/bare.safetensors", "--text", "{dir}/gone.txt"], "gone.txt"),
+    "a comparison with no look": (["compare", "{dir}/other.json", "{dir}/other.json"], "not a look"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, monkeypatch, capsys):
+    (tmp_path / "old.json").write_text("old")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing of the kind, and rather short too")
+    save_file({"in_proj_weight": torch.randn(24, 8), "out_proj.weight": torch.eye(8)}, tmp_path / "bare.safetensors")
+    kq.Reading().to_json(tmp_path / "other.json")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    arguments, words = BAD[case]
+    code = main(monkeypatch, *(a.format(dir=tmp_path) for a in arguments))
+    _, err = capsys.readouterr()
+    assert code == 2
+    assert words in err
+    assert len(err.splitlines()) == 1, err
+    assert (tmp_path / "old.json").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_force_replaces(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text("old")
+    assert run(cli.app, ["look", "-q", "--force", "--json", str(path)]).exit_code == 0
+    assert path.read_text().startswith('{"schema": 1')
+
+
+@pytest.mark.parametrize("arguments", [["look", "--seed", "-1"], ["lok"], ["look", "--seed", "x"]])
+def test_wrong_words_give_exit_code_2(arguments, monkeypatch, capsys):
+    assert main(monkeypatch, *arguments) == 2
+
+
+def test_a_model_without_heads_is_refused():
+    with pytest.raises(ValueError, match=r"Linear: this layout is not known\. It holds bias, weight"):
+        kq.look(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="keys of width 6 beside queries of width 4 have no form"):
+        kq.look(nn.MultiheadAttention(4, 2, kdim=6))
