@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check format bench docs clean
+.PHONY: demo test test-all check format bench bench-lens docs clean
 
 demo: $(READY)  ## run the main job on what ships
 	$(BIN)/keyquery look
@@ -28,6 +28,13 @@ format: $(READY)
 bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/forms.py
 	$(BIN)/python bench/import.py
+	$(BIN)/python bench/look.py
+
+bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
+	$(PYTHON) -m venv .lens
+	.lens/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
+	.lens/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation '.[lens]'
+	$(BIN)/python bench/look.py --lens .lens/bin/python
 
 docs: $(READY)  ## docs/*.md to build/docs, figures drawn anew
 	for figure in docs/figures/*.py; do $(BIN)/python $$figure || exit 1; done
@@ -35,7 +42,7 @@ docs: $(READY)  ## docs/*.md to build/docs, figures drawn anew
 	@echo "open build/docs/index.html"
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .lens build dist
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "keyquery needs Python 3.11 or newer, not " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'

@@ -55,7 +55,7 @@ class Core:
     def symmetric(self) -> Tensor:
         """S = PᵀP − NᵀN, P = Q − N, as an n×n matrix."""
         if self.independent:
-            return (self._square() + self._square().mT) / 2
+            return (self._square + self._square.mT) / 2
         mean = self.query - self.half
         return mean.mT @ mean - self.half.mT @ self.half
 
@@ -63,7 +63,7 @@ class Core:
     def skew(self) -> Tensor:
         """A = NᵀP − PᵀN, as an n×n matrix."""
         if self.independent:
-            return (self._square() - self._square().mT) / 2
+            return (self._square - self._square.mT) / 2
         cross = self.half.mT @ (self.query - self.half)
         return cross - cross.mT
 
@@ -72,6 +72,7 @@ class Core:
         """The rows of M that can be non-zero: r × n if n = 2r, else n × n."""
         return self.own_query.mT @ self.key
 
+    @cached_property
     def _square(self) -> Tensor:
         """M with the rows that are zero."""
         rows, width = self.matrix.shape[-2:]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Moments, joint_moments, text_batches
@@ -209,10 +208,11 @@ def _apart(
 
 
 def _pieces(form: Form) -> Iterator[Form]:
-    """Some heads at a time, so that what is computed of them stays small."""
+    """Some heads at a time, in float32 at least, so that what is computed of them stays small."""
     each = math.prod(form.batch[1:]) * form.rank * form.dim
     count = max(PIECE // each, 1)
-    return (form[start : start + count] for start in range(0, len(form), count))
+    dtype = torch.promote_types(form.dtype, torch.float32)
+    return (form[start : start + count].to(dtype) for start in range(0, len(form), count))
 
 
 def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
@@ -260,31 +260,23 @@ def _by_head(numbers: Mapping[str, Tensor], batch: int) -> list[dict[str, Any]]:
 def _together(form: Form) -> dict[str, float]:
     """The one M of all heads of a layer, M = Σ_h M_h: the score that is published for whole layers.
 
-    Queries that share a key are summed first. It is built, since its factors are about as wide as it is, and in the
-    precision of the weights: rounding of single entries averages out in all of its figures.
+    Queries that share a key are summed first. Row and column norms come from blocks of M, in the precision of the
+    weights (rounding of single entries averages out in all figures), tr(M²) from KQᵀ.
     """
     while form.batch:
         form = form.sum()
-    short = form.dtype == torch.bfloat16
-    query, key = (form.query, form.key) if short else (form.working("query"), form.working("key"))
-    M: Float[Tensor, "d d"] = (query.mT @ key).to(torch.promote_types(form.dtype, torch.float32))
-    squares = M.square()
-    rows, columns = (squares.sum(dim).sqrt().double() for dim in (-1, -2))
-    energy = rows.square().sum()
-    # In square blocks, so that the transpose is read from the cache, and row by row, so that rounding stays small.
-    blocks = [range(start, min(start + 256, len(M))) for start in range(0, len(M), 256)]
-    traces = [_trace_of_product(M, one, other) for i, one in enumerate(blocks) for other in blocks[: i + 1]]
-    symmetry = torch.stack(traces).sum() / torch.where(energy > 0, energy, 1.0)
+    query, key = form.query, form.key
+    if form.dtype != torch.bfloat16:  # which matrix units multiply as it is; other short floats are slow
+        query, key = form.working("query"), form.working("key")
+    wide = torch.promote_types(form.dtype, torch.float32)
+    rows, columns = [], torch.zeros(form.dim, dtype=torch.float64, device=form.device)
+    for block in query.split(512, dim=1):
+        squares = (block.mT @ key).to(wide).square()
+        rows.append(squares.sum(1).double())
+        columns += squares.sum(0)
+    cross = (key @ query.mT).to(wide)
+    energy, trace = columns.sum(), (cross * cross.mT).sum(1).double().sum()
+    norms = torch.cat(rows).sqrt(), columns.sqrt()
     kinds = {"directionality": "excess", "directionality_norms": "norms"}
-    ways = {name: directionality(rows, columns, kind=kind).item() for name, kind in kinds.items()}
-    return {"symmetry": symmetry.item(), **ways}
-
-
-def _trace_of_product(M: Tensor, rows: range, columns: range) -> Tensor:
-    """What a block and its mirror image add to tr(M²) = Σ M_ij M_ji."""
-    one, mirror = (
-        M[rows.start : rows.stop, columns.start : columns.stop],
-        M[columns.start : columns.stop, rows.start : rows.stop],
-    )
-    total = (one * mirror.mT).sum(-1).double().sum()
-    return total if rows == columns else 2 * total
+    ways = {name: directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
+    return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **ways}

@@ -46,30 +46,27 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
     tensor([ 1.0000, -0.4161], dtype=torch.float64)
     """
     rank = gram.shape[-1] // 2
+    at = offsets.double().reshape(-1, *[1] * (gram.ndim - 1))
     gram_query, gram_key, cross = gram[..., :rank, :rank], gram[..., rank:, rank:], gram[..., rank:, :rank]
-    rows = [_energies_at(gram_query, gram_key, cross, rope, float(offset)) for offset in offsets]
-    return Energies(*(torch.stack(column) for column in zip(*rows, strict=True)))
-
-
-def _energies_at(
-    gram_query: Tensor, gram_key: Tensor, cross: Tensor, rope: Rope | None, offset: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four energies at one offset; rotations act on r×r matrices row by row and column by column."""
-    turned, unturned = _turn(gram_key, rope, offset), _turn(gram_key, rope, -offset)
-    rc, rcr = _turn(cross, rope, offset, columns=False), _turn(cross, rope, offset)
     # The factor on cosine and sine belongs to queries as well as to keys.
-    of_query, plain = _turn(gram_query, rope, 0.0), _turn(cross, rope, 0.0)
-    rc_plain = _turn(rc, rope, 0.0, columns=False)
-    there, back = (of_query * turned.mT).sum((-2, -1)), (of_query * unturned.mT).sum((-2, -1))
-    return there, back, (rc_plain * rc_plain.mT).sum((-2, -1)), (rcr * plain.mT).sum((-2, -1))
+    gram_query, plain = (_rows(_columns(t, rope, 0.0), rope, 0.0) for t in (gram_query, cross))
+    turned, unturned = (_rows(_columns(gram_key, rope, place), rope, place) for place in (at, -at))
+    rc = _rows(cross, rope, at)
+    rcr, rc = _columns(rc, rope, at), _rows(rc, rope, 0.0)
+    pairs = ((gram_query, turned), (gram_query, unturned), (rc, rc), (rcr, plain))
+    traces = ((one * other.mT).sum((-2, -1)) for one, other in pairs)
+    return Energies(*(trace.expand(len(offsets), *gram.shape[:-2]) for trace in traces))
 
 
-def _turn(matrix: Tensor, rope: Rope | None, offset: float, columns: bool = True) -> Tensor:
-    """R·X·Rᵀ, or R·X alone."""
-    if rope is None or (offset == 0 and rope.factor == 1):
-        return matrix
-    matrix = rope.rotate(matrix, offset) if columns else matrix
-    return rope.rotate(matrix.mT, offset).mT
+def _columns(matrix: Tensor, rope: Rope | None, place: float | Tensor) -> Tensor:
+    """X·Rᵀ, at every place."""
+    unturned = rope is None or (isinstance(place, float) and rope.factor == 1)
+    return matrix if rope is None or unturned else rope.rotate(matrix, place)
+
+
+def _rows(matrix: Tensor, rope: Rope | None, place: float | Tensor) -> Tensor:
+    """R·X, at every place."""
+    return _columns(matrix.mT, rope, place).mT
 
 
 def rotations(rope: Rope | None, offsets: Tensor, rank: int) -> Float[Tensor, "offsets r r"]:
