@@ -14,9 +14,11 @@ from keyquery.checkpoints.sources import first_line
 
 
 def load_model(source: str | Path) -> tuple[nn.Module, Any]:
-    """The model of a folder, and its tokenizer or None. Nothing is fetched: the folder must be there. Needs `hf`."""
-    path = Path(source)
-    if not path.is_dir() or not (path / "config.json").is_file():
+    """The model of a folder or a .gguf file, and its tokenizer or None. Nothing is fetched. Needs the extra `hf`."""
+    path, options = Path(source), {}
+    if path.suffix == ".gguf" and path.is_file():
+        path, options = path.parent, {"gguf_file": path.name}
+    elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
     try:
         transformers = import_module("transformers")
@@ -24,11 +26,11 @@ def load_model(source: str | Path) -> tuple[nn.Module, Any]:
         raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
     with _hushed(transformers):
         try:
-            model = transformers.AutoModel.from_pretrained(path, local_files_only=True)
+            model = transformers.AutoModel.from_pretrained(path, local_files_only=True, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, **options)
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             tokenizer = None
     return model, tokenizer
