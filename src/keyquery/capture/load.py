@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def _hushed(transformers: Any) -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # some bars of its GGUF reader heed no switch
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
