@@ -89,7 +89,8 @@ def test_import_is_light():
 
 
 def test_public_names():
-    promised = ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
+    promised = ["Attention", "Cache", "Decoder", "Encoder", "models"]
+    promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:

@@ -11,20 +11,42 @@ from keyquery.forms import Form, Rope, ksvd, nystrom
 from keyquery.reading import Reading
 
 if TYPE_CHECKING:
-    from keyquery import testing
+    from keyquery import models, testing
     from keyquery.checkpoints import read
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.geometry import look
+    from keyquery.layers import Attention, Cache, Decoder, Encoder
 
 # Names outside the core are imported when they are first used: `import keyquery` stays as light as torch allows.
 _LAZY = {
+    "Attention": "keyquery.layers",
+    "Cache": "keyquery.layers",
+    "Decoder": "keyquery.layers",
+    "Encoder": "keyquery.layers",
     "compare": "keyquery.instruments.comparison",
     "look": "keyquery.instruments.geometry",
+    "models": "keyquery.models",
     "read": "keyquery.checkpoints",
     "testing": "keyquery.testing",
 }
 
-__all__ = ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
+__all__ = [
+    "Attention",
+    "Cache",
+    "Decoder",
+    "Encoder",
+    "Form",
+    "Reading",
+    "Rope",
+    "__version__",
+    "compare",
+    "ksvd",
+    "look",
+    "models",
+    "nystrom",
+    "read",
+    "testing",
+]
 
 
 def __getattr__(name: str) -> Any:

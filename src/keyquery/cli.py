@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from keyquery import __version__, models, report
-from keyquery.instruments import Look
+from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
 from keyquery.reading import Reading
@@ -74,12 +74,11 @@ def look(
     directions: Count = 0,
     tokens: Tokens = 20_000,
     length: Length = 128,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Without a model: the seed of a small one.")] = 0,
 ) -> None:
     """Show the geometry of every head: how much of it compares, points and follows the crowd.
 
     The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text. Without a
-    model, a small untrained Transformer is made from a seed.
+    model, the two that ship are shown side by side: one learned to find masked words, the other to tell the next.
     """
     _check_targets(json, csv, force)
     options: dict[str, Any] = {
@@ -90,11 +89,8 @@ def look(
         "tokens": tokens,
         "length": length,
     }
-    if model is None:
-        reading = look_at(models.seeded(seed), name=f"untrained Transformer, seed {seed}")
-    else:
-        options |= {"text": text, "layers": _numbers(layers), "directions": directions}
-        reading = _watched_look(model, quiet, **options)
+    options |= {"text": text, "layers": _numbers(layers), "directions": directions}
+    reading = _shipped(quiet, options) if model is None else _watched_look(model, quiet, **options)
     _deliver(reading, json, csv, quiet)
 
 
@@ -115,6 +111,15 @@ def compare(
     _check_targets(json, csv, force)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     _deliver(side_by_side(*(_any_look(source, quiet, **options) for source in (first, second))), json, csv, quiet)
+
+
+def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
+    """The two models that ship, on the text that ships unless another is given."""
+    for name in ("heads", "query", "key", "config"):
+        if options[name] is not None:
+            raise ValueError(f"--{name} is about a model: name one")
+    options["text"] = options["text"] or models.TEXT
+    return side_by_side(*(_watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
 
 def _any_look(source: str, quiet: bool, **options: Any) -> Look:

@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli, models
+from keyquery import cli
 from keyquery.instruments.comparison import Comparison
 
 run = CliRunner().invoke
@@ -36,9 +36,16 @@ WORDS = [
 ]
 
 
+def small():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        blocks = [nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, norm_first=True) for _ in range(2)]
+    return nn.Sequential(*blocks)
+
+
 @pytest.fixture(scope="module")
 def reading():
-    return kq.look(models.seeded(layers=2, heads=2, width=32), name="small")
+    return kq.look(small(), name="small")
 
 
 def folder_with_tokenizer(path, name):
@@ -75,7 +82,7 @@ def decoder(tmp_path_factory):
 
 
 def test_figures_equal_dense_algebra(reading):
-    layer = kq.read(models.seeded(layers=2, heads=2, width=32))[1]
+    layer = kq.read(small())[1]
     dense = layer.form.query.double().mT @ layer.form.key.double()
     M, whole = dense[1], dense.sum(0)
     raw = reading.heads[3]["raw"]
@@ -213,13 +220,13 @@ def test_json_has_the_promised_form(decoder):
 
 
 def test_layers_can_be_chosen(reading):
-    chosen = kq.look(models.seeded(layers=2, heads=2, width=32), layers=[1])
+    chosen = kq.look(small(), layers=[1])
     assert [head["layer"] for head in chosen.heads] == [1, 1]
     assert chosen.heads[0]["raw"] == reading.heads[2]["raw"]
     with pytest.raises(ValueError, match="there is no layer 7: Sequential has layers 0 to 1"):
-        kq.look(models.seeded(layers=2, heads=2, width=32), layers=[7])
+        kq.look(small(), layers=[7])
     with pytest.raises(ValueError, match="no layer is chosen"):
-        kq.look(models.seeded(layers=2, heads=2, width=32), layers=[])
+        kq.look(small(), layers=[])
 
 
 def test_comparison_holds_both_looks(reading, tmp_path):
@@ -237,30 +244,12 @@ def test_comparison_holds_both_looks(reading, tmp_path):
         kq.compare(reading)
 
 
-# The seeded model
-
-
-def test_seeded_models_repeat_and_their_layers_differ():
-    first, second, other = models.seeded(0), models.seeded(0), models.seeded(1)
-    weights = [kq.read(model)[0].form.query for model in (first, second, other)]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-    assert not torch.equal(weights[0], kq.read(first)[1].form.query)
-
-
-def test_a_seed_does_not_disturb_the_random_state():
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    models.seeded(0)
-    assert torch.equal(torch.rand(1), expected)
-
-
 # The command line
 
 
 def test_command_line_shows_every_head(tmp_path):
-    result = run(cli.app, ["look", "--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")])
+    files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]
+    result = run(cli.app, ["look", str(kq.models.DECODER), *files])
     assert result.exit_code == 0, result.output
     assert all(f"{layer}.{head} " in result.output for layer in range(4) for head in range(4))
     assert max(map(len, result.output.splitlines())) <= 100
@@ -308,10 +297,23 @@ def test_command_line_takes_patterns(tmp_path):
     assert "1.1 " in result.output
 
 
-def test_the_seed_is_used(tmp_path):
-    for seed in ("0", "1"):
-        assert run(cli.app, ["look", "-q", "--seed", seed, "--csv", str(tmp_path / seed)]).exit_code == 0
-    assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+def test_without_a_model_the_two_that_ship_stand_side_by_side(tmp_path):
+    out = tmp_path / "out.json"
+    result = run(cli.app, ["look", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "encoder" in result.output
+    assert "decoder" in result.output
+    encoder, decoder = json.loads(out.read_text())["readings"]
+    first = [head["on_data"]["symmetry"] for head in encoder["heads"] if head["layer"] == 0]
+    third = [head["on_data"]["symmetry"] for head in decoder["heads"] if head["layer"] == 2]
+    assert sum(first) / 4 > 0.5
+    assert sum(third) / 4 < -0.3
+
+
+def test_what_is_said_of_a_model_needs_one():
+    result = run(cli.app, ["look", "--heads", "4"])
+    assert result.exit_code != 0
+    assert "name one" in str(result.exception)
 
 
 def test_python_dash_m():

@@ -11,27 +11,35 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.sources import first_line, read_json
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.layers import LanguageModel
 
 
 def load_model(source: str | Path) -> tuple[nn.Module, Any]:
-    """The model of a folder or a .gguf file, and its tokenizer or None. Nothing is fetched. Needs the extra `hf`."""
-    path, options = Path(source), {}
+    """The model of a folder or a .gguf file, and its tokenizer or None. Nothing is fetched, no code of the folder runs.
+
+    Needs the extra `hf`, unless the model is keyquery's own.
+    """
+    path = Path(source)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
-        path, options = path.parent, {"gguf_file": path.name}
+        path, options = path.parent, {**options, "gguf_file": path.name}
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
+    elif read_json(path / "config.json").get("model_type") == "keyquery":
+        return LanguageModel.load(path), Tokenizer.load(path)
     try:
         transformers = import_module("transformers")
     except ImportError:
         raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
     with _hushed(transformers):
         try:
-            model = transformers.AutoModel.from_pretrained(path, local_files_only=True, **options)
+            model = transformers.AutoModel.from_pretrained(path, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             tokenizer = None
     return model, tokenizer

@@ -42,6 +42,8 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
         return hear
 
     def run(batch: Batch) -> Any:
+        device = next((weight.device for weight in model.parameters()), None)
+        batch = {name: tensor.to(device) if isinstance(tensor, Tensor) else tensor for name, tensor in batch.items()}
         masks[:] = [batch[name].bool() for name in MASKS if name in batch]
         return model(**batch)
 

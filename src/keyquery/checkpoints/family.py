@@ -29,7 +29,7 @@ class Attention:
 
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
-    causal: bool = False
+    causal: bool | str = False  # or the config flag that says so
     order: str = "apart"  # query and key in tensors of their own; fused: "blocks", "groups"; "latent"
     transposed: bool = False  # stored (in, out)
     shared: bool = False  # one set of weights used by every layer

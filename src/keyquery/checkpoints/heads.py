@@ -17,7 +17,16 @@ from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Form
 
-EMBEDDINGS = ("word_embeddings", "wte", "embed_tokens", "tok_embeddings", "embed_in", "shared", "token_embedding")
+EMBEDDINGS = (
+    "word_embeddings",
+    "wte",
+    "embed_tokens",
+    "tok_embeddings",
+    "embed_in",
+    "shared",
+    "token_embedding",
+    "tokens",
+)
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
 
@@ -104,7 +113,7 @@ class Heads:
             "index": index,
             "name": name,
             "kind": attention.kind,
-            "causal": attention.causal,
+            "causal": bool(config.get(attention.causal)) if isinstance(attention.causal, str) else attention.causal,
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),

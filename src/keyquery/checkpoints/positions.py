@@ -40,7 +40,8 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
 
 def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope | None:
     """The rotation of queries and keys; None where there is none, or where no config says which."""
-    if attention.rope is None or not config or (attention.alibi and config.get(attention.alibi)):
+    without = config.get("rope") is False or (attention.alibi and config.get(attention.alibi))
+    if attention.rope is None or not config or without:
         return None
     parameters = _rope_parameters(config, layer)
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))

@@ -6,19 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.sources import read_json
+from keyquery.checkpoints.tokenizer import from_symbols
 
 
 def vocabulary(path: str | Path) -> list[str] | None:
     """Token texts by id, from tokenizer.json, vocab.json or vocab.txt beside the weights; None where there is none."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if (folder / "tokenizer.json").is_file():
-        words = read_json(folder / "tokenizer.json").get("model", {}).get("vocab")
-        return _by_id(words)
+        facts = read_json(folder / "tokenizer.json")
+        words = _by_id(facts.get("model", {}).get("vocab"))
+        return [readable(word) for word in words or []] or None
     if (folder / "vocab.json").is_file():
-        return _by_id(read_json(folder / "vocab.json"))
+        return [readable(word) for word in _by_id(read_json(folder / "vocab.json")) or []] or None
     if (folder / "vocab.txt").is_file():
         return (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     return None
+
+
+def readable(token: str) -> str:
+    """A token as people read it: bytes as their text, a leading space as ▁.
+
+    >>> readable("ĠcafÃ©"), readable("##ing"), readable("▁the")
+    ('▁café', '##ing', '▁the')
+    """
+    table = from_symbols()
+    if not all(symbol in table for symbol in token):
+        return token
+    try:
+        text = bytes(table[symbol] for symbol in token).decode()
+    except UnicodeDecodeError:
+        return token
+    return text.replace(" ", "▁").replace("\n", "⏎")
 
 
 def _by_id(words: Any) -> list[str] | None:

@@ -245,8 +245,10 @@ def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
 def _on_data(layer: Layer, found: Heads, moments: Moments, length: int) -> list[dict[str, Any]]:
     visible = Visible(length, layer.causal)
     bias = found.position_bias(layer, visible.offsets())
-    numbers: dict[str, Tensor] = shares(moments.mean, moments.covariance, layer.scale, visible, layer.rope, bias)
-    alike, points = part_ranks(moments.covariance)
+    mean, covariance = moments.mean.cpu(), moments.covariance.cpu()  # small, whatever the model runs on
+    bias = None if bias is None else bias.cpu()
+    numbers: dict[str, Tensor] = shares(mean, covariance, layer.scale, visible, layer.rope, bias)
+    alike, points = part_ranks(covariance)
     return _by_head({**numbers, "effective_rank_symmetric": alike, "effective_rank_skew": points}, 1)
 
 

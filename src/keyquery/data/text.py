@@ -1,0 +1,79 @@
+"""Text as training data: a corpus file, its tokenizer, and windows of token ids."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from keyquery.checkpoints.tokenizer import Tokenizer
+
+# Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
+PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
+
+
+def read_corpus(path: str | Path) -> str:
+    """The text of a file, UTF-8, packed by xz or not."""
+    path = Path(path)
+    data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: byte {data[error.start]:#04x} at {error.start}") from None
+    if not text.strip():
+        raise ValueError(f"{path} holds no text")
+    return text
+
+
+def unwrap(text: str) -> str:
+    """One line a paragraph: lines that were broken to fit a page are joined, blank lines are left out.
+
+    >>> unwrap("It was the best\\nof times.\\n\\n\\nIt was")
+    'It was the best of times.\\nIt was'
+    """
+    paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n|\f", text))
+    return "\n".join(part for part in paragraphs if part)
+
+
+def train_tokenizer(text: str, size: int) -> Tokenizer:
+    """Byte-level BPE with `size` tokens, [PAD] and [MASK] the first two. Needs the extra `hf`."""
+    try:
+        library = import_module("tokenizers")
+    except ImportError:
+        raise ImportError("a new tokenizer needs the tokenizers library: pip install 'keyquery[hf]'") from None
+    made = library.Tokenizer(library.models.BPE())
+    before = library.pre_tokenizers
+    cut = before.Split(library.Regex(PATTERN), "isolated")
+    made.pre_tokenizer = before.Sequence([cut, before.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = library.decoders.ByteLevel()
+    alphabet = before.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["[PAD]", "[MASK]"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return Tokenizer(json.loads(made.to_str()))
+
+
+def encode_corpus(text: str, tokenizer: Tokenizer) -> Int[Tensor, " tokens"]:
+    """All token ids of a long text; a word is encoded once, however often it stands there."""
+    return torch.tensor(tokenizer.encode(text), dtype=torch.int32)
+
+
+def windows(
+    ids: Int[Tensor, " tokens"], count: int, length: int, generator: torch.Generator
+) -> Int[Tensor, "count length"]:
+    """Windows of a token stream, drawn uniformly.
+
+    >>> windows(torch.arange(100), 2, 5, torch.Generator().manual_seed(0)).diff().unique()
+    tensor([1])
+    """
+    if len(ids) <= length:
+        raise ValueError(f"the corpus has {len(ids)} tokens, too few for windows of {length}")
+    starts = torch.randint(len(ids) - length, (count, 1), generator=generator).to(ids.device)
+    return ids[starts + torch.arange(length, device=ids.device)].long()

@@ -1,0 +1,81 @@
+"""Fused attention with masks and key terms, without a tensor of queries × keys unless the caller gives one."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+
+def attend(
+    query: Float[Tensor, "batch heads n r"],
+    key: Float[Tensor, "batch kv m r"],
+    value: Float[Tensor, "batch kv m v"],
+    scale: float,
+    real: Bool[Tensor, "batch m"] | None = None,
+    visible: Bool[Tensor, "#batch #heads n m"] | None = None,
+    is_causal: bool = False,
+    terms: tuple[Float[Tensor, "batch kv m"], ...] = (),
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads n v"]:
+    """softmax(scale·(q·k + Σ terms)) v over the keys that are real and visible; a row that sees none gives 0.
+
+    `real` and `terms` depend on the key alone. They become further dimensions of the key, where the query has ones, so
+    that fused kernels need no mask.
+    """
+    n, m, width = query.shape[-2], key.shape[-2], value.shape[-1]
+    if real is not None:
+        # What padding holds, NaN also, must reach nothing.
+        key, value = (t.where(real[:, None, :, None], 0.0) for t in (key, value))
+    if visible is not None:
+        visible = _both(visible, real, is_causal, n, m)
+        seen = visible.any(-1, keepdim=True)
+    elif real is not None:
+        hidden = torch.finfo(key.dtype).min / 4
+        terms = (*terms, torch.zeros_like(key[..., 0]).masked_fill(~real[:, None], hidden))
+        seen = _sees(real, is_causal, n)[:, None, :, None]
+    query, key, value = _extend(query, key, value, terms)
+    grouped = query.shape[1] != key.shape[1]
+    if visible is not None or not is_causal or n == 1:
+        out = scaled_dot_product_attention(query, key, value, visible, dropout, scale=scale, enable_gqa=grouped)
+    elif n == m:
+        out = scaled_dot_product_attention(
+            query, key, value, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+    else:  # a cache: the last query sees the last key
+        bias = causal_lower_right(n, m)
+        out = scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
+    out = out[..., :width]
+    return out if visible is None and real is None else out.where(seen, 0.0)
+
+
+def _extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Terms as dimensions of the key, all three padded to one multiple of 8, as fused kernels want it."""
+    if not terms:
+        return query, key, value
+    ones = torch.ones_like(query[..., :1]).expand(*query.shape[:-1], len(terms))
+    query = torch.cat((query, ones), -1)
+    key = torch.cat((key, torch.stack(terms, -1).to(key.dtype)), -1)
+    width = -(-query.shape[-1] // 8) * 8
+    return (
+        pad(query, (0, width - query.shape[-1])),
+        pad(key, (0, width - key.shape[-1])),
+        pad(value, (0, width - value.shape[-1])),
+    )
+
+
+def _sees(real: Tensor, is_causal: bool, n: int) -> Bool[Tensor, "batch n"]:
+    """Whether each of the last n queries sees any key."""
+    if is_causal:
+        return (real.cumsum(1) > 0)[:, -n:]
+    return real.any(1, keepdim=True).expand(-1, n)
+
+
+def _both(visible: Tensor, real: Tensor | None, is_causal: bool, n: int, m: int) -> Tensor:
+    if real is not None:
+        visible = visible & real[:, None, None]
+    if is_causal:
+        visible = visible & torch.ones(n, m, dtype=torch.bool, device=visible.device).tril(m - n)
+    return visible

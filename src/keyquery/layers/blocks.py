@@ -1,0 +1,70 @@
+"""Encoder and Decoder: pre-norm blocks around any kernel, readable in one sitting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.layers.cache import Cache
+from keyquery.layers.structured import Attention
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, dim: int, heads: int, hidden: int | None = None, dropout: float = 0.0, **attention: Any) -> None:
+        super().__init__()
+        hidden = 4 * dim if hidden is None else hidden
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, dropout=dropout, **attention)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "batch n dim"], **options: Any) -> Float[Tensor, "batch n dim"]:
+        """One block; `options` are those of `Attention.forward`."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), **options))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class Encoder(nn.Module):
+    """`depth` blocks and a last norm; every token sees every other. `attention` holds the options of `kq.Attention`.
+
+    >>> kq.Encoder(32, depth=2, heads=4, kernel="psd")(torch.randn(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
+
+    is_causal = False
+
+    def __init__(self, dim: int, depth: int, heads: int, **attention: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dim, heads, **attention) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[Cache] | None = None,
+    ) -> Float[Tensor, "batch n dim"]:
+        """Vectors through all blocks; `caches` holds one for each block."""
+        each = [None] * len(self.blocks) if caches is None else caches
+        if len(each) != len(self.blocks):
+            raise ValueError(f"caches must hold one for each of {len(self.blocks)} blocks, got {len(each)}")
+        for block, cache in zip(self.blocks, each, strict=True):
+            x = block(x, mask=mask, is_causal=self.is_causal, positions=positions, cache=cache)
+        return self.norm(x)
+
+
+class Decoder(Encoder):
+    """An Encoder whose tokens see only themselves and what stands before them.
+
+    >>> kq.Decoder(32, depth=2, heads=4, kernel="split")(torch.randn(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
+
+    is_causal = True

@@ -1,0 +1,151 @@
+"""Kernels: how a head makes queries of its keys' projection z = Wx, so that scores have a structure by construction.
+
+The score of x and y is (C z(x))·z(y), the form M = WᵀCᵀW. C is applied on the query's side, so that grouped queries can
+share one z. Under rotary positions C commutes with every rotation, which keeps score(i, j) = ±score(j, i).
+"""
+
+from __future__ import annotations
+
+import math
+from difflib import get_close_matches
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.forms import Rope
+
+KERNELS = ("general", "symmetric", "psd", "rbf", "skew", "split", "pairwise")
+GROUPED = ("general", "pairwise", "symmetric")  # whose heads stay different when they share a key
+
+
+class Tied(nn.Module):
+    """C = I: query and key are the same vector, M = WᵀW ⪰ 0."""
+
+    def forward(self, z: Float[Tensor, "*batch n r"]) -> Float[Tensor, "*batch n r"]:
+        """z itself."""
+        return z
+
+
+class Diagonal(nn.Module):
+    """C = D, a learned diagonal for each head: M = WᵀDW is symmetric, and indefinite where D has negative entries.
+
+    Under rotary positions both dimensions of a pair have the same entry.
+    """
+
+    def __init__(self, heads: int, dims: int, rope: Rope | None = None) -> None:
+        super().__init__()
+        self.rope = rope
+        turned = 0 if rope is None else min(rope.dims, dims)
+        self.gain = nn.Parameter(torch.ones(heads, dims - turned // 2))
+
+    def forward(self, z: Float[Tensor, "*batch heads n dims"]) -> Float[Tensor, "*batch heads n dims"]:
+        """D z, head by head."""
+        return z * self.diagonal().unsqueeze(-2).to(z.dtype)
+
+    def diagonal(self) -> Float[Tensor, "heads dims"]:
+        """D itself, with tied entries written out."""
+        if self.rope is None:
+            return self.gain
+        pairs = self.rope.dims // 2
+        tied, free = self.gain[:, :pairs], self.gain[:, pairs:]
+        twice = tied.repeat_interleave(2, -1) if self.rope.interleaved else torch.cat((tied, tied), -1)
+        return torch.cat((twice, free), -1)
+
+
+class Turn(nn.Module):
+    """C = Jᵀ with J = [[0, I], [−I, 0]]: M = WᵀJW is skew. J turns within rotary pairs, where there are any."""
+
+    def __init__(self, dims: int, rope: Rope | None = None) -> None:
+        super().__init__()
+        if dims % 2:
+            raise ValueError(f"a skew part turns dimensions in pairs: {dims} is odd")
+        self.rope = rope
+
+    def forward(self, z: Float[Tensor, "*batch n dims"]) -> Float[Tensor, "*batch n dims"]:
+        """Jᵀz: (a, b) becomes (−b, a) in every pair."""
+        if self.rope is None:
+            return _turn(z)
+        turned, rest = z[..., : self.rope.dims], z[..., self.rope.dims :]
+        turned = _turn(turned, self.rope.interleaved)
+        return turned if rest.shape[-1] == 0 else torch.cat((turned, _turn(rest)), -1)
+
+
+class Split(nn.Module):
+    """Some dimensions symmetric, the rest skew: M = S + A with the capacity of each part set by hand.
+
+    Without rotary positions the first `symmetric` dimensions are symmetric. With them, every rotary pair is whole on
+    one side: the first symmetric/2 pairs are.
+    """
+
+    def __init__(self, heads: int, dims: int, symmetric: int, rope: Rope | None = None) -> None:
+        super().__init__()
+        if (dims - symmetric) % 2 or (rope is not None and symmetric % 2):
+            raise ValueError(f"symmetric_dims = {symmetric} of {dims} leaves an odd rest, which cannot turn in pairs")
+        if rope is not None and rope.dims != dims:
+            raise ValueError(f"a split kernel needs all {dims} dimensions of a head rotated, not {rope.dims}")
+        self.symmetric, self.rope = symmetric, rope
+        self.gain = nn.Parameter(torch.ones(heads, symmetric if rope is None else symmetric // 2))
+
+    def forward(self, z: Float[Tensor, "*batch heads n dims"]) -> Float[Tensor, "*batch heads n dims"]:
+        """(D z₁, Jᵀz₂)."""
+        gain = self.gain.unsqueeze(-2).to(z.dtype)
+        if self.rope is None:
+            return torch.cat((z[..., : self.symmetric] * gain, _turn(z[..., self.symmetric :])), -1)
+        first, second = (z[..., 0::2], z[..., 1::2]) if self.rope.interleaved else z.chunk(2, -1)
+        pairs = self.symmetric // 2
+        a = torch.cat((first[..., :pairs] * gain, -second[..., pairs:]), -1)
+        b = torch.cat((second[..., :pairs] * gain, first[..., pairs:]), -1)
+        return torch.stack((a, b), -1).flatten(-2) if self.rope.interleaved else torch.cat((a, b), -1)
+
+
+class Pairwise(nn.Module):
+    """C = Pᵀ, a learned matrix for each head: M = WᵀPW, any form whose row and column space are the same."""
+
+    def __init__(self, heads: int, dims: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(heads, dims, dims) / math.sqrt(dims))
+
+    def forward(self, z: Float[Tensor, "*batch heads n dims"]) -> Float[Tensor, "*batch heads n dims"]:
+        """Pᵀz, head by head."""
+        return z @ self.matrix.to(z.dtype)
+
+
+def make(kernel: str, heads: int, dims: int, symmetric_dims: int | float, rope: Rope | None) -> nn.Module | None:
+    """The module that makes queries of z; None for `general`, whose queries have a projection of their own."""
+    match kernel:
+        case "general":
+            return None
+        case "symmetric":
+            return Diagonal(heads, dims, rope)
+        case "psd" | "rbf":
+            return Tied()
+        case "skew":
+            return Turn(dims, rope)
+        case "split":
+            return Split(heads, dims, _count(symmetric_dims, dims), rope)
+        case "pairwise":
+            return Pairwise(heads, dims)
+    near = get_close_matches(str(kernel), KERNELS, n=2, cutoff=0.4)
+    guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(f"there is no kernel {kernel!r}{guess} Known: {', '.join(KERNELS)}")
+
+
+def _count(symmetric_dims: int | float, dims: int) -> int:
+    """How many of a head's dimensions are symmetric; a share is rounded to pairs."""
+    if isinstance(symmetric_dims, bool) or not isinstance(symmetric_dims, (int, float)):
+        raise TypeError(f"symmetric_dims must be a number or a share, got {type(symmetric_dims).__name__}")
+    count = 2 * round(symmetric_dims * dims / 2) if isinstance(symmetric_dims, float) else symmetric_dims
+    share = isinstance(symmetric_dims, float) and not 0 <= symmetric_dims <= 1
+    if share or not 0 <= count <= dims:
+        raise ValueError(
+            f"symmetric_dims must be a share from 0 to 1, or from 0 to {dims} dimensions, got {symmetric_dims}"
+        )
+    return count
+
+
+def _turn(z: Tensor, interleaved: bool = False) -> Tensor:
+    if interleaved:
+        return torch.stack((-z[..., 1::2], z[..., 0::2]), -1).flatten(-2)
+    first, second = z.chunk(2, -1)
+    return torch.cat((-second, first), -1)

@@ -1,0 +1,210 @@
+"""Attention whose kernel has a structure by construction: symmetric, PSD, skew, or split between the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+
+from keyquery.forms import Form, Rope
+from keyquery.forms.checks import check_count
+from keyquery.layers.attend import attend
+from keyquery.layers.cache import Cache
+from keyquery.layers.kernels import GROUPED, make
+
+
+class Attention(nn.Module):
+    """Self-attention with scores (C z(x))·z(y)/√r, z = Wx, where `kernel` says what C may be.
+
+    | kernel | queries and keys | for all values of the parameters |
+    |---|---|---|
+    | general | q = Wq x, k = Wk x | any M |
+    | symmetric | q = D z, k = z | M = Mᵀ, may be indefinite |
+    | psd | q = k = z | M ⪰ 0 |
+    | rbf | q = k = z, score −½‖q − k‖²/√r | translation-invariant |
+    | skew | q = Jᵀz, k = z | M = −Mᵀ |
+    | split | `symmetric_dims` of each head symmetric, the rest skew | M = S + A, capacity set by hand |
+    | pairwise | q = Pᵀz, k = z, P a matrix for each head | contains the four above it but rbf |
+
+    With `rope` the same holds for score(i, j) and score(j, i) under rotation. A `symmetric_dims` that is a float is a
+    share of the head. `kv_heads` below `heads` groups queries, for the kernels whose heads then stay different.
+
+    >>> layer = kq.Attention(64, heads=4, kernel="symmetric")
+    >>> layer(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    >>> layer.form().symmetry.min() > 1 - 1e-12
+    tensor(True)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        kernel: str = "general",
+        bias: bool = True,
+        dropout: float = 0.0,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        rope: Rope | None = None,
+        symmetric_dims: int | float = 0.5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.heads, self.kernel = dim, heads, kernel
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.dropout, self.rope = dropout, rope
+        self.head_dim = _head_dim(dim, heads, self.kv_heads, head_dim, dropout, rope)
+        with torch.device(device or torch.get_default_device()):
+            self.shape = make(kernel, heads, self.head_dim, symmetric_dims, rope)
+        if self.kv_heads != heads and kernel not in GROUPED:
+            raise ValueError(
+                f"kernel {kernel!r} cannot share keys among heads: they would be identical. kv_heads must be {heads}"
+            )
+        options = {"bias": bias, "device": device, "dtype": dtype}
+        inner, shared = heads * self.head_dim, self.kv_heads * self.head_dim
+        self.query = nn.Linear(dim, inner, **options) if kernel == "general" else None
+        self.key = nn.Linear(dim, shared, **options)
+        self.value = nn.Linear(dim, shared, **options)
+        self.output = nn.Linear(inner, dim, **options)
+        if dtype is not None and self.shape is not None:
+            self.shape.to(dtype)
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by, 1/√r."""
+        return self.head_dim**-0.5
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        mask: Bool[Tensor, ...] | None = None,
+        is_causal: bool = False,
+        positions: Shaped[Tensor, ...] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch n dim"]:
+        """Attend within each sequence.
+
+        `mask` (batch, n) is True for real tokens; (batch, n, m) or (batch, heads, n, m) is True where query n may
+        attend to key m. With `is_causal` both hold. `positions` (n,) or (batch, n) turn the rotary planes; without
+        them tokens stand one after the other, behind those of the `cache`.
+        """
+        old = 0 if cache is None else cache.length
+        real, visible = self._check(x, mask, positions, cache, old)
+        query, key = self.queries_and_keys(x)
+        value = self._heads(self.value(x), self.kv_heads)
+        terms = self._key_norm(key)
+        if self.rope is not None:
+            if positions is None:
+                positions = torch.arange(old, old + x.shape[1], device=x.device)
+            at = positions.unsqueeze(-2) if positions.ndim == 2 else positions
+            query, key = self.rope.rotate(query, at), self.rope.rotate(key, at)
+        if cache is not None:
+            key, value, real = cache.append(self, key, value, real)
+            terms = self._key_norm(key)  # rotations keep lengths
+        out = attend(
+            query, key, value, self.scale, real, visible, is_causal, terms, self.dropout if self.training else 0.0
+        )
+        return self.output(out.transpose(1, 2).flatten(2))
+
+    def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
+        """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before any rotation."""
+        key = self._heads(self.key(x), self.kv_heads)
+        if self.query is not None:
+            return self._heads(self.query(x), self.heads), key
+        assert self.shape is not None
+        return self.shape(self._repeated(key)), key
+
+    def form(self) -> Form:
+        """The kernel as a Form: batch (heads,), or (kv_heads, heads that share one) where queries are grouped.
+
+        For `rbf` it is the metric WᵀW.
+        """
+        key = self.key.weight.unflatten(0, (self.kv_heads, self.head_dim))
+        if self.query is not None:
+            query = self.query.weight.unflatten(0, (self.heads, self.head_dim))
+        else:
+            assert self.shape is not None
+            query = self.shape(self._repeated(key.mT)).mT
+        if self.kv_heads == self.heads:
+            return Form(query, key)
+        return Form(query.unflatten(0, (self.kv_heads, -1)), key.unsqueeze(1))
+
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Biases of queries (heads, r) and keys (kv_heads, r)."""
+        if self.key.bias is None:
+            return None, None
+        key = self.key.bias.unflatten(0, (self.kv_heads, self.head_dim))
+        if self.query is not None:
+            return self.query.bias.unflatten(0, (self.heads, self.head_dim)), key
+        assert self.shape is not None
+        return self.shape(self._repeated(key.unsqueeze(-2))).squeeze(-2), key
+
+    def extra_repr(self) -> str:
+        """What a print of the module says."""
+        grouped = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
+        return f"{self.dim}, heads={self.heads}{grouped}, kernel={self.kernel!r}, head_dim={self.head_dim}"
+
+    def _heads(self, x: Tensor, count: int) -> Tensor:
+        return x.unflatten(-1, (count, self.head_dim)).transpose(1, 2)
+
+    def _repeated(self, key: Tensor) -> Tensor:
+        """One z for each query head, (..., heads, n, r)."""
+        return key if self.kv_heads == self.heads else key.repeat_interleave(self.heads // self.kv_heads, -3)
+
+    def _key_norm(self, key: Tensor) -> tuple[Tensor, ...]:
+        """−½‖k‖² of an rbf kernel, as a high and a low part that keep its precision in short floats."""
+        if self.kernel != "rbf":
+            return ()
+        exact = key.float().square().sum(-1) / -2 if key.dtype != torch.float64 else key.square().sum(-1) / -2
+        high = exact.to(key.dtype)
+        return high, (exact - high).to(key.dtype)
+
+    def _check(
+        self, x: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Cache | None, old: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Which tokens are real (batch, n), and which keys each query may see (batch, 1 or heads, n, m)."""
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        batch, n = x.shape[:2]
+        if cache is not None:
+            cache.check(self, batch)
+        if positions is not None and tuple(positions.shape) not in ((n,), (batch, n)):
+            raise ValueError(f"positions must be ({n},) or ({batch}, {n}), got {tuple(positions.shape)}")
+        if mask is None:
+            return None, None
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask must be bool, True where attention may go, got {mask.dtype}")
+        m = old + n
+        if mask.shape == (batch, n):
+            return mask, None
+        if mask.shape == (batch, n, m):
+            return None, mask.unsqueeze(1)
+        if mask.shape == (batch, self.heads, n, m):
+            return None, mask
+        raise ValueError(
+            f"mask must be ({batch}, {n}), ({batch}, {n}, {m}) or ({batch}, {self.heads}, {n}, {m}), "
+            f"got {tuple(mask.shape)}"
+        )
+
+
+def _head_dim(dim: int, heads: int, kv_heads: int, head_dim: int | None, dropout: float, rope: Rope | None) -> int:
+    """The width of a head, all counts checked."""
+    for name, value in (("dim", dim), ("heads", heads), ("kv_heads", kv_heads)):
+        check_count(name, value, least=1)
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads must divide heads: {kv_heads} does not divide {heads}")
+    if head_dim is None:
+        if dim % heads:
+            raise ValueError(f"heads must divide dim unless head_dim is given: {heads} does not divide {dim}")
+        head_dim = dim // heads
+    check_count("head_dim", head_dim, least=1)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
+    if rope is not None and not isinstance(rope, Rope):
+        raise TypeError(f"rope must be a kq.Rope or None, got {type(rope).__name__}")
+    if rope is not None and rope.dims > head_dim:
+        raise ValueError(f"rope turns {rope.dims} dimensions, but a head has {head_dim}")
+    return head_dim

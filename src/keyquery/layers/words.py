@@ -1,0 +1,93 @@
+"""A small language model around the blocks: token embeddings, positions, and the same embeddings as the output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from keyquery.forms import Rope
+from keyquery.layers.blocks import Decoder, Encoder
+from keyquery.layers.cache import Cache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a language model is made of; written beside its weights as config.json."""
+
+    vocab_size: int
+    width: int = 128
+    depth: int = 4
+    num_attention_heads: int = 4
+    length: int = 256
+    causal: bool = False
+    kernel: str = "general"
+    rope: bool = False  # rotary positions in place of learned ones
+    dropout: float = 0.0
+    model_type: str = "keyquery"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as a config.json."""
+        return asdict(self)
+
+
+class LanguageModel(nn.Module):
+    """Token ids to logits: an Encoder, or a Decoder where `shape.causal`.
+
+    >>> model = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 50])
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.config = shape
+        rope = Rope(shape.width // shape.num_attention_heads) if shape.rope else None
+        stack = Decoder if shape.causal else Encoder
+        self.tokens = nn.Embedding(shape.vocab_size, shape.width)
+        self.places = None if shape.rope else nn.Embedding(shape.length, shape.width)
+        self.body = stack(
+            shape.width, shape.depth, shape.num_attention_heads, kernel=shape.kernel, rope=rope, dropout=shape.dropout
+        )
+        for embedding in (self.tokens, self.places):
+            if embedding is not None:
+                nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch n"],
+        attention_mask: Tensor | None = None,
+        caches: list[Cache] | None = None,
+    ) -> Float[Tensor, "batch n vocabulary"]:
+        """Logits of every token; `attention_mask` is 1 (or True) for real ones."""
+        old = caches[0].length if caches else 0
+        n = input_ids.shape[1]
+        if self.places is not None and old + n > self.config.length:
+            raise ValueError(f"the model has places for {self.config.length} tokens, got {old + n}")
+        x = self.tokens(input_ids)
+        if self.places is not None:
+            x = x + self.places(torch.arange(old, old + n, device=x.device))
+        mask = None if attention_mask is None else attention_mask.bool()
+        return self.body(x, mask, caches=caches) @ self.tokens.weight.mT
+
+    def save(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        """config.json and model.safetensors."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config.to_dict(), indent=1) + "\n")
+        tensors = {name: tensor.detach().to(dtype).contiguous().cpu() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> LanguageModel:
+        """The model of a folder, in float32 and in eval mode."""
+        facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        model = cls(Shape(**facts))
+        model.load_state_dict({k: v.float() for k, v in load_file(Path(folder) / "model.safetensors").items()})
+        return model.eval()

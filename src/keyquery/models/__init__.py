@@ -1,0 +1,15 @@
+"""Two small models that ship, alike but for the objective, and a text to look at them on.
+
+`keyquery study objectives` trains them. Each folder holds weights, tokenizer, card and training log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+ENCODER = FOLDER / "encoder"  # learned to find masked words
+DECODER = FOLDER / "decoder"  # learned to tell the next word
+TEXT = FOLDER / "text.txt"
+
+__all__ = ["DECODER", "ENCODER", "TEXT"]

@@ -1,0 +1,56 @@
+"""A trained model as a folder that can stand alone: weights, tokenizer, card and log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keyquery._version import __version__
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.layers import LanguageModel
+
+CARD = """# {title}
+
+A small Transformer {kind}, trained by keyquery to be looked at, not to be used: {depth} layers of width {width}, \
+{heads} heads each, a vocabulary of {vocabulary} byte-level pieces, learned places for {length} tokens, \
+{parameters:,} parameters in bfloat16. Its twin is the same but for the objective.
+
+- Objective: {objective}. Loss on held-out text: {loss:.3f} nats a token.
+- Text: {corpus}, {tokens:,} tokens. {about}
+- Recipe: `keyquery study objectives --corpus {corpus} --steps {steps} --seed {seed}`, keyquery {version}; \
+{batches} windows of {length} tokens a step, AdamW, learning rate {lr}, cosine; the log is in log.json.
+- Licence: Apache-2.0, as the rest of keyquery.
+
+A model speaks of people as its text does. This one knows nothing and should answer nobody.
+"""
+
+
+def write_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> None:
+    """Weights in bfloat16, config.json, tokenizer.json, a card (README.md) and the training log."""
+    model.save(folder)
+    tokenizer.save(folder)
+    shape, recipe = model.config, facts["recipe"]
+    text = CARD.format(
+        title=f"keyquery {folder.name}",
+        kind="decoder" if shape.causal else "encoder",
+        depth=shape.depth,
+        width=shape.width,
+        heads=shape.num_attention_heads,
+        vocabulary=shape.vocab_size,
+        length=shape.length,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        objective=facts["objective"],
+        loss=facts["loss"],
+        corpus=facts["corpus"],
+        tokens=facts["tokens"],
+        about=facts["about"],
+        steps=recipe["steps"],
+        seed=facts["seed"],
+        version=__version__,
+        batches=facts["batch"],
+        lr=recipe["lr"],
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / "log.json").write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")

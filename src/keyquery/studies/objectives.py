@@ -1,0 +1,211 @@
+"""Study `objectives`: one architecture, one text, two objectives. What do the heads become, and when?
+
+The masked model must find what goes together from both sides, the next-token model what follows what. The two small
+models that ship with the package are the first seed of this study.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap, windows
+from keyquery.instruments import look
+from keyquery.layers import LanguageModel, Shape
+from keyquery.reading import Reading, provenance
+from keyquery.studies.cards import write_model
+from keyquery.training import Log, Recipe, train
+from keyquery.training.loop import Progress
+
+OBJECTIVES = ("masked", "next token")
+NAMES = {"masked": "encoder", "next token": "decoder"}
+SHARES = ("reciprocal", "directional", "popularity")
+MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left
+HELD_OUT = 0.02  # of the corpus, at its end
+BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objectives(Reading, kind="objectives"):
+    """Heads over training, for both objectives and every seed, and how well the models learned."""
+
+    heads: Sequence[Mapping[str, Any]]  # one a head and recorded step
+    losses: Sequence[Mapping[str, Any]]  # one an objective and seed
+    shape: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a head and recorded step."""
+        return [dict(row) for row in self.heads]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Symmetry on data of each layer's heads at the end: mean over heads, then mean and spread over seeds."""
+        last = max(row["step"] for row in self.heads)
+        rows = []
+        for objective in OBJECTIVES:
+            for layer in sorted({row["layer"] for row in self.heads}):
+                at = [r for r in self.heads if (r["objective"], r["layer"], r["step"]) == (objective, layer, last)]
+                seeds = sorted({row["seed"] for row in at})
+                row: dict[str, Any] = {"objective": objective, "layer": layer, "seeds": len(seeds)}
+                for name in ("symmetry", *SHARES):
+                    each = [mean(r[name] for r in at if r["seed"] == seed) for seed in seeds]
+                    row |= {name: mean(each), f"{name}_sd": stdev(each) if len(each) > 1 else math.nan}
+                rows.append({key: None if value != value else value for key, value in row.items()})
+        return rows
+
+    def onsets(self) -> list[dict[str, Any]]:
+        """For every head, which part is the largest in the end, and from which recorded step on it stayed so."""
+        heads: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        for row in self.heads:
+            heads.setdefault((row["objective"], row["seed"], row["layer"], row["head"]), []).append(row)
+        found = []
+        for (objective, seed, layer, head), rows in heads.items():
+            rows.sort(key=lambda row: row["step"])
+            leading = [max(SHARES, key=row.__getitem__) for row in rows]
+            kept = next(i for i in range(len(rows)) if set(leading[i:]) == {leading[-1]})
+            place = {"objective": objective, "seed": seed, "layer": layer, "head": head}
+            found.append({**place, "part": leading[-1], "since": rows[kept]["step"]})
+        return found
+
+
+def objectives(
+    corpus: str | Path,
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (0,),
+    steps: int = 6000,
+    shape: Shape | None = None,
+    device: str = "auto",
+    about: str = "",
+    progress: Progress | None = None,
+) -> Objectives:
+    """Train an encoder (masked) and a decoder (next token), alike but for the objective, and look at every head.
+
+    `corpus` is a text file, packed by xz or not. With `out`, the models of the first seed, their tokenizer, cards and
+    logs are written there, and a run that was broken off is gone on with. `about` is what the cards say of the text.
+    """
+    shape = shape or Shape(vocab_size=4096)
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    text = unwrap(read_corpus(corpus))
+    tokenizer = _tokenizer(text, shape.vocab_size, folder)
+    ids = encode_corpus(text, tokenizer).to(chosen)
+    kept = int(len(ids) * (1 - HELD_OUT))  # the rest is held out
+    heads: list[dict[str, Any]] = []
+    losses = []
+    for seed in seeds:
+        for objective in OBJECTIVES:
+            task = Task(objective, ids[:kept], ids[kept:], shape.length, tokenizer)
+            recipe = Recipe(steps, lr=2e-3, warmup=min(300, steps // 4), seed=seed, weight_decay=0.1)
+            model, log, rows = _run(task, shape, recipe, chosen, folder, progress)
+            heads += rows
+            losses.append({"objective": objective, "seed": seed, "loss": task.validate(model), "tokens": kept})
+            if folder is not None and seed == seeds[0]:
+                facts = {"corpus": Path(corpus).name, "about": about, "batch": BATCH, **losses[-1]}
+                facts |= {"recipe": asdict(recipe), "log": log.rows}
+                write_model(folder / NAMES[objective], model, tokenizer, facts)
+    facts = provenance(corpus=Path(corpus).name, device=chosen, seeds=list(seeds))
+    return Objectives(heads=heads, losses=losses, shape=shape.to_dict(), recipe=asdict(recipe), provenance=facts)
+
+
+class Task:
+    """One objective on one corpus: batches, loss, and validation on text that was held out."""
+
+    def __init__(self, objective: str, ids: Tensor, held_out: Tensor, length: int, tokenizer: Tokenizer) -> None:
+        self.objective, self.ids, self.length, self.tokenizer = objective, ids, length, tokenizer
+        generator = torch.Generator().manual_seed(0)
+        found = windows(held_out, 256, length + 1, generator)
+        self.texts = found[:16, :-1]
+        self.held_out = [self._batch(part, generator) for part in found.split(32)]
+
+    def draw(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and targets; −100 where nothing is asked."""
+        return self._batch(windows(self.ids, BATCH, self.length + 1, generator), generator)
+
+    def _batch(self, found: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if self.objective == "next token":
+            return found[:, :-1], found[:, 1:]
+        found = found[:, :-1]
+        dice, fate = torch.rand(2, *found.shape, generator=generator).to(found.device)
+        random = torch.randint(2, len(self.tokenizer), found.shape, generator=generator).to(found.device)
+        asked = dice < MASKED
+        mask = self.tokenizer.mask_token_id
+        assert mask is not None
+        inputs = found.masked_fill(asked & (fate < 0.8), mask).where(~asked | (fate < 0.9), random)
+        return inputs, found.masked_fill(~asked, -100)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-entropy of the tokens that are asked for."""
+        inputs, targets = batch
+        return cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
+
+    def validate(self, model: nn.Module) -> float:
+        """The loss on held-out text."""
+        with torch.no_grad():
+            return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
+
+    def look(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Every head's symmetry and shares on held-out text, unmasked."""
+        still = copy.deepcopy(model).cpu().eval()
+        reading = look(still, inputs=[{"input_ids": self.texts.cpu()}], length=self.length)
+        return [
+            {"layer": head["layer"], "head": head["head"], "raw_symmetry": head["raw"]["symmetry"]}
+            | {name: head["on_data"][name] for name in ("symmetry", *SHARES)}
+            for head in reading.heads
+        ]
+
+
+def recorded(steps: int) -> set[int]:
+    """At which steps heads are looked at: the start, then every half power of two, and the end.
+
+    >>> sorted(recorded(100))
+    [0, 16, 22, 32, 45, 64, 90, 100]
+    """
+    return {0, steps, *(int(2 ** (i / 2)) for i in range(8, 2 * steps.bit_length()) if 2 ** (i / 2) < steps)}
+
+
+def _run(
+    task: Task, shape: Shape, recipe: Recipe, device: str, folder: Path | None, progress: Progress | None
+) -> tuple[LanguageModel, Log, list[dict[str, Any]]]:
+    """Train one model; heads that were recorded before a run was broken off are read back."""
+    torch.manual_seed(recipe.seed)
+    model = LanguageModel(Shape(**{**shape.to_dict(), "causal": task.objective == "next token"})).to(device)
+    wanted, name = recorded(recipe.steps), f"{NAMES[task.objective]}-{recipe.seed}"
+    kept = None if folder is None else folder / f"{name}.heads.json"
+    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept is not None and kept.exists() else []
+
+    def after(step: int, model: nn.Module) -> None:
+        if step in wanted and all(row["step"] != step for row in rows):
+            place = {"objective": task.objective, "seed": recipe.seed, "step": step}
+            rows.extend({**place, **row} for row in task.look(model))
+            if kept is not None:
+                kept.write_text(json.dumps(rows))
+
+    checkpoint = None if folder is None else folder / f"{name}.checkpoint"
+    log = train(model, task.draw, task.loss, recipe, after=after, checkpoint=checkpoint, progress=progress)
+    if kept is not None:
+        kept.unlink()
+    return model, log, rows
+
+
+def _tokenizer(text: str, size: int, folder: Path | None) -> Tokenizer:
+    """A new tokenizer, or the one that an earlier run left in the folder."""
+    file = None if folder is None else folder / "tokenizer.json"
+    if file is not None and file.exists():
+        return Tokenizer.load(file)
+    tokenizer = train_tokenizer(text, size)
+    if folder is not None:
+        tokenizer.save(folder)
+    return tokenizer

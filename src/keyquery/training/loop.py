@@ -1,0 +1,192 @@
+"""`train`: the one training loop of the house."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
+from torch.nn.parallel import DistributedDataParallel
+
+from keyquery.training.optimisers import make_optimiser, schedule
+
+Draw = Callable[[int, torch.Generator], Any]
+Loss = Callable[[nn.Module, Any], Tensor]
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: everything but the model, the data and the loss."""
+
+    steps: int
+    lr: float = 1e-3
+    optimiser: str = "adamw"
+    schedule: str = "cosine"
+    warmup: int = 100
+    weight_decay: float = 0.01
+    clip: float | None = 1.0
+    seed: int = 0
+    bf16: bool | None = None  # None: on a GPU
+    check_every: int = 100  # steps between validations, log lines and checkpoints
+    patience: int | None = None  # validations without a better one, after which it stops
+
+
+@dataclass
+class Log:
+    """What happened: one row each `check_every` steps, and the best validation."""
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+    best: float = float("inf")
+    best_step: int = 0
+    stopped: bool = False
+
+
+def train(
+    model: nn.Module,
+    draw: Draw,
+    loss: Loss,
+    recipe: Recipe,
+    *,
+    validate: Callable[[nn.Module], float] | None = None,
+    after: Callable[[int, nn.Module], None] | None = None,
+    checkpoint: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Log:
+    """Train a model in place and say how it went.
+
+    `draw(step, generator)` gives the batch of a step; the generator is seeded by seed, step and process, so that a run
+    which is resumed sees what it would have seen. `loss(model, batch)` is a scalar. `after(step, model)` is called
+    before the first step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops
+    early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
+    Under torchrun, gradients are averaged over processes.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> draw = lambda step, generator: torch.randn(32, 2, generator=generator)
+    >>> log = train(model, draw, lambda m, x: (m(x) - x.sum(1, keepdim=True)).square().mean(), Recipe(200, lr=0.05))
+    >>> log.rows[-1]["loss"] < 1e-2
+    True
+    """
+    device = next(model.parameters()).device
+    running, rank = _distributed(model, device)
+    optimiser = make_optimiser(recipe.optimiser, model, recipe.lr, recipe.weight_decay)
+    run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint))
+    first = run.restore()
+    if after is not None and first == 0:
+        after(0, model)
+    steps: Iterable[int] = range(first, recipe.steps)
+    if progress is not None and rank == 0:
+        steps = progress(steps, "training", recipe.steps - first)
+    generator, recent = torch.Generator(), []
+    model.train()
+    for step in steps:
+        number = ((recipe.seed * 1_000_003 + rank) << 24) + step
+        torch.manual_seed(number)  # for dropout, also after a resume
+        generator.manual_seed(number)
+        recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
+        done = step + 1
+        if after is not None:
+            after(done, model)
+            model.train()
+        if done % recipe.check_every == 0 or done == recipe.steps:
+            run.note(done, recent, validate, recipe, rank)
+            recent = []
+            if run.log.stopped:
+                break
+    run.finish(validate is not None, rank)
+    return run.log
+
+
+def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Recipe, step: int) -> Tensor:
+    """One update; the loss stays on its device, since reading it would wait for the GPU."""
+    device = next(model.parameters()).device
+    factor = schedule(recipe.schedule, step, recipe.steps, recipe.warmup)
+    for group in optimiser.param_groups:
+        group["lr"] = recipe.lr * factor
+    short = device.type == "cuda" if recipe.bf16 is None else recipe.bf16
+    with torch.autocast(device.type, torch.bfloat16, enabled=short):
+        value = loss(model, batch)
+    optimiser.zero_grad(set_to_none=True)
+    value.backward()
+    if recipe.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    optimiser.step()
+    return value.detach()
+
+
+def _distributed(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]:
+    """The model wrapped for torchrun, and this process's rank."""
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return model, 0
+    if not is_initialized():
+        init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return DistributedDataParallel(model), get_rank()
+
+
+@dataclass
+class _Run:
+    """A run's state between checks: what a checkpoint holds."""
+
+    model: nn.Module
+    optimiser: Any
+    log: Log
+    path: Path | None
+    best: dict[str, Tensor] | None = None
+
+    def note(
+        self, step: int, recent: list[Tensor], validate: Callable[[nn.Module], float] | None, recipe: Recipe, rank: int
+    ) -> None:
+        mean = torch.stack(recent).mean()
+        if is_initialized():
+            all_reduce(mean, ReduceOp.SUM)
+            mean = mean / get_world_size()
+        row = {"step": float(step), "loss": float(mean)}
+        if not mean.isfinite():
+            raise FloatingPointError(f"the loss is {mean.item()} at step {step}: a smaller lr, or clip, may help")
+        if validate is not None:
+            row["validation"] = self._validated(step, validate)
+            since = (step - self.log.best_step) / recipe.check_every
+            self.log.stopped = recipe.patience is not None and since >= recipe.patience
+        self.log.rows.append(row)
+        if rank == 0 and self.path is not None:
+            self._save(step)
+
+    def _validated(self, step: int, validate: Callable[[nn.Module], float]) -> float:
+        self.model.eval()
+        with torch.no_grad():
+            value = validate(self.model)
+        self.model.train()
+        if value < self.log.best:
+            self.log.best, self.log.best_step = value, step
+            self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        return value
+
+    def _save(self, step: int) -> None:
+        assert self.path is not None
+        state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
+        state |= {"log": vars(self.log), "best": self.best}
+        part = self.path.with_name(self.path.name + ".part")
+        torch.save(state, part)
+        part.replace(self.path)
+
+    def restore(self) -> int:
+        """The step to go on from."""
+        if self.path is None or not self.path.exists():
+            return 0
+        state = torch.load(self.path, map_location=next(self.model.parameters()).device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.log, self.best = Log(**state["log"]), state["best"]
+        return int(state["step"])
+
+    def finish(self, validated: bool, rank: int) -> None:
+        if validated and self.best is not None:
+            self.model.load_state_dict(self.best)
+        self.model.eval()
+        if rank == 0 and self.path is not None:
+            self.path.unlink(missing_ok=True)
