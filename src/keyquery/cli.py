@@ -118,7 +118,7 @@ def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     for name in ("heads", "query", "key", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
-    options["text"] = options["text"] or models.TEXT
+    options |= {"text": options["text"] or models.TEXT, "length": models.LENGTH}
     return side_by_side(*(_watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
 

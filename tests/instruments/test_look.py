@@ -285,7 +285,7 @@ def test_command_line_compares(encoder, decoder, tmp_path):
     kq.look(encoder[0]).to_json(saved)
     result = run(cli.app, ["compare", str(saved), str(decoder[0]), "--json", str(out)])
     assert result.exit_code == 0, result.output
-    assert "Median symmetry over layers" in result.output
+    assert "raw symmetry, median over layers" in result.output
     assert json.loads(out.read_text())["kind"] == "comparison"
 
 

@@ -11,5 +11,6 @@ FOLDER = Path(__file__).parent
 ENCODER = FOLDER / "encoder"  # learned to find masked words
 DECODER = FOLDER / "decoder"  # learned to tell the next word
 TEXT = FOLDER / "text.txt"
+LENGTH = 256  # tokens that both have places for
 
-__all__ = ["DECODER", "ENCODER", "TEXT"]
+__all__ = ["DECODER", "ENCODER", "LENGTH", "TEXT"]

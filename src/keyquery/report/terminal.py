@@ -110,17 +110,26 @@ def _summary(reading: Look) -> list[str]:
 
 def _comparison(reading: Comparison) -> list[Any]:
     looks = reading.looks
-    if len({len(look.layers) for look in looks}) > 1:
+    if len({(len(look.layers), len(look.heads)) for look in looks}) > 1:
         return [part for look in looks for part in (_look(look), "")]
-    table = _table("layer", *(column for look in looks for column in (Text(look.model["name"]), "symmetry")))
-    for rows in zip(*(look.layers for look in looks), strict=True):
-        cells: list[Any] = [str(rows[0]["layer"])]
+    apart = len(looks[0].heads) <= MOST_HEADS
+    columns = (column for look in looks for column in (Text(look.model["name"]), "symmetry"))
+    table = _table("head" if apart else "layer", *columns)
+    for rows in zip(*(look.heads if apart else look.layers for look in looks), strict=True):
+        cells: list[Any] = [f"{rows[0]['layer']}.{rows[0]['head']}" if apart else str(rows[0]["layer"])]
         for row in rows:
-            share = (1 + row["raw"]["symmetry"]) / 2
-            cells += [_bar([share, 1 - share, 0.0, 0.0]), f"{row['raw']['symmetry']:+z.2f}"]
+            figures = row.get("on_data") or row["raw"]
+            cells += [_bar(_shares(row)), f"{figures['symmetry']:+z.2f}"]
         table.add_row(*cells)
-    medians = (f"{look.model['name']} {median(r['raw']['symmetry'] for r in look.layers):+z.2f}" for look in looks)
-    return [table, "\nMedian symmetry over layers: " + ", ".join(medians) + "."]
+    return [_legend(looks[0]), table, "", *map(_in_short, looks)]
+
+
+def _in_short(look: Look) -> str:
+    """One line: what the heads of a model do on the whole."""
+    shares = [sum(parts) / len(look.heads) for parts in zip(*map(_shares, look.heads), strict=True)]
+    said = ", ".join(f"{name} {share:.0%}" for name, share in zip(PARTS, shares, strict=True) if share >= 0.005)
+    median_ = median(row["raw"]["symmetry"] for row in look.layers)
+    return f"{look.model['name']}: {said}; raw symmetry, median over layers: {median_:+z.2f}."
 
 
 def _table(first: str, *columns: Any) -> Table:
@@ -134,7 +143,7 @@ def _table(first: str, *columns: Any) -> Table:
 
 def _shares(head: dict[str, Any]) -> list[float]:
     """What the head does: shares on data, or of its energy where there is none."""
-    data = head["on_data"]
+    data = head.get("on_data")
     if data:
         return [data[name] for name in ("reciprocal", "directional", "popularity", "position")]
     share = (1 + head["raw"]["symmetry"]) / 2
