@@ -29,6 +29,7 @@ def attend(
     if real is not None:
         # What padding holds, NaN also, must reach nothing.
         key, value = (t.where(real[:, None, :, None], 0.0) for t in (key, value))
+        terms = tuple(term.where(real[:, None], 0.0) for term in terms)
     if visible is not None:
         visible = _both(visible, real, is_causal, n, m)
         seen = visible.any(-1, keepdim=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from keyquery.forms import Form, Rope
@@ -13,6 +13,7 @@ from keyquery.forms.checks import check_count
 from keyquery.layers.attend import attend
 from keyquery.layers.cache import Cache
 from keyquery.layers.kernels import GROUPED, make
+from keyquery.layers.packing import Packing
 
 
 class Attention(nn.Module):
@@ -79,34 +80,58 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch n dim"],
+        x: Float[Tensor, "*batch n dim"],
         mask: Bool[Tensor, ...] | None = None,
         is_causal: bool = False,
         positions: Shaped[Tensor, ...] | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch n dim"]:
-        """Attend within each sequence.
+        offsets: Int[Tensor, " ends"] | None = None,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """Attend within each sequence of x (batch, n, dim).
 
         `mask` (batch, n) is True for real tokens; (batch, n, m) or (batch, heads, n, m) is True where query n may
         attend to key m. With `is_causal` both hold. `positions` (n,) or (batch, n) turn the rotary planes; without
-        them tokens stand one after the other, behind those of the `cache`.
+        them tokens stand one after the other, behind those of the `cache`. With `offsets`, x (total, dim) holds
+        sequences one after the other: sequence s is x[offsets[s]:offsets[s + 1]].
         """
-        old = 0 if cache is None else cache.length
-        real, visible = self._check(x, mask, positions, cache, old)
-        query, key = self.queries_and_keys(x)
-        value = self._heads(self.value(x), self.kv_heads)
-        terms = self._key_norm(key)
-        if self.rope is not None:
-            if positions is None:
-                positions = torch.arange(old, old + x.shape[1], device=x.device)
-            at = positions.unsqueeze(-2) if positions.ndim == 2 else positions
-            query, key = self.rope.rotate(query, at), self.rope.rotate(key, at)
+        if offsets is not None:
+            return self._packed(x, offsets, mask, is_causal, positions, cache)
+        real, visible = self._check(x, mask, positions, cache)
+        query, key, value = self._rotated(x, positions, 0 if cache is None else cache.length)
         if cache is not None:
             key, value, real = cache.append(self, key, value, real)
-            terms = self._key_norm(key)  # rotations keep lengths
-        out = attend(
-            query, key, value, self.scale, real, visible, is_causal, terms, self.dropout if self.training else 0.0
-        )
+        return self._output(self._attend(query, key, value, real, visible, is_causal))
+
+    def _packed(self, x: Tensor, offsets: Tensor, mask: Any, is_causal: bool, positions: Any, cache: Any) -> Tensor:
+        if x.ndim != 2 or mask is not None or cache is not None:
+            raise ValueError("with offsets, x must be (total, dim), and neither mask nor cache may be given")
+        packing = Packing(offsets, len(x))
+        x = x.unsqueeze(0)
+        self._check(x, None, positions, None)
+        parts = self._rotated(x, packing.positions if positions is None else positions, 0)
+        query, key, value = map(packing.unpack, parts)
+        out = self._attend(query, key, value, packing.real, None, is_causal)
+        return self._output(packing.pack(out)).squeeze(0)
+
+    def _rotated(self, x: Tensor, positions: Tensor | None, old: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two turned to their positions."""
+        query, key = self.queries_and_keys(x)
+        value = self._heads(self.value(x), self.kv_heads)
+        if self.rope is None:
+            return query, key, value
+        if positions is None:
+            positions = torch.arange(old, old + x.shape[1], device=x.device)
+        at = positions.unsqueeze(-2) if positions.ndim == 2 else positions
+        return self.rope.rotate(query, at), self.rope.rotate(key, at), value
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        # Rotations keep lengths, so that the norm of a rotated key is that of the key.
+        dropout = self.dropout if self.training else 0.0
+        return attend(query, key, value, self.scale, real, visible, is_causal, self._key_norm(key), dropout)
+
+    def _output(self, out: Tensor) -> Tensor:
         return self.output(out.transpose(1, 2).flatten(2))
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
@@ -163,7 +188,7 @@ class Attention(nn.Module):
         return high, (exact - high).to(key.dtype)
 
     def _check(
-        self, x: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Cache | None, old: int
+        self, x: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Which tokens are real (batch, n), and which keys each query may see (batch, 1 or heads, n, m)."""
         if x.ndim != 3 or x.shape[-1] != self.dim:
@@ -177,7 +202,7 @@ class Attention(nn.Module):
             return None, None
         if mask.dtype != torch.bool:
             raise TypeError(f"mask must be bool, True where attention may go, got {mask.dtype}")
-        m = old + n
+        m = n if cache is None else cache.length + n
         if mask.shape == (batch, n):
             return mask, None
         if mask.shape == (batch, n, m):

@@ -1,0 +1,232 @@
+"""`check_kernel`: what an attention layer promises, checked on the layer itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import config
+from torch import Tensor, nn
+
+from keyquery.layers.cache import Cache
+from keyquery.training import Recipe, train
+
+N = 12  # tokens of a trial
+
+
+def check_kernel(layer: Any, backend: str = "aot_eager") -> None:
+    """Check a kq.Attention, or a layer with its signature; AssertionError names what does not hold.
+
+    The structure that its kernel promises, as it is, with random parameters and after 100 steps of training; that
+    causal attention never looks ahead, padding never leaks, tokens may be permuted where there are no positions,
+    decoding with a cache equals the full pass, packed sequences equal single ones; gradients against finite
+    differences; that the state can be saved, the layer compiled (with `backend`), and bfloat16 trusted.
+
+    >>> kq.testing.check_kernel(kq.Attention(8, heads=2, kernel="split"))
+    """
+    layer = copy.deepcopy(layer).to(torch.float64).eval()
+    for check in CHECKS:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            check(copy.deepcopy(layer))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        compiles(layer, backend)
+
+
+def structure(layer: Any) -> None:
+    """Scores are symmetric, skew or positive as the kernel says, at equal and at different positions."""
+    _structure(layer, "as given")
+    for weight in layer.parameters():
+        nn.init.normal_(weight, std=0.5)
+    _structure(layer, "with random parameters")
+    train(layer, _draw(layer), lambda model, batch: (model(batch[0]) - batch[1]).square().mean(), Recipe(100, warmup=5))
+    _structure(layer, "after 100 steps of training")
+
+
+def causal(layer: Any) -> None:
+    """No gradient, not even a small one, from a token's output to a later token."""
+    x = _tokens(layer).requires_grad_()
+    layer(x, is_causal=True)[:, 5].sum().backward()
+    assert x.grad is not None
+    assert x.grad[:, 6:].abs().max() == 0, "causal attention looks ahead"
+    assert (x.grad[:, :6].abs().amax(-1) > 0).all(), "causal attention does not look back"
+
+
+def padding(layer: Any) -> None:
+    """Outputs of real tokens do not change with what padding holds, wherever it stands; a row without keys is 0."""
+    x = _tokens(layer)
+    for real in (_real([4, 0]), _real([4, 0]).flip(1)):
+        for is_causal in (False, True):
+            noise = torch.where(real[..., None], x, torch.full_like(x, torch.nan))
+            clean, dirty = (layer(t, mask=real, is_causal=is_causal) for t in (x, noise))
+            _close(dirty[real], clean[real], 1e-6, "padding leaks")
+            square = real[:, None, :] & real[:, :, None]
+            _close(layer(x, mask=square, is_causal=is_causal)[real], clean[real], 1e-6, "masks disagree")
+    nothing = layer(x, mask=torch.zeros(x.shape[:2], dtype=torch.bool))
+    zero = layer.output(x.new_zeros(*x.shape[:2], layer.output.in_features))
+    _close(nothing, zero, 1e-12, "a row that sees nothing is not 0")
+
+
+def permutation(layer: Any) -> None:
+    """Without positions, permuting tokens permutes outputs."""
+    x, order = _tokens(layer), torch.randperm(N)
+    if layer.rope is None:
+        _close(layer(x[:, order]), layer(x)[:, order], 1e-9, "not equivariant to permutations")
+    else:
+        _close(layer(x[:, order], positions=order), layer(x)[:, order], 1e-9, "positions do not go with tokens")
+        far = torch.arange(N) + 1000
+        _close(layer(x, positions=far), layer(x), 1e-6, "scores depend on more than the offset")
+
+
+def cached(layer: Any) -> None:
+    """Decoding token by token, or in chunks, equals the full causal pass."""
+    x = _tokens(layer)
+    whole = layer(x, is_causal=True)
+    for sizes in ([1] * N, [5, 1, 6]):
+        cache = Cache()
+        parts = [layer(part, is_causal=True, cache=cache) for part in x.split(sizes, 1)]
+        _close(torch.cat(parts, 1), whole, 1e-9, "decoding with a cache differs")
+        assert cache.length == N, "the cache lost tokens"
+
+
+def packed(layer: Any) -> None:
+    """Sequences packed into one row give what each gives alone."""
+    x, offsets = _tokens(layer)[0], torch.tensor([0, 3, 4, N])
+    for is_causal in (False, True):
+        alone = [layer(part[None], is_causal=is_causal)[0] for part in x.split(offsets.diff().tolist())]
+        _close(layer(x, offsets=offsets, is_causal=is_causal), torch.cat(alone), 1e-9, "packed sequences differ")
+
+
+def against_reference(layer: Any) -> None:
+    """Outputs equal softmax(scores)·values with every score written out."""
+    x, real = _tokens(layer), _real([4, 0])
+    for is_causal in (False, True):
+        _close(layer(x, real, is_causal)[real], reference(layer, x, real, is_causal)[real], 1e-9, "not its formula")
+
+
+def gradients(layer: Any) -> None:
+    """Backward equals finite differences, for inputs and parameters."""
+    x = _tokens(layer, n=4)[:1].requires_grad_()
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x: Tensor, *weights: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (x,), {"is_causal": True})
+
+    weights = [weight.detach().clone().requires_grad_() for weight in layer.parameters()]
+    torch.autograd.gradcheck(run, (x, *weights), fast_mode=True)
+
+
+def round_trip(layer: Any) -> None:
+    """A state that is saved and loaded gives the same layer."""
+    other, x = copy.deepcopy(layer), _tokens(layer)
+    for weight in other.parameters():
+        nn.init.normal_(weight)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x)), "the state does not hold the whole layer"
+
+
+def short_floats(layer: Any) -> None:
+    """In bfloat16 no worse than twice a plain bfloat16 computation, and rounding."""
+    short = copy.deepcopy(layer).to(torch.bfloat16)
+    exact = copy.deepcopy(short).to(torch.float64)
+    x = _tokens(layer).to(torch.bfloat16)
+    truth = exact(x.double(), is_causal=True)
+    plain = reference(short, x, None, True).double()
+    budget = 2 * ((plain - truth).abs().max() + truth.abs().max() * torch.finfo(torch.bfloat16).eps)
+    error = (short(x, is_causal=True).double() - truth).abs().max()
+    assert error <= budget, f"bfloat16 is off by {error:.2g}, more than {budget:.2g}"
+
+
+def compiles(layer: Any, backend: str) -> None:
+    """The whole layer is one graph, and gives the same numbers."""
+    layer = copy.deepcopy(layer).float()
+    x, real = _tokens(layer), _real([4, 0])
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(layer, fullgraph=True, backend=backend)
+    checked = not config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)  # checks of shapes, where they are on, cannot be traced
+    try:
+        for options in ({}, {"is_causal": True}, {"mask": real}):
+            _close(compiled(x, **options), layer(x, **options), 1e-5, f"compiled with {options} it differs")
+    finally:
+        config.update("jaxtyping_disable", not checked)
+
+
+CHECKS: tuple[Callable[[Any], None], ...] = (
+    structure,
+    causal,
+    padding,
+    permutation,
+    cached,
+    packed,
+    against_reference,
+    gradients,
+    round_trip,
+    short_floats,
+)
+
+
+def scores(layer: Any, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Every score (batch, heads, n, n), before the scale, by its formula; −½‖q − k‖² for rbf."""
+    query, key = layer.queries_and_keys(x)
+    if layer.rope is not None:
+        at = torch.arange(x.shape[1]) if positions is None else positions
+        query, key = layer.rope.rotate(query, at), layer.rope.rotate(key, at)
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    if layer.kernel == "rbf":
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1) / 2
+    return query @ key.mT
+
+
+def reference(layer: Any, x: Tensor, real: Tensor | None, is_causal: bool) -> Tensor:
+    """Attention with every score written out, in the precision of x."""
+    value = layer.value(x).unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
+    value = value.repeat_interleave(layer.heads // layer.kv_heads, 1)
+    visible = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)
+    visible = visible.tril() if is_causal else visible
+    visible = visible if real is None else visible & real[:, None, None]
+    weights = (scores(layer, x) * layer.scale).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+    return layer.output((weights @ value).transpose(1, 2).flatten(2))
+
+
+def _structure(layer: Any, when: str) -> None:
+    x = _tokens(layer)[:1]
+    with torch.no_grad():
+        found = scores(layer, x)[0]
+        form = layer.form()
+    size = found.abs().max()
+    if layer.kernel in ("symmetric", "psd", "rbf"):
+        _close(found, found.mT, 1e-6 * size, f"not symmetric {when}")
+    if layer.kernel == "skew":
+        _close(found, -found.mT, 1e-6 * size, f"not skew {when}")
+        assert (form.symmetry + 1).abs().max() < 1e-6, f"its form is not skew {when}"
+    if layer.kernel == "psd" and layer.rope is None:
+        assert torch.linalg.eigvalsh(found).min() > -1e-6 * size, f"not positive {when}"
+    if layer.kernel in ("symmetric", "psd", "rbf"):
+        assert (form.symmetry - 1).abs().max() < 1e-6, f"its form is not symmetric {when}"
+
+
+def _tokens(layer: Any, n: int = N) -> Tensor:
+    weight = next(layer.parameters())
+    return torch.randn(2, n, layer.dim, dtype=weight.dtype)
+
+
+def _real(padded: list[int]) -> Tensor:
+    """Which tokens are real, where each sequence ends in so many that are not."""
+    return torch.arange(N) < N - torch.tensor(padded)[:, None]
+
+
+def _draw(layer: Any) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+    def draw(step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(4, N, layer.dim, generator=generator, dtype=torch.float64)
+        return x, x.roll(1, 1)
+
+    return draw
+
+
+def _close(one: Tensor, other: Tensor, within: Any, complaint: str) -> None:
+    worst = (one - other).abs().max()
+    assert worst <= within, f"{complaint}: by {worst:.2g}"

@@ -1,0 +1,246 @@
+"""kq.Attention: every kernel keeps its promises, and `check_kernel` notices when one does not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import multi_head_attention_forward
+
+import keyquery as kq
+from keyquery.layers.kernels import KERNELS
+from keyquery.testing import check_kernel, kernels
+
+HALF, TWISTED = kq.Rope(6), kq.Rope(6, interleaved=True)
+
+
+@pytest.mark.parametrize("rope", [None, HALF, TWISTED], ids=["none", "half", "interleaved"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_keeps_its_promises(kernel, rope):
+    check_kernel(kq.Attention(12, heads=2, kernel=kernel, rope=rope))
+
+
+@pytest.mark.parametrize("kernel", ["general", "symmetric", "pairwise"])
+def test_grouped_queries(kernel):
+    layer = kq.Attention(16, heads=4, kv_heads=2, kernel=kernel, rope=kq.Rope(4))
+    check_kernel(layer)
+    for weight in layer.parameters():
+        nn.init.normal_(weight)
+    form = layer.form()
+    assert form.batch == (2, 2)
+    assert not torch.allclose(form[0, 0].dense(), form[0, 1].dense())  # heads of a group differ
+
+
+@pytest.mark.parametrize(("kernel", "dims"), [("symmetric", 2), ("skew", 2), ("psd", 4), ("pairwise", 4)])
+def test_partial_rotary_and_other_widths(kernel, dims):
+    check_kernel(kq.Attention(10, heads=3, head_dim=6, kernel=kernel, bias=False, rope=kq.Rope(dims)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_compiles_with_inductor(kernel):
+    check_kernel(kq.Attention(16, heads=2, kernel=kernel, rope=kq.Rope(8)), backend="inductor")
+
+
+# The check itself can fail
+
+
+class Peeking(kq.Attention):
+    def forward(self, x, mask=None, is_causal=False, **options):
+        return super().forward(x, mask, False, **options)
+
+
+class Leaking(kq.Attention):
+    def forward(self, x, mask=None, *args, **options):
+        return super().forward(x, None, *args, **options)
+
+
+class Crooked(kq.Attention):
+    def queries_and_keys(self, x):
+        query, key = super().queries_and_keys(x)
+        return query + 0.01 * query.roll(1, -1), key
+
+
+@pytest.mark.parametrize(
+    ("layer", "complaint"),
+    [
+        (Peeking(8, 2), "looks ahead"),
+        (Leaking(8, 2), "padding leaks"),
+        (Crooked(8, 2, kernel="symmetric"), "not symmetric"),
+        (Crooked(8, 2, kernel="skew"), "not skew"),
+    ],
+)
+def test_the_check_notices(layer, complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        check_kernel(layer)
+
+
+def test_structure_would_be_lost_if_rotary_pairs_were_not_kept():
+    """The check tells a D that is not tied within rotary pairs from one that is."""
+    layer = kq.Attention(8, 2, kernel="symmetric", rope=kq.Rope(4)).double()
+    layer.shape.rope = None
+    layer.shape.gain = nn.Parameter(torch.randn(2, 4, dtype=torch.float64))
+    with pytest.raises(AssertionError, match="not symmetric"):
+        kernels._structure(layer, "untied")
+
+
+# Against torch
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_general_equals_torch(is_causal):
+    layer, x = kq.Attention(12, 3).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    mask = torch.ones(7, 7, dtype=torch.bool).triu(1) if is_causal else None
+    theirs, _ = multi_head_attention_forward(
+        *(x.transpose(0, 1),) * 3,
+        12,
+        3,
+        torch.cat([p.weight for p in (layer.query, layer.key, layer.value)]),
+        torch.cat([p.bias for p in (layer.query, layer.key, layer.value)]),
+        None,
+        None,
+        False,
+        0.0,
+        layer.output.weight,
+        layer.output.bias,
+        attn_mask=mask,
+    )
+    assert torch.allclose(layer(x, is_causal=is_causal), theirs.transpose(0, 1), atol=1e-12)
+
+
+def test_pairwise_contains_the_others():
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    for kernel in ("symmetric", "psd", "skew", "split"):
+        layer = kq.Attention(8, 2, kernel=kernel).double()
+        for weight in layer.parameters():
+            nn.init.normal_(weight)
+        wide = kq.Attention(8, 2, kernel="pairwise").double()
+        wide.load_state_dict({k: v for k, v in layer.state_dict().items() if "shape" not in k}, strict=False)
+        # C of each head, row by row: what the kernel makes of unit vectors.
+        wide.shape.matrix.data = layer.shape(torch.eye(4, dtype=torch.float64).expand(2, 4, 4))
+        assert torch.allclose(wide(x), layer(x), atol=1e-12)
+
+
+def test_one_projection_saves_a_quarter_of_the_parameters():
+    count = {k: sum(p.numel() for p in kq.Attention(512, 8, kernel=k).parameters()) for k in ("general", "psd")}
+    assert count["psd"] / count["general"] == pytest.approx(0.75, abs=1e-3)
+
+
+def test_the_key_norm_of_rbf_survives_short_floats():
+    """With large keys one bfloat16 number for ‖k‖² would be off by far more than two are."""
+    torch.manual_seed(0)
+    layer = kq.Attention(16, 2, kernel="rbf").to(torch.bfloat16)
+    x = 4 * torch.randn(1, 24, 16).to(torch.bfloat16)
+    key = layer.queries_and_keys(x)[1]
+    high, low = layer._key_norm(key)
+    exact = key.double().square().sum(-1) / -2
+    assert (high.double() + low.double() - exact).abs().max() < 0.02 * (high.double() - exact).abs().max()
+
+
+# Forms and parts of live layers
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_form_gives_the_scores(kernel):
+    layer = kq.Attention(8, 2, kernel=kernel, bias=False).double()
+    for weight in layer.parameters():
+        nn.init.normal_(weight)
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    query, key = layer.queries_and_keys(x)
+    assert torch.allclose(layer.form().scores(x[0]), (query @ key.mT)[0], atol=1e-12)
+
+
+def test_dropout_is_off_outside_training():
+    layer, x = kq.Attention(8, 2, dropout=0.5), torch.randn(1, 5, 8)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_autocast_runs_in_short_floats():
+    layer, x = kq.Attention(16, 2, kernel="split"), torch.randn(1, 6, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), layer(x), atol=0.05)
+
+
+def test_no_tensor_of_queries_times_keys_is_made():
+    """Peak memory with a padding mask grows with n, not with n²."""
+    layer = kq.Attention(8, 1, kernel="psd")
+    n = 4096
+    x, real = torch.randn(1, n, 8), torch.ones(1, n, dtype=torch.bool)
+    real[0, -5:] = False
+    with torch.profiler.profile(profile_memory=True) as profile, torch.no_grad():
+        layer(x, mask=real, is_causal=True)
+    assert max(event.cpu_memory_usage for event in profile.key_averages()) < n * n
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"kernel": "symetric"}, "did you mean 'symmetric'"),
+        ({"kernel": "zzz"}, "Known: general, symmetric"),
+        ({"kernel": "skew", "head_dim": 3}, "3 is odd"),
+        ({"kernel": "split", "symmetric_dims": 1}, "leaves an odd rest"),
+        ({"kernel": "split", "symmetric_dims": 9}, "from 0 to 4 dimensions, got 9"),
+        ({"kernel": "split", "symmetric_dims": 1.5}, "share from 0 to 1"),
+        ({"kernel": "split", "rope": kq.Rope(2)}, "needs all 4 dimensions"),
+        ({"kernel": "psd", "kv_heads": 1}, "would be identical"),
+        ({"kernel": "skew", "kv_heads": 1}, "would be identical"),
+        ({"kv_heads": 3}, "does not divide"),
+        ({"heads": 3}, "does not divide"),
+        ({"dropout": 1.0}, "dropout must be"),
+        ({"rope": kq.Rope(6)}, "rope turns 6"),
+    ],
+)
+def test_bad_construction(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        kq.Attention(**{"dim": 8, "heads": 2, **options})
+
+
+@pytest.mark.unchecked
+def test_bad_types():
+    with pytest.raises(TypeError, match=r"kq\.Rope"):
+        kq.Attention(8, 2, rope=True)
+    with pytest.raises(TypeError, match="symmetric_dims"):
+        kq.Attention(8, 2, kernel="split", symmetric_dims="half")
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("options", "error", "complaint"),
+    [
+        ({"mask": torch.ones(2, 5)}, TypeError, "mask must be bool"),
+        ({"mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, r"mask must be \(2, 5\)"),
+        ({"mask": torch.ones(2, 3, 5, 5, dtype=torch.bool)}, ValueError, r"got \(2, 3, 5, 5\)"),
+        ({"positions": torch.arange(4)}, ValueError, r"positions must be \(5,\)"),
+    ],
+)
+def test_bad_calls(options, error, complaint):
+    with pytest.raises(error, match=complaint):
+        kq.Attention(8, 2)(torch.zeros(2, 5, 8), **options)
+
+
+@pytest.mark.unchecked
+def test_a_wrong_width_is_named():
+    with pytest.raises(ValueError, match=r"x must be \(batch, n, 8\), got \(2, 5, 9\)"):
+        kq.Attention(8, 2)(torch.zeros(2, 5, 9))
+
+
+def test_a_cache_of_another_layer_is_refused():
+    one, cache = kq.Attention(8, 2), kq.Cache()
+    one(torch.zeros(1, 3, 8), cache=cache)
+    with pytest.raises(ValueError, match="belongs to another layer"):
+        copy.deepcopy(one)(torch.zeros(1, 1, 8), cache=cache)
+    with pytest.raises(ValueError, match="batch of 1, but the input has 2"):
+        one(torch.zeros(2, 1, 8), cache=cache)
+
+
+def test_offsets_must_cover_the_row():
+    for offsets in ([0, 3], [1, 5], [0, 4, 3, 5]):
+        with pytest.raises(ValueError, match="offsets must rise from 0 to the 5"):
+            kq.Attention(8, 2)(torch.zeros(5, 8), offsets=torch.tensor(offsets))

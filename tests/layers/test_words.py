@@ -1,0 +1,41 @@
+"""Blocks and the language model around them."""
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.layers import LanguageModel, Shape
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_generating_with_caches_equals_the_full_pass(rope):
+    model = LanguageModel(Shape(vocab_size=20, width=16, depth=2, causal=True, rope=rope)).double().eval()
+    ids = torch.randint(20, (2, 9))
+    caches = [kq.Cache() for _ in range(2)]
+    parts = [model(part, caches=caches) for part in ids.split([4, 1, 1, 3], 1)]
+    assert torch.allclose(torch.cat(parts, 1), model(ids), atol=1e-12)
+
+
+def test_padding_does_not_change_what_real_tokens_say():
+    model = LanguageModel(Shape(vocab_size=20, width=16, depth=2)).double().eval()
+    ids = torch.randint(20, (1, 6))
+    padded = torch.cat((ids, torch.zeros(1, 3, dtype=torch.long)), 1)
+    mask = torch.tensor([[1] * 6 + [0] * 3])
+    assert torch.allclose(model(padded, attention_mask=mask)[:, :6], model(ids), atol=1e-12)
+
+
+def test_a_saved_model_comes_back(tmp_path):
+    model = LanguageModel(Shape(vocab_size=20, width=16, depth=1, kernel="split")).eval()
+    model.save(tmp_path, dtype=torch.float32)
+    ids = torch.randint(20, (1, 6))
+    assert torch.equal(LanguageModel.load(tmp_path)(ids), model(ids))
+
+
+def test_a_text_that_is_too_long_is_told():
+    with pytest.raises(ValueError, match="places for 4 tokens, got 5"):
+        LanguageModel(Shape(vocab_size=20, width=16, length=4))(torch.zeros(1, 5, dtype=torch.long))
+
+
+def test_each_block_has_its_own_cache():
+    with pytest.raises(ValueError, match="one for each of 2 blocks, got 1"):
+        kq.Decoder(8, depth=2, heads=2)(torch.zeros(1, 3, 8), caches=[kq.Cache()])

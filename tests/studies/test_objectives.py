@@ -1,0 +1,115 @@
+"""The study of objectives, small: it runs, records, resumes, and what it writes can be looked at."""
+
+import json
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.layers import Shape
+from keyquery.studies.objectives import Objectives, Task, objectives, recorded
+
+TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "tale.txt"
+    path.write_text(kq.models.TEXT.read_text() * 6)
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return objectives(corpus, out, seeds=(0, 1), steps=20, shape=TINY, device="cpu", about="A tale."), out
+
+
+def test_every_head_is_recorded_at_every_step_asked_for(study):
+    reading, _ = study
+    places = {(r["objective"], r["seed"], r["step"], r["layer"], r["head"]) for r in reading.heads}
+    assert len(places) == len(reading.heads) == 2 * 2 * len(recorded(20)) * 2 * 2
+    for row in reading.heads:
+        assert row["reciprocal"] + row["directional"] + row["popularity"] == pytest.approx(1)
+
+
+def test_losses_fall(study):
+    reading, _ = study
+    assert all(row["loss"] < 5.6 for row in reading.losses)  # a uniform guess is 5.7
+
+
+def test_the_summary_is_mean_and_spread_over_seeds(study):
+    reading, _ = study
+    row = next(r for r in reading.summary() if (r["objective"], r["layer"]) == ("next token", 1))
+    each = [
+        sum(r["symmetry"] for r in reading.heads if (r["objective"], r["layer"], r["step"], r["seed"]) == key) / 2
+        for key in [("next token", 1, 20, 0), ("next token", 1, 20, 1)]
+    ]
+    assert row["symmetry"] == pytest.approx(sum(each) / 2)
+    assert row["symmetry_sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
+
+
+def test_onsets_by_hand():
+    def row(step, part):
+        shares = {name: float(name == part) for name in ("reciprocal", "directional", "popularity")}
+        return {"objective": "masked", "seed": 0, "layer": 0, "head": 0, "step": step, "symmetry": 0.0, **shares}
+
+    rows = [row(0, "reciprocal"), row(8, "directional"), row(16, "reciprocal"), row(20, "directional")]
+    reading = Objectives(heads=rows, losses=[], shape={}, recipe={})
+    assert reading.onsets()[0]["part"] == "directional"
+    assert reading.onsets()[0]["since"] == 20
+
+
+def test_the_models_written_stand_alone(study):
+    _, out = study
+    for name in ("encoder", "decoder"):
+        folder = out / name
+        assert {file.name for file in folder.iterdir()} == {
+            "README.md",
+            "config.json",
+            "log.json",
+            "model.safetensors",
+            "tokenizer.json",
+        }
+        assert "A tale." in (folder / "README.md").read_text()
+        reading = kq.look(folder, text=kq.models.TEXT, length=16)
+        assert len(reading.heads) == 4
+    assert not list(out.glob("*.checkpoint"))
+
+
+def test_a_study_that_was_broken_off_goes_on(study, corpus, tmp_path):
+    reading, _ = study
+
+    def interrupted(items, what, total):
+        for count, item in enumerate(items):
+            if count == 17:
+                raise KeyboardInterrupt
+            yield item
+
+    options = {"seeds": (0, 1), "steps": 20, "shape": TINY, "device": "cpu"}
+    with pytest.raises(KeyboardInterrupt):
+        objectives(corpus, tmp_path, **options, progress=interrupted)
+    again = objectives(corpus, tmp_path, **options)
+    assert json.dumps(again.to_dict()["heads"]) == json.dumps(reading.to_dict()["heads"])
+
+
+def test_masking_follows_the_published_shares(corpus):
+    tokenizer = Tokenizer.load(kq.models.ENCODER)
+    ids = torch.randint(2, 4096, (5000,))
+    task = Task("masked", ids, ids, 64, tokenizer)
+    inputs, targets = task.draw(0, torch.Generator().manual_seed(0))
+    asked = targets >= 0
+    assert asked.float().mean() == pytest.approx(0.15, abs=0.01)
+    hidden = inputs == tokenizer.mask_token_id
+    assert (hidden & asked).sum() / asked.sum() == pytest.approx(0.8, abs=0.03)
+    assert ((inputs == targets) & asked).sum() / asked.sum() == pytest.approx(0.1, abs=0.03)
+    assert not (hidden & ~asked).any()
+
+
+def test_next_token_targets_are_the_next_tokens():
+    ids = torch.arange(500) % 97
+    task = Task("next token", ids, ids, 16, Tokenizer.load(kq.models.ENCODER))
+    inputs, targets = task.draw(0, torch.Generator().manual_seed(0))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert torch.equal((inputs + 1) % 97, targets)

@@ -1,0 +1,211 @@
+"""The training loop: repeatable, resumable after a kill, stopping early, over several processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from keyquery.training import Lamb, Lookahead, Recipe, train
+from keyquery.training.optimisers import make_optimiser
+
+TARGET = torch.tensor([[1.0, -2.0, 3.0]])
+
+
+def draw(step, generator):
+    return torch.randn(16, 3, generator=generator)
+
+
+def loss(model, x):
+    return (model(x) - x @ TARGET.mT).square().mean()
+
+
+def small(dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(dropout), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "lamb", "lamb+lookahead"])
+@pytest.mark.parametrize("schedule", ["flat", "linear", "cosine", "flat+cosine"])
+def test_every_optimiser_learns(optimiser, schedule):
+    model = small()
+    recipe = Recipe(300, lr=0.02, optimiser=optimiser, schedule=schedule, warmup=10, weight_decay=0.0)
+    log = train(model, draw, loss, recipe)
+    assert log.rows[-1]["loss"] < 0.2 < log.rows[0]["loss"]
+    assert not model.training
+
+
+def test_seeds_repeat_and_differ():
+    ends = []
+    for seed in (0, 0, 1):
+        model = small(dropout=0.2)
+        train(model, draw, loss, Recipe(20, seed=seed))
+        ends.append(torch.cat([weight.flatten() for weight in model.parameters()]))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "lamb+lookahead"])
+def test_a_run_that_was_broken_off_ends_as_if_it_had_not(tmp_path, optimiser):
+    recipe = Recipe(40, optimiser=optimiser, check_every=10)
+    whole, broken = small(0.2), small(0.2)
+    train(whole, draw, loss, recipe)
+
+    def interrupt(step, model):
+        if step == 25:
+            raise KeyboardInterrupt
+
+    file = tmp_path / "run.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train(broken, draw, loss, recipe, after=interrupt, checkpoint=file)
+    fresh, seen = small(0.2), []
+    log = train(fresh, draw, loss, recipe, checkpoint=file, after=lambda step, model: seen.append(step))
+    assert seen == list(range(21, 41))
+    assert [row["step"] for row in log.rows] == [10, 20, 30, 40]
+    assert not file.exists()
+    for one, other in zip(whole.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+KILLED = """
+import sys, time, torch
+sys.path.insert(0, {root!r})
+from tests.training.test_loop import draw, loss, small
+from keyquery.training import Recipe, train
+def after(step, model):
+    print(step, flush=True)
+    time.sleep(0.01)
+train(small(), draw, loss, Recipe(400, check_every=5), checkpoint={file!r}, after=after)
+"""
+
+
+def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
+    file, root = tmp_path / "run.checkpoint", os.getcwd()
+    command = [sys.executable, "-c", KILLED.format(root=root, file=str(file))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while not file.exists():
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    whole, resumed = small(), small()
+    train(whole, draw, loss, Recipe(400, check_every=5))
+    train(resumed, draw, loss, Recipe(400, check_every=5), checkpoint=file)
+    assert torch.equal(whole[0].weight, resumed[0].weight)
+
+
+def test_patience_stops_and_the_best_weights_are_kept():
+    values = iter([3.0, 1.0, 2.0, 2.5, 0.1])
+    kept = []
+
+    def validate(model):
+        assert not model.training
+        kept.append(model[0].weight.detach().clone())
+        return next(values)
+
+    model = small()
+    log = train(model, draw, loss, Recipe(100, check_every=10, patience=2), validate=validate)
+    assert log.stopped
+    assert (log.best, log.best_step) == (1.0, 20)
+    assert [row["step"] for row in log.rows] == [10, 20, 30, 40]
+    assert torch.equal(model[0].weight, kept[1])
+
+
+def test_after_is_called_before_the_first_step_and_after_each():
+    seen = []
+    train(small(), draw, loss, Recipe(3), after=lambda step, model: seen.append(step))
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_loss_that_is_no_number_is_told():
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 5"):
+        train(small(), draw, lambda model, x: loss(model, x) * torch.nan, Recipe(5))
+
+
+def test_unknown_names_are_told():
+    with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, lamb"):
+        train(small(), draw, loss, Recipe(5, optimiser="sgdd"))
+    with pytest.raises(ValueError, match="no schedule 'step'"):
+        train(small(), draw, loss, Recipe(5, schedule="step", warmup=0))
+
+
+def test_progress_is_told_of_every_step():
+    told = []
+
+    def progress(items, what, total):
+        told.append((what, total))
+        return items
+
+    train(small(), draw, loss, Recipe(7), progress=progress)
+    assert told == [("training", 7)]
+
+
+# Optimisers, by hand
+
+
+def test_a_step_of_lamb_is_as_long_as_the_weight():
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    weight.grad = torch.tensor([1.0, -1.0])
+    Lamb([weight], lr=0.1).step()
+    # The first Adam direction is the sign of the gradient, of length √2; the weight's length is 5.
+    expected = torch.tensor([3.0, 4.0]) - 0.1 * 5 / 2**0.5 * torch.tensor([1.0, -1.0])
+    assert torch.allclose(weight.detach(), expected, atol=1e-5)
+
+
+def test_lookahead_goes_half_way_every_sixth_step():
+    weight = nn.Parameter(torch.tensor([0.0]))
+    optimiser = Lookahead(torch.optim.SGD([weight], lr=1.0), every=6, share=0.5)
+    for _ in range(6):
+        weight.grad = torch.tensor([-1.0])
+        optimiser.step()
+    assert weight.item() == 3.0
+
+
+def test_vectors_and_embeddings_do_not_decay():
+    model = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "linear": nn.Linear(2, 2)})
+    decays, rest = make_optimiser("adamw", model, 1e-3, 0.1).param_groups
+    assert [id(weight) for weight in decays["params"]] == [id(model["linear"].weight)]
+    assert {id(weight) for weight in rest["params"]} == {id(model["embedding"].weight), id(model["linear"].bias)}
+    assert (decays["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+
+
+# Several processes
+
+TOGETHER = """
+import sys, torch
+sys.path.insert(0, {root!r})
+from tests.training.test_loop import draw, loss, small
+from keyquery.training import Recipe, train
+import torch.distributed as dist
+model = small()
+log = train(model, draw, loss, Recipe(10, check_every=10))
+if dist.get_rank() == 0:
+    torch.save([model[0].weight.detach(), log.rows[-1]["loss"]], {out!r})
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_averages_gradients_over_processes(tmp_path):
+    out = tmp_path / "out.pt"
+    script = tmp_path / "script.py"
+    script.write_text(TOGETHER.format(root=os.getcwd(), out=str(out)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    weight, _ = torch.load(out)
+
+    def both(step, generator):
+        parts = []
+        for rank in range(2):
+            generator.manual_seed((rank << 24) + step)
+            parts.append(draw(step, generator))
+        return torch.cat(parts)
+
+    alone = small()
+    train(alone, both, loss, Recipe(10, check_every=10))
+    assert torch.allclose(alone[0].weight, weight, atol=1e-6)
