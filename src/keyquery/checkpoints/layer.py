@@ -176,6 +176,7 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
 def _gain(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
     if norm is None:
         return weight, bias
+    weight, bias = _wide(weight), None if bias is None else _wide(bias)
     if norm.kind == "layer":
         weight = weight - weight.mean(2, keepdim=True)
         bias = None if bias is None else bias - bias.mean(2, keepdim=True)
@@ -187,7 +188,13 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tenso
     """W·diag(γ), and W·β in the bias."""
     if norm is None:
         return weight, bias
+    weight, bias = _wide(weight), None if bias is None else _wide(bias)
     if norm.shift is not None:
         shifted = (weight.double() @ norm.shift.double()).to(weight.dtype)
         bias = shifted if bias is None else bias + shifted
     return weight * norm.gain.to(weight.dtype), bias
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Products of weights and gains must not be rounded to short floats."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

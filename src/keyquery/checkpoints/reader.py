@@ -11,6 +11,7 @@ from torch import nn
 
 from keyquery.checkpoints.family import Attention, Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
+from keyquery.checkpoints.live import FormedHeads, formed
 from keyquery.checkpoints.sources import Live, Safetensors, Source, load_torch, read_index, read_json
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -34,6 +35,8 @@ def read(
     (1, 'torch')
     """
     opened = _open(source, config)
+    if isinstance(source, nn.Module) and not query and formed(source):
+        return FormedHeads(opened, source)
     family = _custom(query, key) if query or key else _family_of(opened)
     return Heads(opened, family, heads)
 

@@ -74,6 +74,11 @@ class Attention(nn.Module):
             self.shape.to(dtype)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What its form leaves out."""
+        return ("the norm of the key, which an rbf kernel takes off, is in no form",) if self.kernel == "rbf" else ()
+
+    @property
     def scale(self) -> float:
         """What scores are multiplied by, 1/√r."""
         return self.head_dim**-0.5
@@ -153,9 +158,13 @@ class Attention(nn.Module):
         else:
             assert self.shape is not None
             query = self.shape(self._repeated(key.mT)).mT
-        if self.kv_heads == self.heads:
-            return Form(query, key)
-        return Form(query.unflatten(0, (self.kv_heads, -1)), key.unsqueeze(1))
+        return self._grouped(query, key)
+
+    def output_form(self) -> Form:
+        """Each head's output map W_O W_V, from the token looked at to what is written, with the batch of `form`."""
+        out = self.output.weight.mT.unflatten(0, (self.heads, self.head_dim))
+        value = self.value.weight.unflatten(0, (self.kv_heads, self.head_dim))
+        return self._grouped(out, value)
 
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """Biases of queries (heads, r) and keys (kv_heads, r)."""
@@ -171,6 +180,11 @@ class Attention(nn.Module):
         """What a print of the module says."""
         grouped = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
         return f"{self.dim}, heads={self.heads}{grouped}, kernel={self.kernel!r}, head_dim={self.head_dim}"
+
+    def _grouped(self, query: Tensor, key: Tensor) -> Form:
+        if self.kv_heads == self.heads:
+            return Form(query, key)
+        return Form(query.unflatten(0, (self.kv_heads, -1)), key.unsqueeze(1))
 
     def _heads(self, x: Tensor, count: int) -> Tensor:
         return x.unflatten(-1, (count, self.head_dim)).transpose(1, 2)
