@@ -58,26 +58,27 @@ def causal(layer: Any) -> None:
 def padding(layer: Any) -> None:
     """Outputs of real tokens do not change with what padding holds, wherever it stands; a row without keys is 0."""
     x = _tokens(layer)
-    for real in (_real([4, 0]), _real([4, 0]).flip(1)):
+    for real in (_real(x), _real(x).flip(1)):
         for is_causal in (False, True):
             noise = torch.where(real[..., None], x, torch.full_like(x, torch.nan))
             clean, dirty = (layer(t, mask=real, is_causal=is_causal) for t in (x, noise))
             _close(dirty[real], clean[real], 1e-6, "padding leaks")
             square = real[:, None, :] & real[:, :, None]
             _close(layer(x, mask=square, is_causal=is_causal)[real], clean[real], 1e-6, "masks disagree")
-    nothing = layer(x, mask=torch.zeros(x.shape[:2], dtype=torch.bool))
+    nothing = layer(x, mask=torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device))
     zero = layer.output(x.new_zeros(*x.shape[:2], layer.output.in_features))
     _close(nothing, zero, 1e-12, "a row that sees nothing is not 0")
 
 
 def permutation(layer: Any) -> None:
     """Without positions, permuting tokens permutes outputs."""
-    x, order = _tokens(layer), torch.randperm(N)
+    x = _tokens(layer)
+    order = torch.randperm(N).to(x.device)
     if layer.rope is None:
         _close(layer(x[:, order]), layer(x)[:, order], 1e-9, "not equivariant to permutations")
     else:
         _close(layer(x[:, order], positions=order), layer(x)[:, order], 1e-9, "positions do not go with tokens")
-        far = torch.arange(N) + 1000
+        far = torch.arange(N, device=x.device) + 1000
         _close(layer(x, positions=far), layer(x), 1e-6, "scores depend on more than the offset")
 
 
@@ -94,7 +95,8 @@ def cached(layer: Any) -> None:
 
 def packed(layer: Any) -> None:
     """Sequences packed into one row give what each gives alone."""
-    x, offsets = _tokens(layer)[0], torch.tensor([0, 3, 4, N])
+    x = _tokens(layer)[0]
+    offsets = torch.tensor([0, 3, 4, N], device=x.device)
     for is_causal in (False, True):
         alone = [layer(part[None], is_causal=is_causal)[0] for part in x.split(offsets.diff().tolist())]
         _close(layer(x, offsets=offsets, is_causal=is_causal), torch.cat(alone), 1e-9, "packed sequences differ")
@@ -102,7 +104,8 @@ def packed(layer: Any) -> None:
 
 def against_reference(layer: Any) -> None:
     """Outputs equal softmax(scores)·values with every score written out."""
-    x, real = _tokens(layer), _real([4, 0])
+    x = _tokens(layer)
+    real = _real(x)
     for is_causal in (False, True):
         _close(layer(x, real, is_causal)[real], reference(layer, x, real, is_causal)[real], 1e-9, "not its formula")
 
@@ -143,7 +146,8 @@ def short_floats(layer: Any) -> None:
 def compiles(layer: Any, backend: str) -> None:
     """The whole layer is one graph, and gives the same numbers."""
     layer = copy.deepcopy(layer).float()
-    x, real = _tokens(layer), _real([4, 0])
+    x = _tokens(layer)
+    real = _real(x)
     torch._dynamo.reset()
     compiled: Any = torch.compile(layer, fullgraph=True, backend=backend)
     checked = not config.jaxtyping_disable
@@ -173,7 +177,7 @@ def scores(layer: Any, x: Tensor, positions: Tensor | None = None) -> Tensor:
     """Every score (batch, heads, n, n), before the scale, by its formula; −½‖q − k‖² for rbf."""
     query, key = layer.queries_and_keys(x)
     if layer.rope is not None:
-        at = torch.arange(x.shape[1]) if positions is None else positions
+        at = torch.arange(x.shape[1], device=x.device) if positions is None else positions
         query, key = layer.rope.rotate(query, at), layer.rope.rotate(key, at)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     if layer.kernel == "rbf":
@@ -185,7 +189,7 @@ def reference(layer: Any, x: Tensor, real: Tensor | None, is_causal: bool) -> Te
     """Attention with every score written out, in the precision of x."""
     value = layer.value(x).unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
     value = value.repeat_interleave(layer.heads // layer.kv_heads, 1)
-    visible = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)
+    visible = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
     visible = visible.tril() if is_causal else visible
     visible = visible if real is None else visible & real[:, None, None]
     weights = (scores(layer, x) * layer.scale).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
@@ -211,17 +215,18 @@ def _structure(layer: Any, when: str) -> None:
 
 def _tokens(layer: Any, n: int = N) -> Tensor:
     weight = next(layer.parameters())
-    return torch.randn(2, n, layer.dim, dtype=weight.dtype)
+    return torch.randn(2, n, layer.dim, dtype=weight.dtype).to(weight.device)
 
 
-def _real(padded: list[int]) -> Tensor:
-    """Which tokens are real, where each sequence ends in so many that are not."""
-    return torch.arange(N) < N - torch.tensor(padded)[:, None]
+def _real(x: Tensor) -> Tensor:
+    """Which tokens are real: the first of two sequences ends in four that are not."""
+    return (torch.arange(N) < N - torch.tensor([[4], [0]])).to(x.device)
 
 
 def _draw(layer: Any) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
     def draw(step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(4, N, layer.dim, generator=generator, dtype=torch.float64)
+        x = x.to(next(layer.parameters()).device)
         return x, x.roll(1, 1)
 
     return draw

@@ -1,0 +1,128 @@
+"""Every kernel of kq.Attention against `general`: forward and backward, side by side in one run.
+
+On a GPU in bfloat16 under torch.compile at 65,536 tokens, else in float32 on one CPU thread at 4,096. Each
+measurement stands between two of `general`, and its ratio is to their mean. Outputs are compared with float64 before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+import keyquery as kq
+from keyquery.layers.kernels import KERNELS
+from keyquery.reading import provenance
+from keyquery.testing.kernels import reference
+
+WIDTH, HEADS, SEED = 512, 8, 0
+
+
+def make(kernel, device):
+    torch.manual_seed(SEED)
+    return kq.Attention(WIDTH, HEADS, kernel=kernel, device=device)
+
+
+def check(layer, run, device):
+    """Before anything is timed: outputs agree with every score written out in float64."""
+    x = torch.randn(2, 128, WIDTH, device=device)
+    with torch.no_grad():
+        truth = reference(copy.deepcopy(layer).cpu().double(), x.cpu().double(), None, False)
+        error = (run(x).cpu().double() - truth).norm() / truth.norm()
+    limit = 1e-2 if device == "cuda" else 1e-5
+    assert error < limit, f"{layer.kernel} is off by {error:.2g}"
+
+
+def stepper(layer, run, batch, n, device):
+    x = torch.randn(batch, n, WIDTH, device=device, requires_grad=True)
+    gradient = torch.randn(batch, n, WIDTH, device=device)
+    weights = [x, *layer.parameters()]
+
+    def step():
+        torch.autograd.grad(run(x), weights, gradient.to(torch.bfloat16) if device == "cuda" else gradient)
+
+    return step
+
+
+def seconds(step, times, device):
+    if device != "cuda":
+        start = time.process_time()
+        for _ in range(times):
+            step()
+        return (time.process_time() - start) / times
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / times
+
+
+def measure(tokens, lengths, rounds, times, device):
+    rows = []
+    for n in lengths:
+        steps = {}
+        for kernel in KERNELS:
+            layer = make(kernel, device)
+            compiled = torch.compile(layer, fullgraph=True, dynamic=False) if device == "cuda" else layer
+
+            def run(x, compiled=compiled):
+                with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                    return compiled(x)
+
+            check(layer, run, device)
+            steps[kernel] = stepper(layer, run, tokens // n, n, device)
+            for _ in range(3):
+                steps[kernel]()
+        for kernel in KERNELS:
+            taken, ratios = [], []
+            for _ in range(rounds):
+                before = seconds(steps["general"], times, device)
+                taken.append(seconds(steps[kernel], times, device))
+                after = seconds(steps["general"], times, device)
+                ratios.append(2 * taken[-1] / (before + after))
+            parameters = sum(weight.numel() for weight in make(kernel, "cpu").parameters())
+            rows.append(
+                {
+                    "device": device,
+                    "n": n,
+                    "kernel": kernel,
+                    "milliseconds": 1e3 * statistics.median(taken),
+                    "ratio": statistics.median(ratios),
+                    "low": statistics.quantiles(ratios, n=10)[0],
+                    "high": statistics.quantiles(ratios, n=10)[-1],
+                    "parameters": parameters,
+                }
+            )
+            print(" ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in rows[-1].values()), flush=True)
+        del steps
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="where to write the figures of a machine without the README")
+    out = parser.parse_args().out
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch._dynamo.config.recompile_limit = 100  # all kernels share one forward
+        rows = measure(65_536, (1024, 4096, 16_384), rounds=25, times=6, device=device)
+        name = torch.cuda.get_device_name()
+    else:
+        torch.set_num_threads(1)
+        rows = measure(4096, (256, 1024), rounds=7, times=1, device=device)
+        name = "one CPU thread"
+    facts = provenance(seed=SEED, width=WIDTH, heads=HEADS, machine=name)
+    text = json.dumps({"rows": rows, **facts}, indent=1)
+    if out is not None:
+        out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
