@@ -15,6 +15,7 @@ from keyquery.instruments import Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
 from keyquery.reading import Reading
+from keyquery.report import terminal
 
 app = typer.Typer(
     name="keyquery",
@@ -127,7 +128,7 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
 
 
 def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
-    with report.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 
@@ -137,7 +138,7 @@ def _deliver(reading: Reading, json: Path | None, csv: Path | None, quiet: bool)
     if csv is not None:
         report.write_csv(csv, reading.records())
     if not quiet:
-        report.show(reading, Console())
+        terminal.show(reading, Console())
 
 
 def _check_targets(json: Path | None, csv: Path | None, force: bool) -> None:
