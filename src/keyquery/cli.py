@@ -33,10 +33,17 @@ Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise
 Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
 Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
 Csv = Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw the triangle of all heads to this .svg, .png or .pdf file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text: how many tokens to run at most.")]
-Count = Annotated[int, typer.Option(min=0, help="Describe this many directions of each head by their tokens.")]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Describe this many directions of each head by their tokens; with --html, 4 unless given."
+    ),
+]
 Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens.")]
 
 
@@ -70,9 +77,11 @@ def look(
     config: Config = None,
     json: Json = None,
     csv: Csv = None,
+    html: Html = None,
+    picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
-    directions: Count = 0,
+    directions: Count = None,
     tokens: Tokens = 20_000,
     length: Length = 128,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Without a model: the seed of a small one.")] = 0,
@@ -82,7 +91,7 @@ def look(
     The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text. Without a
     model, a small untrained Transformer is made from a seed.
     """
-    _check_targets(json, csv, force)
+    targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
     options: dict[str, Any] = {
         "heads": heads,
         "query": query,
@@ -94,9 +103,9 @@ def look(
     if model is None:
         reading = look_at(models.seeded(seed), name=f"untrained Transformer, seed {seed}")
     else:
-        options |= {"text": text, "layers": _numbers(layers), "directions": directions}
+        options |= {"text": text, "layers": _numbers(layers), **_for_page(html, directions)}
         reading = _watched_look(model, quiet, **options)
-    _deliver(reading, json, csv, quiet)
+    _deliver(reading, targets, quiet)
 
 
 @app.command()
@@ -107,15 +116,21 @@ def compare(
     heads: HeadCount = None,
     json: Json = None,
     csv: Csv = None,
+    html: Html = None,
+    picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
     tokens: Tokens = 20_000,
     length: Length = 128,
+    joined: Annotated[
+        bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
+    ] = False,
 ) -> None:
     """Show two models, or two steps of one, side by side."""
-    _check_targets(json, csv, force)
-    options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
-    _deliver(side_by_side(*(_any_look(source, quiet, **options) for source in (first, second))), json, csv, quiet)
+    targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
+    options = {"text": text, "heads": heads, "tokens": tokens, "length": length, **_for_page(html, None)}
+    looks = [_any_look(source, quiet, **options) for source in (first, second)]
+    _deliver(side_by_side(*looks), targets, quiet, joined)
 
 
 def _any_look(source: str, quiet: bool, **options: Any) -> Look:
@@ -132,22 +147,40 @@ def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 
-def _deliver(reading: Reading, json: Path | None, csv: Path | None, quiet: bool) -> None:
-    if json is not None:
-        reading.to_json(json)
-    if csv is not None:
-        report.write_csv(csv, reading.records())
+def _for_page(html: Path | None, directions: int | None) -> dict[str, int]:
+    """What a page shows beside the figures is measured only for a page, or where it was asked for."""
+    wanted = 0 if html is None else report.page.DIRECTIONS
+    return {
+        "directions": wanted if directions is None else directions,
+        "sample": 0 if html is None else report.page.TOKENS,
+    }
+
+
+def _deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False) -> None:
+    if "json" in targets:
+        reading.to_json(targets["json"])
+    if "csv" in targets:
+        report.write_csv(targets["csv"], reading.records())
+    if "html" in targets:
+        report.write_page(targets["html"], reading)
+    if "picture" in targets:
+        report.write_picture(targets["picture"], reading, joined)
     if not quiet:
         terminal.show(reading, Console())
 
 
-def _check_targets(json: Path | None, csv: Path | None, force: bool) -> None:
-    """Before any work: could both files be written?"""
-    targets = [path for path in (json, csv) if path is not None]
-    for path in targets:
+def _targets(force: bool, **paths: Path | None) -> dict[str, Path]:
+    """The files that are asked for, by option. Before any work: could all of them be written?"""
+    targets = {name: path for name, path in paths.items() if path is not None}
+    for path in targets.values():
         report.check_target(path, force)
-    if len({path.resolve() for path in targets}) < len(targets):
-        raise ValueError("--json and --csv name the same file")
+    if "picture" in targets:
+        report.check_picture(targets["picture"])
+    places: dict[Path, str] = {}
+    for name, path in targets.items():
+        if (other := places.setdefault(path.resolve(), name)) != name:
+            raise ValueError(f"--{other} and --{name} name the same file")
+    return targets
 
 
 def _numbers(layers: str | None) -> list[int] | None:

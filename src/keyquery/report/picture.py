@@ -80,11 +80,10 @@ def _triangles(looks: list[Look], pyplot: Any, title: str | None = None, joined:
             _arrows(axis, *looks)
         else:
             _dots(axis, look)
-    last = max(layer["layer"] for look in panels for layer in look.layers)
     colours = import_module("matplotlib.colors").ListedColormap([depth_colour(i / 32) for i in range(33)])
-    shown = pyplot.cm.ScalarMappable(pyplot.Normalize(0, max(last, 1)), colours)
-    bar = figure.colorbar(shown, ax=axes, shrink=0.5, aspect=28, location="bottom", ticks=[0, max(last, 1)])
-    bar.set_label("layer", labelpad=-6)
+    shown = pyplot.cm.ScalarMappable(pyplot.Normalize(0, 1), colours)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.4, aspect=28, location="bottom", ticks=[0, 1])
+    bar.ax.set_xticklabels(["first layer", "last layer"])
     bar.outline.set_visible(False)
     return figure
 
@@ -134,12 +133,14 @@ def _maps(looks: list[Look], pyplot: Any, title: str | None = None) -> Any:
     """Symmetry of the weights, layers by heads."""
     shapes = [[1 + max(head[way] for head in look.heads) for way in ("layer", "head")] for look in looks]
     width, height = sum(1.1 + 0.25 * s[1] for s in shapes), 1.0 + 0.25 * max(s[0] for s in shapes)
+    steps = [LIGHT["directional"], "#f2f4f6", LIGHT["reciprocal"]]
+    colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("parts", steps)
     figure, axes = pyplot.subplots(1, len(looks), figsize=(width + 0.8, height), layout="constrained", squeeze=False)
     for axis, look, (rows, columns) in zip(axes[0], looks, shapes, strict=True):
         grid = [[float("nan")] * columns for _ in range(rows)]
         for head in look.heads:
             grid[head["layer"]][head["head"]] = head["raw"]["symmetry"]
-        image = axis.imshow(grid, vmin=-1, vmax=1, cmap="PuOr_r")
+        image = axis.imshow(grid, vmin=-1, vmax=1, cmap=colours)
         axis.set(xlabel="head", ylabel="layer", title=title or look.model["name"])
         axis.locator_params(integer=True, nbins=12)
     bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1])

@@ -98,16 +98,16 @@ def svg(*looks: Look, joined: bool = False) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {_size(looks, width)}>\n{style}\n{body}</svg>\n'
 
 
-def inline(look: Look) -> str:
+def inline(look: Look, heading: bool = True) -> str:
     """One panel as an element of a page, whose own style has STYLE in it."""
-    return f"<svg {_size([look], WIDTH)}>{panel(look)}</svg>"
+    return f"<svg {_size([look], WIDTH, 0 if heading else 50)}>{panel(look, heading)}</svg>"
 
 
-def panel(look: Look) -> str:
-    """Frame, dots, rings and legend of one look, as SVG without its outer element."""
+def panel(look: Look, heading: bool = True) -> str:
+    """Heading, frame, dots, rings and legend of one look, as SVG without its outer element."""
     found = dots(look)
     rings = [_ring(dot) for dot in found if dot.position > 0]
-    return "".join([_heading(look), _frame(look), *rings, *map(_dot, found), _legend(look, found)])
+    return "".join([_heading(look) if heading else "", _frame(look), *rings, *map(_dot, found), _legend(look, found)])
 
 
 def check_joined(looks: Sequence[Look]) -> None:
@@ -127,11 +127,12 @@ def _joined(*looks: Look) -> str:
     return _heading(looks[1], f"from {looks[0].model['name']}") + _frame(looks[1]) + arrows + _legend(looks[1], after)
 
 
-def _size(looks: Sequence[Look], width: float) -> str:
+def _size(looks: Sequence[Look], width: float, top: float = 0) -> str:
     names = " and ".join(look.model["name"] for look in looks)
     label = escape(f"What every head of {names} does: one dot a head, between comparing and pointing")
     label += ", and following the crowd" if any(map(has_data, looks)) else ""
-    box = f'viewBox="0 0 {width:.0f} {HEIGHT:.0f}" width="{width:.0f}" height="{HEIGHT:.0f}"'
+    tall = HEIGHT - top
+    box = f'viewBox="0 {top:.0f} {width:.0f} {tall:.0f}" width="{width:.0f}" height="{tall:.0f}"'
     return f'class="triangle" {box} role="img" aria-label="{label}"'
 
 
