@@ -20,6 +20,7 @@ from keyquery.report.files import write_text
 from keyquery.report.picture import looks_of
 
 ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
 # Bytes: room for the score maps of 144 rotary heads, and at most what keeps 1,024 heads below 5 MB.
@@ -37,7 +38,7 @@ def page(reading: Reading) -> str:
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE
-    script = (ASSETS / "page.js").read_text(encoding="utf-8")
+    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "base-uri 'none'; form-action 'none'",
@@ -110,8 +111,8 @@ def _head(
     spectra = {view: _spectra(head[view], count) for view in ("raw", "folded")}
     out |= {**figures, "spectra": spectra}
     if "offsets" in head["raw"]:
-        out["offsets"] = _short(head["raw"]["offsets"])
-    out |= {key: _short(head[key]) for key in ("objects", "relations") if key in head}
+        out["offsets"] = _short(head["raw"]["offsets"], 4)
+    out |= {key: _short(head[key], 4) for key in ("objects", "relations") if key in head}
     if kept and "scores" in head:
         out["maps"] = _maps(head["scores"], causal, kept)
     return out
@@ -187,13 +188,13 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]
 
 
-def _short(value: Any) -> Any:
+def _short(value: Any, digits: int = DIGITS) -> Any:
     """Numbers with fewer digits, deep inside lists and dicts."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
-    return [_short(item) for item in value] if isinstance(value, list) else value
+        return {key: _short(item, digits) for key, item in value.items()}
+    return [_short(item, digits) for item in value] if isinstance(value, list) else value
 
 
 def _json(data: Any) -> str:
