@@ -133,6 +133,16 @@ def test_without_a_sample_or_token_ids_there_are_no_scores():
         kq.look(torch.nn.MultiheadAttention(8, 2), inputs=inputs, sample=-1)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gemma2", "caps its scores"), ("gpt_oss", "a sink"), ("deepseek", "two kernels"), ("modernbert", "a window")],
+)
+def test_what_else_a_model_does_to_its_scores_is_said(name, words):
+    _, _, reading = looked(name, sample=9)
+    assert any(words in note for note in reading.sample["notes"])
+    assert "notes" not in looked("llama", sample=9)[2].sample
+
+
 def test_a_sample_goes_through_json():
     _, _, reading = looked("llama", sample=4)
     assert kq.Reading.load(reading.to_json()) == reading

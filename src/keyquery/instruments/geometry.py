@@ -136,7 +136,7 @@ def look(
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
-    shown = None if seen.sample is None else {"tokens": seen.sample.tokens}
+    shown = None if seen.sample is None else seen.sample.told()
     return Look(model=model, layers=rows, heads=cells, sample=shown, provenance=provenance(data=seen.facts))
 
 

@@ -39,6 +39,11 @@ class Sample:
 
     tokens: list[str]
     projected: Mapping[int, tuple[Tensor, Tensor]]
+    notes: list[str]  # why the softmax of the scores is not quite the model's attention
+
+    def told(self) -> dict[str, Any]:
+        """The sample as a reading holds it: its tokens, and notes where there are any."""
+        return {"tokens": self.tokens, **({"notes": self.notes} if self.notes else {})}
 
     def scores(self, layer: Layer, heads: Heads, mean: Float[Tensor, "heads m"]) -> list[dict[str, Any]]:
         """Head by head, the parts of the scores as rounded lists; `mean` is that of [q; k] over all data."""
@@ -70,7 +75,7 @@ def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, t
         # A block that is shared by all layers has seen the tokens several times, first in its own first place.
         if query.shape[-2] % len(ids) == 0:
             projected[index] = (query[..., : len(ids), :], key[..., : len(ids), :])
-    return Sample([_text(number, tokenizer) for number in ids], projected)
+    return Sample([_text(number, tokenizer) for number in ids], projected, _notes(heads.config, len(ids)))
 
 
 def split_scores(
@@ -115,6 +120,19 @@ def _first(batches: Sequence[Batch], count: int) -> Batch | None:
                 others = {name: t[row : row + 1] for name, t in batch.items() if name not in alike}
                 return {**others, **{name: t[row][real][:count].unsqueeze(0) for name, t in alike.items()}}
     return None
+
+
+def _notes(config: Mapping[str, Any], tokens: int) -> list[str]:
+    """What a model does between scores and attention that is no part of a score."""
+    reach = {"sliding_window": 1, "window_size": 1, "local_attention": 2}  # the last one counts both sides
+    windows = [config[key] // sides for key, sides in reach.items() if isinstance(config.get(key), int)]
+    held = {
+        "the model also caps its scores before the softmax": bool(config.get("attn_logit_softcapping")),
+        "a sink takes part of the model's softmax": config.get("model_type") == "gpt_oss",
+        "the scores of a latent head's two kernels add up in the model": "qk_nope_head_dim" in config,
+        "some layers of the model see a window of fewer tokens": any(window < tokens for window in windows),
+    }
+    return [note for note, holds in held.items() if holds]
 
 
 def _text(number: int, tokenizer: Any) -> str:

@@ -71,7 +71,7 @@ def pack(values: Any) -> str:
     again is the number as it would be written with three digits, however large or small.
 
     >>> pack([1.0, -0.25])
-    'SUEBwg=='
+    'ST9bvA=='
     """
     array = np.asarray(values, dtype=np.float64).ravel()
     size = np.abs(array)
@@ -95,6 +95,7 @@ def _model(look: Look) -> dict[str, Any]:
         "layers": [{**row, "raw": _short(row["raw"])} for row in look.layers],
         "heads": [_head(head, columns, causal[head["layer"]], kept, len(look.heads)) for head in look.heads],
         "tokens": tokens[:kept],
+        "caveats": list((look.sample or {}).get("notes", [])),
         "cut": len(tokens) if kept < len(tokens) else 0,
         "notes": _notes(look, len(tokens), kept),
     }

@@ -165,9 +165,9 @@ function attention(one) {
   point(at.i, at.j);
   const rows = () => [["query", "key", ...names], ...texts.flatMap((query, i) => texts.flatMap((key, j) =>
     seen(i, j) ? [[query, key, ...names.map((name) => parts[name][i][j])]] : []))];
-  const note = ["each row a query, each column a key; colour for plus, grey for minus, one scale for all parts",
-    parts.position ? "position less its row’s mean" : null,
-    model().cut ? `the first ${n} of ${model().cut} tokens, as if there were no others` : null];
+  const note = ["each row a query, each column a key; colour for plus, small and grey for minus, one scale for all parts",
+    parts.position ? "position less its row’s mean" : null, ...model().caveats,
+    model().cut ? `the first ${n} of ${model().cut} tokens${causal ? "" : ", as if there were no others"}` : null];
   return framed("Attention on the text, and what makes it", note.filter(Boolean).join("; "), rows, "",
     el("div", { class: names.length > 4 ? "maps five" : "maps" }, pictures), readout);
 }
@@ -178,9 +178,10 @@ function heat(name, values, texts, seen, most, point, at, spots) {
   const cells = values.flatMap((line, i) => line.map((value, j) => {
     if (!seen(i, j) || Math.abs(value) / most < 0.01) return null;
     const kind = name === "attention" ? "ink" : value > 0 ? name : "minus";
-    const strength = Math.sqrt(Math.abs(value) / most).toFixed(2);
+    const wide = value > 0 ? 9.5 : 4.5, inset = (9.5 - wide) / 2;  // size tells the sign where colour cannot
     return draw("rect", {
-      class: kind, x: EDGE + CELL * j, y: EDGE + CELL * i, width: 9.5, height: 9.5, "fill-opacity": strength,
+      class: kind, x: EDGE + CELL * j + inset, y: EDGE + CELL * i + inset, width: wide, height: wide,
+      "fill-opacity": Math.sqrt(Math.abs(value) / most).toFixed(2),
     });
   }));
   const side = texts.map((text, i) => draw("text", { x: 58, y: 70 + CELL * i, "text-anchor": "end" }, short(text)));
@@ -189,7 +190,7 @@ function heat(name, values, texts, seen, most, point, at, spots) {
   const spot = draw("rect", { class: "spot", width: 9.5, height: 9.5 });
   spots.push(spot);
   const picture = draw("svg", {
-    viewBox: `0 0 ${size} ${size}`, tabindex: 0, role: "img",
+    viewBox: `0 0 ${size} ${size}`, tabindex: 0, role: "img", "--most": `${Math.round(1.45 * size)}px`,
     "aria-label": `${name}, query by key; arrow keys read its cells`,
     onkeydown: (event) => {
       const step = STEPS[event.key];
