@@ -103,7 +103,7 @@ def look(
     if model is None:
         reading = look_at(models.seeded(seed), name=f"untrained Transformer, seed {seed}")
     else:
-        options |= {"text": text, "layers": _numbers(layers), **_for_page(html, directions)}
+        options |= {"text": text, "layers": _numbers(layers), **_for_page(html, directions, model)}
         reading = _watched_look(model, quiet, **options)
     _deliver(reading, targets, quiet)
 
@@ -128,8 +128,9 @@ def compare(
 ) -> None:
     """Show two models, or two steps of one, side by side."""
     targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
-    options = {"text": text, "heads": heads, "tokens": tokens, "length": length, **_for_page(html, None)}
-    looks = [_any_look(source, quiet, **options) for source in (first, second)]
+    options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
+    sources = [(source, _for_page(html, None, source)) for source in (first, second)]
+    looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
     _deliver(side_by_side(*looks), targets, quiet, joined)
 
 
@@ -147,9 +148,12 @@ def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 
-def _for_page(html: Path | None, directions: int | None) -> dict[str, int]:
-    """What a page shows beside the figures is measured only for a page, or where it was asked for."""
-    wanted = 0 if html is None else report.page.DIRECTIONS
+def _for_page(html: Path | None, directions: int | None, source: str) -> dict[str, int]:
+    """What a page shows beside the figures is measured only for a page, or where it was asked for.
+
+    The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.
+    """
+    wanted = report.page.DIRECTIONS if html is not None and Path(source).exists() else 0
     return {
         "directions": wanted if directions is None else directions,
         "sample": 0 if html is None else report.page.TOKENS,
