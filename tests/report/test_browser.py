@@ -113,6 +113,11 @@ def test_keys_walk_over_the_map(visit, looks):
         assert tab.evaluate("document.activeElement.dataset.head") == place
         assert tab.locator('[aria-selected="true"]').get_attribute("data-head") == place
     assert title(tab) == "Layer 0, head 0"
+    tab.locator('.cell[data-head="1.2"]').click()
+    tab.keyboard.press("ArrowRight")  # a click holds the keyboard too
+    assert title(tab) == "Layer 1, head 3"
+    tab.get_by_role("button", name="folded", exact=True).press("Enter")
+    assert tab.evaluate("document.activeElement.textContent") == "folded"
 
 
 def test_the_address_names_the_head_both_ways(visit, looks):

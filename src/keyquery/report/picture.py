@@ -118,6 +118,8 @@ def _dots(axis: Any, look: Look) -> None:
     rings = [dot for dot in found if dot.position > 0]
     sizes = [radius(dot.position, 2.0, 6.5) ** 2 * math.pi for dot in rings]
     places = [dot.x for dot in rings], [dot.y for dot in rings]
+    if rings:
+        axis.text(0.5, -0.03, "ring: position share", color="#59636e", ha="center", va="top", size=7)
     axis.scatter(*places, s=sizes, facecolors="none", edgecolors=LIGHT["position"], linewidths=0.4, alpha=0.6, zorder=2)
 
 

@@ -165,7 +165,8 @@ function attention(one) {
   point(at.i, at.j);
   const rows = () => [["query", "key", ...names], ...texts.flatMap((query, i) => texts.flatMap((key, j) =>
     seen(i, j) ? [[query, key, ...names.map((name) => parts[name][i][j])]] : []))];
-  const note = ["each row a query, each column a key; colour for plus, small and grey for minus, one scale for all parts",
+  const note = ["each row a query, each column a key; colour for plus, " +
+      "small and grey for minus, one scale for all parts",
     parts.position ? "position less its row’s mean" : null, ...model().caveats,
     model().cut ? `the first ${n} of ${model().cut} tokens${causal ? "" : ", as if there were no others"}` : null];
   return framed("Attention on the text, and what makes it", note.filter(Boolean).join("; "), rows, "",

@@ -35,8 +35,9 @@ function header() {
   put("name", model().name);
   put("facts", model().facts);
   document.title = `${model().name}: heads`;
-  const buttons = DATA.models.map((one, i) =>
-    el("button", { type: "button", "aria-pressed": i === state.model, onclick: () => choose({ model: i }) }, one.name));
+  const buttons = DATA.models.map((one, i) => el("button", {
+    type: "button", "aria-pressed": i === state.model, "data-focus": `model ${i}`, onclick: () => choose({ model: i }),
+  }, one.name));
   put("models", buttons.length > 1 ? buttons : []);
   document.getElementById("panels").classList.toggle("several", buttons.length > 1);
 }
@@ -71,6 +72,7 @@ function cell(layer, head) {
     tabindex: chosen ? 0 : -1,
     title: `${layer}.${head}: ${told}`,
     "data-head": `${layer}.${head}`,
+    "data-focus": "cell",
     "aria-selected": chosen,
     "aria-label": `layer ${layer}, head ${head}: ${told}`,
     "--tone": `var(--${value > 0 ? "reciprocal" : "directional"})`,
@@ -83,7 +85,7 @@ function mapRow(layer, columns) {
   const pressed = layer === state.layer && state.head === null;
   const number = el("button", {
     class: "number", type: "button", "aria-label": `layer ${layer}`, "aria-pressed": pressed,
-    onclick: () => choose({ layer, head: null }),
+    "data-focus": `layer ${layer}`, onclick: () => choose({ layer, head: null }),
   }, String(layer));
   const cells = Array.from({ length: columns }, (_, head) => cell(layer, head));
   const bar = stack(meanShares(ofLayer(layer)), "stack", `layer ${layer}`);
@@ -94,7 +96,7 @@ function map() {
   const { heads, layers } = model();
   const columns = 1 + Math.max(...heads.map((one) => one.head));
   const buttons = views().map((view) => el("button", {
-    type: "button", "aria-pressed": view === state.view, onclick: () => choose({ view }),
+    type: "button", "aria-pressed": view === state.view, "data-focus": view, onclick: () => choose({ view }),
   }, VIEWS[view]));
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
@@ -124,7 +126,6 @@ function walk(event) {
   const layer = layers[layers.indexOf(state.layer) + step[0]] ?? state.layer;
   const last = Math.max(...ofLayer(layer).map((one) => one.head));
   choose({ layer, head: Math.min(Math.max((state.head ?? 0) + step[1], 0), last) });
-  document.querySelector('.cell[aria-selected="true"]')?.focus();
 }
 
 function triangles() {

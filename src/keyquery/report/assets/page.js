@@ -18,9 +18,12 @@ function settle() {  // a change of model or layer may leave the state without i
 }
 
 function choose(change) {
+  const held = document.activeElement?.dataset.focus;
   Object.assign(state, change);
   settle();
   render();
+  // What was drawn anew keeps the keyboard: the same button, or the cell that is chosen now.
+  if (held) document.querySelector(`[data-focus="${held}"]:not([tabindex="-1"])`)?.focus();
   const place = state.head === null ? `${state.layer}` : `${state.layer}.${state.head}`;
   try {
     history.replaceState(null, "", DATA.models.length > 1 ? `#m${state.model}:${place}` : `#${place}`);
