@@ -113,7 +113,9 @@ def _head(
     out |= {**figures, "spectra": spectra}
     if "offsets" in head["raw"]:
         out["offsets"] = _short(head["raw"]["offsets"], 4)
-    out |= {key: _short(head[key], 4) for key in ("objects", "relations") if key in head}
+    if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
+        out["objects"] = [_short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
+        out["relations"] = [_short([each["value"], each["pairs"]], 4) for each in head["relations"]]
     if kept and "scores" in head:
         out["maps"] = _maps(head["scores"], causal, kept)
     return out

@@ -93,15 +93,15 @@ function directions(one) {
   const line = (value, ...content) =>
     el("div", {}, el("span", { class: "value" }, figure3(value)), el("div", {}, ...content));
   const against = () => el("span", { class: "muted" }, "against ");
-  const objects = one.objects.map(({ value, tokens: ends, opposite }) =>
+  const objects = one.objects.map(([value, ends, opposite]) =>
     line(value, el("div", {}, tokens(ends)), el("div", {}, against(), tokens(opposite))));
   const pair = ([from, to]) =>
     el("span", { class: "pair" }, tokens([from]), el("span", { class: "muted" }, "→ "), tokens([to]));
-  const relations = one.relations.map(({ value, pairs }) => line(value, pairs.map(pair)));
+  const relations = one.relations.map(([value, pairs]) => line(value, pairs.map(pair)));
   const objectRows = () => [["value", "tokens", "opposite"],
-    ...one.objects.map((each) => [each.value, each.tokens.join(" "), each.opposite.join(" ")])];
+    ...one.objects.map(([value, ends, opposite]) => [value, ends.join(" "), opposite.join(" ")])];
   const relationRows = () => [["value", "query", "key"],
-    ...one.relations.flatMap((each) => each.pairs.map((two) => [each.value, ...two]))];
+    ...one.relations.flatMap(([value, pairs]) => pairs.map((two) => [value, ...two]))];
   return [
     framed("What is alike", "eigenvectors of S, by the tokens at both ends", objectRows, "half",
       el("div", { class: "pairs" }, objects)),
