@@ -29,6 +29,7 @@ bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/forms.py
 	$(BIN)/python bench/import.py
 	$(BIN)/python bench/look.py
+	$(BIN)/python bench/page.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens

@@ -35,3 +35,11 @@ def _house_rules(request):
 @pytest.fixture(autouse=True)
 def _names_of_examples(doctest_namespace):
     doctest_namespace.update(torch=torch, kq=kq)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tests of the page that could not be run are told aloud: a page that nobody opened is not tested."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "no chromium" in str(report.longrepr)]
+    if skipped:
+        words = f"{len(skipped)} tests of the page did NOT run: no chromium here; apt-get install chromium"
+        terminalreporter.write_sep("!", words, yellow=True, bold=True)

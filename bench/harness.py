@@ -61,6 +61,8 @@ def rewrite_readme() -> None:
     lines = ["| measured | figure | lowest to highest | goal |", "|---|---|---|---|"]
     for result in results:
         for r in result["rows"]:
+            if not r.get("shown", True):
+                continue
             spread = f"{r['low']:.3g} to {r['high']:.3g}"
             lines.append(f"| {r['what']} | {r['value']:.3g} {r['unit']} | {spread} | {r['goal']} |")
     table = "\n".join(lines) + "\n"

@@ -88,6 +88,17 @@ def test_import_is_light():
     assert loaded.strip() == "[]"
 
 
+def test_readings_are_written_without_the_packages_of_the_command_line():
+    code = """
+import sys
+sys.modules.update(rich=None, typer=None)
+import keyquery.report, keyquery as kq, torch
+reading = kq.look(torch.nn.MultiheadAttention(8, 2))
+assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]

@@ -15,6 +15,7 @@ from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
 from keyquery.reading import Reading
+from keyquery.report import terminal
 
 app = typer.Typer(
     name="keyquery",
@@ -32,10 +33,17 @@ Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise
 Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
 Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
 Csv = Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw the triangle of all heads to this .svg, .png or .pdf file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text: how many tokens to run at most.")]
-Count = Annotated[int, typer.Option(min=0, help="Describe this many directions of each head by their tokens.")]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Describe this many directions of each head by their tokens; with --html, 4 unless given."
+    ),
+]
 Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens.")]
 
 
@@ -69,9 +77,11 @@ def look(
     config: Config = None,
     json: Json = None,
     csv: Csv = None,
+    html: Html = None,
+    picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
-    directions: Count = 0,
+    directions: Count = None,
     tokens: Tokens = 20_000,
     length: Length = 128,
 ) -> None:
@@ -80,7 +90,7 @@ def look(
     The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text. Without a
     model, the two that ship are shown side by side: one learned to find masked words, the other to tell the next.
     """
-    _check_targets(json, csv, force)
+    targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
     options: dict[str, Any] = {
         "heads": heads,
         "query": query,
@@ -89,9 +99,9 @@ def look(
         "tokens": tokens,
         "length": length,
     }
-    options |= {"text": text, "layers": _numbers(layers), "directions": directions}
+    options |= {"text": text, "layers": _numbers(layers), **_for_page(html, directions, model)}
     reading = _shipped(quiet, options) if model is None else _watched_look(model, quiet, **options)
-    _deliver(reading, json, csv, quiet)
+    _deliver(reading, targets, quiet)
 
 
 @app.command()
@@ -102,15 +112,22 @@ def compare(
     heads: HeadCount = None,
     json: Json = None,
     csv: Csv = None,
+    html: Html = None,
+    picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
     tokens: Tokens = 20_000,
     length: Length = 128,
+    joined: Annotated[
+        bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
+    ] = False,
 ) -> None:
     """Show two models, or two steps of one, side by side."""
-    _check_targets(json, csv, force)
+    targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
-    _deliver(side_by_side(*(_any_look(source, quiet, **options) for source in (first, second))), json, csv, quiet)
+    sources = [(source, _for_page(html, None, source)) for source in (first, second)]
+    looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
+    _deliver(side_by_side(*looks), targets, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
@@ -132,26 +149,48 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
 
 
 def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
-    with report.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 
-def _deliver(reading: Reading, json: Path | None, csv: Path | None, quiet: bool) -> None:
-    if json is not None:
-        reading.to_json(json)
-    if csv is not None:
-        report.write_csv(csv, reading.records())
+def _for_page(html: Path | None, directions: int | None, source: str | None) -> dict[str, int]:
+    """What a page shows beside the figures is measured only for a page, or where it was asked for.
+
+    The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.
+    """
+    here = source is None or Path(source).exists()
+    wanted = report.page.DIRECTIONS if html is not None and here else 0
+    return {
+        "directions": wanted if directions is None else directions,
+        "sample": 0 if html is None else report.page.TOKENS,
+    }
+
+
+def _deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False) -> None:
+    if "json" in targets:
+        reading.to_json(targets["json"])
+    if "csv" in targets:
+        report.write_csv(targets["csv"], reading.records())
+    if "html" in targets:
+        report.write_page(targets["html"], reading)
+    if "picture" in targets:
+        report.write_picture(targets["picture"], reading, joined)
     if not quiet:
-        report.show(reading, Console())
+        terminal.show(reading, Console())
 
 
-def _check_targets(json: Path | None, csv: Path | None, force: bool) -> None:
-    """Before any work: could both files be written?"""
-    targets = [path for path in (json, csv) if path is not None]
-    for path in targets:
+def _targets(force: bool, **paths: Path | None) -> dict[str, Path]:
+    """The files that are asked for, by option. Before any work: could all of them be written?"""
+    targets = {name: path for name, path in paths.items() if path is not None}
+    for path in targets.values():
         report.check_target(path, force)
-    if len({path.resolve() for path in targets}) < len(targets):
-        raise ValueError("--json and --csv name the same file")
+    if "picture" in targets:
+        report.check_picture(targets["picture"])
+    places: dict[Path, str] = {}
+    for name, path in targets.items():
+        if (other := places.setdefault(path.resolve(), name)) != name:
+            raise ValueError(f"--{other} and --{name} name the same file")
+    return targets
 
 
 def _numbers(layers: str | None) -> list[int] | None:

@@ -127,9 +127,12 @@ class Reading:
     def _repr_html_(self) -> str:
         return str(_report().html(self))
 
-    def plot(self, **options: Any) -> Any:
-        """A matplotlib figure of the reading (extra `plot`); not every kind has one."""
-        return _report().plot(self, **options)
+    def plot(self, what: str | None = None, **options: Any) -> Any:
+        """A matplotlib figure of the reading (extra `plot`); not every kind has one.
+
+        A look, or a comparison, has two: "triangle", the default where there is data, and "map", its symmetry.
+        """
+        return _report().plot(self, what, **options)
 
 
 def provenance(**facts: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery.checkpoints.sources import Safetensors
+from keyquery.checkpoints.vocabulary import vocabulary
 
 LAYERS, HEADS, KEYS, WIDTH, RANK = 3, 4, 2, 16, 4
 CONFIG = {"model_type": "llama", "num_attention_heads": HEADS, "num_key_value_heads": KEYS, "hidden_size": WIDTH}
@@ -180,6 +181,7 @@ def test_gguf_reads_the_same_scores_at_every_offset(folder, tmp_path):
     writer.add_block_count(LAYERS)
     writer.add_rope_dimension_count(RANK)
     writer.add_rope_freq_base(10000.0)
+    writer.add_token_list(["one", "Ġtwo"])
     tensors = weights()
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
@@ -198,6 +200,7 @@ def test_gguf_reads_the_same_scores_at_every_offset(folder, tmp_path):
     writer.close()
     heads, original = kq.read(path), kq.read(folder)
     assert (heads.family.name, len(heads)) == ("gguf", LAYERS)
+    assert vocabulary(path) == ["one", "Ġtwo"]
     assert heads[0].rope.interleaved
     for offset in (0, -1, -7):
         for one, other in zip(heads, original, strict=True):

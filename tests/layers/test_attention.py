@@ -150,6 +150,17 @@ def test_the_form_gives_the_scores(kernel):
     assert torch.allclose(layer.form().scores(x[0]), (query @ key.mT)[0], atol=1e-12)
 
 
+def test_hooks_and_replaced_projections_are_heard():
+    layer, x, heard = kq.Attention(8, 2), torch.randn(1, 5, 8), []
+    expected = layer(x)
+    layer.key.register_forward_pre_hook(lambda module, args: heard.append(args[0]))
+    assert torch.allclose(layer(x), expected, atol=1e-6)
+    assert torch.equal(heard[0], x)
+    replaced = kq.Attention(8, 2)
+    replaced.value = nn.Sequential(replaced.value, nn.ReLU())
+    assert not torch.allclose(replaced(x), layer(x))
+
+
 def test_dropout_is_off_outside_training():
     layer, x = kq.Attention(8, 2, dropout=0.5), torch.randn(1, 5, 8)
     assert not torch.equal(layer(x), layer(x))

@@ -100,7 +100,7 @@ def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, 
     entered = activations(model, [batch], sorted({entry(layer) for layer in layers}))
     out = {}
     for layer in layers:
-        query, key = layer.project(entered[entry(layer)])
+        query, key = layer.project(entered[entry(layer)].float())
         out[layer.index] = (query.flatten(0, 1), key.expand_as(query).flatten(0, 1))
     return out
 

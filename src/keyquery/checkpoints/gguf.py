@@ -54,6 +54,12 @@ class Gguf:
         return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(-1, *self.shapes[name][1:])
 
 
+def words(path: Path) -> list[str] | None:
+    """The texts of a GGUF file's tokens by id, where it has them."""
+    found = import_module("gguf").GGUFReader(path).fields.get("tokenizer.ggml.tokens")
+    return None if found is None else [str(word) for word in found.contents()]
+
+
 def _name(name: str) -> str:
     """A tensor's name as a Llama file has it; others stay as they are."""
     parts = name.split(".")

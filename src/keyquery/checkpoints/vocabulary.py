@@ -1,16 +1,19 @@
-"""The words of a checkpoint's tokens, from the files that lie beside it."""
+"""The words of a checkpoint's tokens, from the files that lie beside it, or from within."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from keyquery.checkpoints import gguf
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import from_symbols
 
 
 def vocabulary(path: str | Path) -> list[str] | None:
-    """Token texts by id, from tokenizer.json, vocab.json or vocab.txt beside the weights; None where there is none."""
+    """Token texts by id: tokenizer.json, vocab.json or vocab.txt beside the weights, or a GGUF file's own, or None."""
+    if Path(path).suffix == ".gguf" and Path(path).is_file():
+        return gguf.words(Path(path))
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if (folder / "tokenizer.json").is_file():
         facts = read_json(folder / "tokenizer.json")

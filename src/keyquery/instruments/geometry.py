@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +19,11 @@ from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.forms import Form, Rope
+from keyquery.forms.checks import check_count
 from keyquery.forms.measures import directionality
 from keyquery.instruments.directions import Directions
 from keyquery.instruments.offsets import energies
+from keyquery.instruments.sample import Sample, take
 from keyquery.instruments.shares import Visible, part_ranks, shares
 from keyquery.instruments.verdict import Thresholds, verdict
 from keyquery.reading import Reading, provenance
@@ -52,6 +54,7 @@ class Look(Reading, kind="look"):
         "skew_values": "singular values of A, descending",
         "singular_values": "of M, descending",
         "scale": "by which the model multiplies the score",
+        "scores": "of the sample's tokens, query by key, scaled; their sum's softmax is the attention",
         "reciprocal": "of the variance of the scores on data; so are directional, popularity and position",
         "effective_rank_symmetric": "of S on data, at offset 0; likewise effective_rank_skew",
         "contents": "symmetry of M(Δ): contents change places, the offset stays",
@@ -61,6 +64,7 @@ class Look(Reading, kind="look"):
     model: Mapping[str, Any]
     layers: list[dict[str, Any]]
     heads: list[dict[str, Any]]
+    sample: Mapping[str, Any] | None = None
 
     def records(self) -> list[dict[str, Any]]:
         """One row a head: its place, every figure of each view that is one number, and the verdict."""
@@ -88,6 +92,7 @@ def look(
     length: int = 128,
     tokens: int = 20_000,
     directions: int = 0,
+    sample: int = 0,
     name: str | None = None,
     thresholds: Thresholds | None = None,
     workers: int = 1,
@@ -97,7 +102,8 @@ def look(
 
     `text` (a file of lines) or `inputs` (batches of tensors that the model takes) put the forms on data: the model is
     then run, at most `tokens` tokens in windows of `length`. `directions` is how many object directions and relation
-    planes of each head to describe by the tokens along them. `heads`, `query`, `key` and `config` are those of `read`.
+    planes of each head to describe by the tokens along them; `sample`, of how many tokens at the start of the data to
+    keep every head's scores, split into their parts. `heads`, `query`, `key` and `config` are those of `read`.
     `workers` layers are measured at a time, each by one thread.
 
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
@@ -105,34 +111,48 @@ def look(
     [(0, 0), (0, 1)]
     """
     watching = progress or (lambda items, what, total: items)
-    called, words = name, None
-    if not isinstance(source, nn.Module):
-        called, words = name or Path(source).name, vocabulary(source) if directions else None
-    moments: dict[int, Moments] = {}
-    if text is not None or inputs is not None:
-        source, inputs, used = _prepare(source, text, inputs, tokenizer, length, tokens)
-        found = read(source, heads, query, key, config)
-        moments = joint_moments(source, watching(inputs, "running the model", len(inputs)), found)
-        data = {"tokens": next(iter(moments.values())).count, "length": length, "from": used}
+    live = isinstance(source, nn.Module)
+    called = {"name": name or Path(str(source)).name} if name or not live else {}
+    words = None if live or not directions else vocabulary(str(source))
+    check_count("sample", sample, least=0)
+    if text is None and inputs is None:
+        found, seen = read(source, heads, query, key, config), _Seen()
     else:
-        found, data = read(source, heads, query, key, config), None
-    chosen = _chosen(found, layers)
-    embedding = found.embedding() if directions else None
+        source, batches, speaker, used = _prepare(source, text, inputs, tokenizer, length, tokens)
+        found = read(source, heads, query, key, config)
+        running = watching(batches, "running the model", len(batches))
+        facts = {"length": length, "from": used}
+        seen = _Seen.of(source, running, found, facts, take(source, batches, found, sample, speaker))
+    chosen, embedding = _chosen(found, layers), found.embedding() if directions else None
     described = None if embedding is None else Directions(embedding, words)
 
     def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         layer = found[index]
-        cells = _apart(layer, found, moments.get(index), length, thresholds or Thresholds())
+        cells = _apart(layer, found, seen, length, thresholds or Thresholds())
         if described is not None and described.width == layer.form.dim:
-            pairs = zip(cells, described.of(layer.form, directions), strict=True)
-            cells = [{**cell, **along} for cell, along in pairs]
-        return {**_place(layer), "raw": _together(layer.form)}, cells
+            cells = _joined(cells, described.of(layer.form, directions))
+        return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
-    facts = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells)}
-    facts |= {"name": called} if called else {}
-    return Look(model=facts, layers=rows, heads=cells, provenance=provenance(data=data))
+    model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
+    shown = None if seen.sample is None else seen.sample.told()
+    return Look(model=model, layers=rows, heads=cells, sample=shown, provenance=provenance(data=seen.facts))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What running the model gave: nothing, unless there was data."""
+
+    moments: Mapping[int, Moments] = field(default_factory=dict)
+    facts: Mapping[str, Any] | None = None
+    sample: Sample | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, batches: Iterable[Batch], found: Heads, facts: Any, sample: Sample | None) -> _Seen:
+        """The moments of every layer, and how many tokens they are of."""
+        moments = joint_moments(model, batches, found)
+        return cls(moments, {"tokens": next(iter(moments.values())).count, **facts}, sample)
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
@@ -150,19 +170,19 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
 
 def _prepare(
     source: Any, text: str | Path | None, inputs: Iterable[Batch] | None, tokenizer: Any, length: int, tokens: int
-) -> tuple[nn.Module, list[Batch], str]:
-    """A live model and its batches."""
+) -> tuple[nn.Module, list[Batch], Any, str]:
+    """A live model, its batches, its tokenizer or None, and where the batches come from."""
     lines = None if text is None else read_text(text)
     model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
-    if lines is None:
-        return model, list(inputs or []), "inputs"
     tokenizer = tokenizer or found
+    if lines is None:
+        return model, list(inputs or []), tokenizer, "inputs"
     if tokenizer is None:
         raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
     batches = list(text_batches(lines, tokenizer, length, tokens))
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
-    return model, batches, Path(str(text)).name
+    return model, batches, tokenizer, Path(str(text)).name
 
 
 def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
@@ -179,13 +199,12 @@ def _place(layer: Layer) -> dict[str, Any]:
     return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
 
 
-def _apart(
-    layer: Layer, found: Heads, moments: Moments | None, length: int, thresholds: Thresholds
-) -> list[dict[str, Any]]:
+def _apart(layer: Layer, found: Heads, seen: _Seen, length: int, thresholds: Thresholds) -> list[dict[str, Any]]:
     """Every head's own figures."""
     form = layer.form
     raw = [cell for piece in _pieces(form) for cell in _figures(piece, layer.rope)]
     folded = [cell for piece in _pieces(layer.folded) for cell in _figures(piece)]
+    moments = seen.moments.get(layer.index)
     on_data = [None] * layer.heads if moments is None else _on_data(layer, found, moments, length)
     cells = []
     for head in range(layer.heads):
@@ -204,7 +223,14 @@ def _apart(
                 "reason": reason,
             }
         )
+    if moments is not None and seen.sample is not None and layer.index in seen.sample.projected:
+        scores = seen.sample.scores(layer, found, moments.mean)
+        cells = _joined(cells, [{"scores": of_head} for of_head in scores])
     return cells
+
+
+def _joined(cells: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**cell, **further} for cell, further in zip(cells, more, strict=True)]
 
 
 def _pieces(form: Form) -> Iterator[Form]:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from keyquery.forms import Rope
 
@@ -108,10 +109,12 @@ class Pairwise(nn.Module):
 
     def forward(self, z: Float[Tensor, "*batch heads n dims"]) -> Float[Tensor, "*batch heads n dims"]:
         """Pᵀz, head by head."""
-        # Heads first and all tokens in one row: one batched product over z as the projection wrote it, without a copy.
-        by_head = z.movedim(-3, 0)
-        out = torch.bmm(by_head.flatten(1, -2), self.matrix.to(z.dtype))
-        return out.unflatten(1, by_head.shape[1:-1]).movedim(0, -3)
+        if not z.is_cuda:
+            return z @ self.matrix.to(z.dtype)
+        # One block-diagonal product: more arithmetic, but on a GPU faster than many small ones.
+        flat = z.transpose(-3, -2).flatten(-2)
+        out = linear(flat, torch.block_diag(*self.matrix.mT.to(z.dtype)))
+        return out.unflatten(-1, (z.shape[-3], z.shape[-1])).transpose(-3, -2)
 
 
 def make(kernel: str, heads: int, dims: int, symmetric_dims: int | float, rope: Rope | None) -> nn.Module | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from keyquery.forms import Form, Rope
 from keyquery.forms.checks import check_count
@@ -120,8 +121,7 @@ class Attention(nn.Module):
 
     def _rotated(self, x: Tensor, positions: Tensor | None, old: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, the first two turned to their positions."""
-        query, key = self.queries_and_keys(x)
-        value = self._heads(self.value(x), self.kv_heads)
+        query, key, value = self._project(x)
         if self.rope is None:
             return query, key, value
         if positions is None:
@@ -146,6 +146,21 @@ class Attention(nn.Module):
             return self._heads(self.query(x), self.heads), key
         assert self.shape is not None
         return self.shape(self._repeated(key)), key
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, by one matrix product over x."""
+        maps = [part for part in (self.query, self.key, self.value) if part is not None]
+        if any(type(part) is not nn.Linear or part._forward_hooks or part._forward_pre_hooks for part in maps):
+            # Somebody has replaced a projection or listens to it: each must be called.
+            return *self.queries_and_keys(x), self._heads(self.value(x), self.kv_heads)
+        bias = None if self.key.bias is None else torch.cat([part.bias for part in maps])
+        out = linear(x, torch.cat([part.weight for part in maps]), bias)
+        *own, key, value = out.split([part.out_features for part in maps], -1)
+        key, value = self._heads(key, self.kv_heads), self._heads(value, self.kv_heads)
+        if own:
+            return self._heads(own[0], self.heads), key, value
+        assert self.shape is not None
+        return self.shape(self._repeated(key)), key, value
 
     def form(self) -> Form:
         """The kernel as a Form: batch (heads,), or (kv_heads, heads that share one) where queries are grouped.

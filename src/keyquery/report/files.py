@@ -27,12 +27,17 @@ def check_target(path: Path, force: bool) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """A text as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
     """Write to a temporary name beside `path` and rename; an interrupt leaves the old file as it was."""
     path = Path(os.path.realpath(path))  # a link stays a link, to the new content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:

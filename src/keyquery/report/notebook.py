@@ -1,15 +1,22 @@
-"""A Reading as a small table in a notebook."""
+"""A Reading in a notebook: looks and comparisons as their page, others as a small table."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Any
 
+from keyquery.instruments.comparison import Comparison
+from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
+from keyquery.report.page import frame
 
 
 def html(reading: Reading) -> str:
-    """The records of a reading as an HTML table; every text in it is data, never markup."""
+    """The page of a look or a comparison, the records of another as a table; every text is data, never markup."""
+    return frame(reading) if isinstance(reading, (Look, Comparison)) else _table(reading)
+
+
+def _table(reading: Reading) -> str:
     records = reading.records()
     names = list(records[0]) if records else []
     head = "".join(f"<th>{escape(name)}</th>" for name in names)

@@ -1,36 +1,150 @@
-"""A Reading as a matplotlib figure."""
+"""A Reading as a matplotlib figure, or as a picture file."""
 
 from __future__ import annotations
 
+import io
+import math
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from keyquery.forms.checks import check_choice
+from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
+from keyquery.report.colours import DOES, LIGHT, depth_colour
+from keyquery.report.files import write_bytes, write_text
+from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
+
+KINDS = (".pdf", ".png", ".svg")
+# Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
+PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fonttype": 42, "savefig.dpi": 300}
 
 
-def plot(reading: Reading, **options: Any) -> Any:
-    """The picture of a reading: for a Look, symmetry as a map of layers and heads."""
-    if not isinstance(reading, Look):
-        raise ValueError(f"a reading of kind {reading.kind!r} has no picture")
+def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
+    """The picture of a look or a comparison: "triangle", the default on data, or "map", of symmetry in depth."""
+    looks = looks_of(reading)
+    what = what or ("triangle" if any(map(has_data, looks)) else "map")
+    check_choice("what", what, ("triangle", "map"))
     try:
         pyplot = import_module("matplotlib.pyplot")
     except ImportError:
         raise ImportError("plot needs matplotlib: pip install 'keyquery[plot]'") from None
-    return _symmetry_map(reading, pyplot, **options)
+    with pyplot.rc_context(PAPER):
+        return (_triangles if what == "triangle" else _maps)(looks, pyplot, **options)
 
 
-def _symmetry_map(reading: Look, pyplot: Any, title: str | None = None) -> Any:
-    rows = 1 + max(head["layer"] for head in reading.heads)
-    columns = 1 + max(head["head"] for head in reading.heads)
-    grid = [[float("nan")] * columns for _ in range(rows)]
-    for head in reading.heads:
-        grid[head["layer"]][head["head"]] = head["raw"]["symmetry"]
-    figure, axes = pyplot.subplots(figsize=(1.5 + 0.4 * columns, 1.2 + 0.4 * rows), layout="constrained")
-    image = axes.imshow(grid, vmin=-1, vmax=1, cmap="PuOr_r")
-    axes.set(xlabel="head", ylabel="layer", title=title or reading.model["name"])
-    axes.set_xticks(range(columns))
-    axes.set_yticks(range(rows))
+def looks_of(reading: Reading) -> list[Look]:
+    """The looks that a reading holds; one that holds none has no picture."""
+    if isinstance(reading, Look):
+        return [reading]
+    if isinstance(reading, Comparison):
+        return reading.looks
+    raise ValueError(f"a reading of kind {reading.kind!r} has no picture")
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a name whose ending is no kind of picture.
+
+    >>> check_picture(Path("heads.gif"))
+    Traceback (most recent call last):
+    ValueError: heads.gif: a picture is .pdf, .png or .svg
+    """
+    if path.suffix.lower() not in KINDS:
+        raise ValueError(f"{path}: a picture is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+
+
+def write_picture(path: Path, reading: Reading, joined: bool = False) -> None:
+    """The triangle as .svg, which needs no other package, or as .png or .pdf by matplotlib."""
+    check_picture(path)
+    if path.suffix.lower() == ".svg":
+        write_text(path, svg(*looks_of(reading), joined=joined))
+        return
+    figure, data = plot(reading, "triangle", joined=joined), io.BytesIO()
+    with import_module("matplotlib").rc_context(PAPER):
+        figure.savefig(data, format=path.suffix.lower()[1:])
+    import_module("matplotlib.pyplot").close(figure)
+    write_bytes(path, data.getvalue())
+
+
+def _triangles(looks: list[Look], pyplot: Any, title: str | None = None, joined: bool = False) -> Any:
+    if joined:
+        check_joined(looks)
+    panels = looks[-1:] if joined else looks
+    size = (3.3 * len(panels), 3.3)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axis, look in zip(axes[0], panels, strict=True):
+        _frame(axis, look)
+        axis.set_title(title or look.model["name"], pad=14)
+        if joined:
+            _arrows(axis, *looks)
+        else:
+            _dots(axis, look)
+    colours = import_module("matplotlib.colors").ListedColormap([depth_colour(i / 32) for i in range(33)])
+    shown = pyplot.cm.ScalarMappable(pyplot.Normalize(0, 1), colours)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.4, aspect=28, location="bottom", ticks=[0, 1])
+    bar.ax.set_xticklabels(["first layer", "last layer"])
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _frame(axis: Any, look: Look) -> None:
+    tall = math.sqrt(3) / 2
+    axis.set(xlim=(-0.08, 1.08), ylim=(-0.13, tall + 0.06), aspect="equal")
+    axis.axis("off")
+    names = {"reciprocal": (-0.06, -0.03, "left"), "directional": (1.06, -0.03, "right")}
+    for part, (x, y, side) in names.items():
+        axis.text(x, y, part, color=LIGHT[part], weight="bold", ha=side, va="top")
+        axis.text(x, y - 0.055, DOES[part], color="#59636e", ha=side, va="top")
+    if not has_data(look):
+        axis.plot([0, 1], [0, 0], color="#8b949e", lw=0.8)
+        axis.text(0.5, tall + 0.02, HINT, color="#59636e", ha="center", size=6.5)
+        return
+    for share in (0.25, 0.5, 0.75):
+        for i in range(3):
+            ends = ([share, 1 - share, 0.0], [share, 0.0, 1 - share])
+            xs, ys = zip(*(barycentric(*(end[-i:] + end[:-i])) for end in ends), strict=True)
+            axis.plot(xs, ys, color="#d8dee4", lw=0.5, zorder=0)
+    axis.plot([0, 1, 0.5, 0], [0, 0, tall, 0], color="#8b949e", lw=0.8, zorder=1)
+    words = f"{PARTS[2]}: {DOES[PARTS[2]]}"
+    axis.text(0.5, tall + 0.02, words, color=LIGHT[PARTS[2]], weight="bold", ha="center")
+
+
+def _dots(axis: Any, look: Look) -> None:
+    found = dots(look)
+    xs, ys = [dot.x for dot in found], [dot.y for dot in found]
+    colours = [depth_colour(dot.depth) for dot in found]
+    axis.scatter(xs, ys, s=16, c=colours, edgecolors="white", linewidths=0.4, zorder=3)
+    rings = [dot for dot in found if dot.position > 0]
+    sizes = [radius(dot.position, 2.0, 6.5) ** 2 * math.pi for dot in rings]
+    places = [dot.x for dot in rings], [dot.y for dot in rings]
+    if rings:
+        axis.text(0.5, -0.03, "ring: position share", color="#59636e", ha="center", va="top", size=7)
+    axis.scatter(*places, s=sizes, facecolors="none", edgecolors=LIGHT["position"], linewidths=0.4, alpha=0.6, zorder=2)
+
+
+def _arrows(axis: Any, first: Look, second: Look) -> None:
+    after = {(dot.layer, dot.head): dot for dot in dots(second)}
+    for dot in dots(first):
+        end = after[dot.layer, dot.head]
+        style = {"arrowstyle": "-|>", "color": depth_colour(dot.depth), "lw": 0.8, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate("", (end.x, end.y), (dot.x, dot.y), arrowprops={**style, "mutation_scale": 6})
+
+
+def _maps(looks: list[Look], pyplot: Any, title: str | None = None) -> Any:
+    """Symmetry of the weights, layers by heads."""
+    shapes = [[1 + max(head[way] for head in look.heads) for way in ("layer", "head")] for look in looks]
+    width, height = sum(1.1 + 0.25 * s[1] for s in shapes), 1.0 + 0.25 * max(s[0] for s in shapes)
+    steps = [LIGHT["directional"], "#f2f4f6", LIGHT["reciprocal"]]
+    colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("parts", steps)
+    figure, axes = pyplot.subplots(1, len(looks), figsize=(width + 0.8, height), layout="constrained", squeeze=False)
+    for axis, look, (rows, columns) in zip(axes[0], looks, shapes, strict=True):
+        grid = [[float("nan")] * columns for _ in range(rows)]
+        for head in look.heads:
+            grid[head["layer"]][head["head"]] = head["raw"]["symmetry"]
+        image = axis.imshow(grid, vmin=-1, vmax=1, cmap=colours)
+        axis.set(xlabel="head", ylabel="layer", title=title or look.model["name"])
+        axis.locator_params(integer=True, nbins=12)
     bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1])
     bar.ax.set_yticklabels(["points (−1)", "random (0)", "compares (1)"])
     return figure

@@ -1,0 +1,28 @@
+"""Colours that mean the same everywhere: the parts of a score, and depth."""
+
+from __future__ import annotations
+
+# Far apart in hue and lightness, also for eyes that do not tell red from green; one tone for each background.
+LIGHT = {"reciprocal": "#2166ac", "directional": "#d6701c", "popularity": "#b03a8c", "position": "#6e7781"}
+DARK = {"reciprocal": "#62a8ea", "directional": "#f0953f", "popularity": "#e583c6", "position": "#9aa4af"}
+# What each part does, in words.
+DOES = {
+    "reciprocal": "compares",
+    "directional": "points",
+    "popularity": "follows the crowd",
+    "position": "minds the place",
+}
+# Equal steps of lightness, light to dark, from the middle of viridis: visible on white and on black.
+DEPTHS = ("#9bd93c", "#5ec962", "#2fb47c", "#1fa187", "#21918c", "#2a788e", "#355f8d", "#414487")
+
+
+def depth_colour(share: float) -> str:
+    """The colour of a depth between 0, the first layer, and 1, the last.
+
+    >>> depth_colour(0), depth_colour(1)
+    ('#9bd93c', '#414487')
+    """
+    at = min(max(share, 0.0), 1.0) * (len(DEPTHS) - 1)
+    low = min(int(at), len(DEPTHS) - 2)
+    one, other = (tuple(bytes.fromhex(DEPTHS[i][1:])) for i in (low, low + 1))
+    return "#" + bytes(round(a + (b - a) * (at - low)) for a, b in zip(one, other, strict=True)).hex()

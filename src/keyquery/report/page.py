@@ -1,0 +1,210 @@
+"""One self-contained HTML page of a look or a comparison: it opens offline and asks nothing of anyone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyquery.instruments.geometry import Look
+from keyquery.reading import Reading
+from keyquery.report import triangle
+from keyquery.report.files import write_text
+from keyquery.report.picture import looks_of
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
+TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
+DIGITS = 7  # of single figures; fewer are shown
+# Bytes: room for the score maps of 144 rotary heads, and at most what keeps 1,024 heads below 5 MB.
+MAPS_A_HEAD, MAPS = 3300, 1_100_000
+MANY = 400  # heads, from which on only the outermost values of a spectrum are kept
+OUTERMOST = 64
+
+
+def page(reading: Reading) -> str:
+    """The page of a look, or of the looks of a comparison, as HTML.
+
+    >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
+    '<!doctype html>'
+    """
+    looks = looks_of(reading)
+    data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
+    style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE
+    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = {
+        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'",
+        "title": escape(" and ".join(str(look.model["name"]) for look in looks)),
+        "style": style,
+        "script": script,
+        "triangles": "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks),
+        "data": _json(data),
+    }
+    template = (ASSETS / "page.html").read_text(encoding="utf-8")
+    # In one pass, so that nothing in the data is taken for a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def write_page(path: str | Path, reading: Reading) -> None:
+    """Write the page of a look or a comparison, whole or not at all."""
+    write_text(path, page(reading))
+
+
+def frame(reading: Reading) -> str:
+    """The page in a frame of its own, as a notebook shows it: neither can touch the other."""
+    facts = 'width="100%" height="760" frameborder="0" sandbox="allow-scripts"'
+    return f'<iframe {facts} title="{escape(reading.kind)}" srcdoc="{escape(page(reading))}"></iframe>'
+
+
+def pack(values: Any) -> str:
+    """Numbers to three significant digits, in 16 bits each, as base64.
+
+    A code is 0 for zero, else 1 + 900·(exponent + 18) + (digits − 100), and its highest bit the sign: what comes out
+    again is the number as it would be written with three digits, however large or small.
+
+    >>> pack([1.0, -0.25])
+    'ST9bvA=='
+    """
+    array = np.asarray(values, dtype=np.float64).ravel()
+    size = np.abs(array)
+    zero = size < 1e-18
+    exponent = np.floor(np.log10(np.where(zero, 1.0, size))).astype(int)
+    digits = np.rint(np.where(zero, 1.0, size) / 10.0 ** (exponent - 2)).astype(int)
+    exponent, digits = np.where(digits == 1000, exponent + 1, exponent), np.where(digits == 1000, 100, digits)
+    code = np.where(zero, 0, 1 + 900 * (exponent + 18) + digits - 100) | np.where(array < 0, 1 << 15, 0)
+    return base64.b64encode(code.astype("<u2").tobytes()).decode()
+
+
+def _model(look: Look) -> dict[str, Any]:
+    tokens = list((look.sample or {}).get("tokens", []))
+    kept = _kept(look, len(tokens))
+    columns = {view: _scalars(look.heads, view) for view in ("raw", "folded", "on_data")}
+    causal = {row["layer"]: bool(row.get("causal")) for row in look.layers}
+    return {
+        "name": look.model["name"],
+        "facts": _facts(look),
+        "columns": columns,
+        "layers": [{**row, "raw": _short(row["raw"])} for row in look.layers],
+        "heads": [_head(head, columns, causal[head["layer"]], kept, len(look.heads)) for head in look.heads],
+        "tokens": tokens[:kept],
+        "caveats": list((look.sample or {}).get("notes", [])),
+        "cut": len(tokens) if kept < len(tokens) else 0,
+        "notes": _notes(look, len(tokens), kept),
+    }
+
+
+def _head(
+    head: Mapping[str, Any], columns: Mapping[str, list[str]], causal: bool, kept: int, count: int
+) -> dict[str, Any]:
+    figures = {
+        view: None if head[view] is None else [_short(head[view][name]) for name in names]
+        for view, names in columns.items()
+    }
+    out = {key: head[key] for key in ("layer", "head", "kind", "scale", "rank", "verdict", "reason")}
+    spectra = {view: _spectra(head[view], count) for view in ("raw", "folded")}
+    out |= {**figures, "spectra": spectra}
+    if "offsets" in head["raw"]:
+        out["offsets"] = _short(head["raw"]["offsets"], 4)
+    if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
+        out["objects"] = [_short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
+        out["relations"] = [_short([each["value"], each["pairs"]], 4) for each in head["relations"]]
+    if kept and "scores" in head:
+        out["maps"] = _maps(head["scores"], causal, kept)
+    return out
+
+
+def _scalars(heads: Sequence[Mapping[str, Any]], view: str) -> list[str]:
+    """The names of a view's single figures."""
+    found: Mapping[str, Any] = next((head[view] for head in heads if head[view]), {})
+    return [name for name, value in found.items() if not isinstance(value, (list, dict))]
+
+
+def _spectra(figures: Mapping[str, Any], count: int) -> list[str]:
+    """Of S, A and M; singular values of A come in pairs, and one of each is kept."""
+    series = [figures["eigenvalues"], figures["skew_values"][::2], figures["singular_values"]]
+    if count > MANY and len(series[0]) > OUTERMOST:
+        series[0] = series[0][: OUTERMOST // 2] + series[0][-OUTERMOST // 2 :]
+    return [pack(values[:OUTERMOST] if count > MANY else values) for values in series]
+
+
+def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> list[str | None]:
+    """Pairs, popularity and position of the first tokens; of the latter two only what a causal layer sees."""
+    below = np.tril_indices(kept)
+    packed: list[str | None] = [pack(np.asarray(scores["pairs"])[:kept, :kept])]
+    for name in ("popularity", "position"):
+        if scores[name] is None:
+            packed.append(None)
+            continue
+        values = np.asarray(scores[name])
+        square = values[:kept, :kept] if values.ndim == 2 else values[:kept]
+        packed.append(pack(square[below] if values.ndim == 2 and causal else square))
+    return packed
+
+
+def _kept(look: Look, tokens: int) -> int:
+    """How many tokens of the sample fit: a smaller map of every head says more than a large one of a few."""
+    heads = [head for head in look.heads if "scores" in head]
+    if not heads:
+        return 0
+    room = min(MAPS_A_HEAD * len(look.heads), MAPS) / len(heads)
+    squares = 1 + sum(isinstance(part[0], list) for part in list(heads[0]["scores"].values())[1:] if part)
+    # Two bytes a number, four letters for three bytes; causal maps are smaller, which is not relied on beyond half.
+    each = 8 / 3 * (1 + (squares - 1) * (0.55 if look.layers[0].get("causal") else 1))
+    return min(tokens, max(int((room / each) ** 0.5), 4))
+
+
+def _facts(look: Look) -> str:
+    model, data = look.model, look.provenance.get("data")
+    facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
+    facts += [f"family {model['family']}"] if model.get("family") else []
+    return " · ".join([*facts, f"on {data['from']}, {data['tokens']:,} tokens" if data else "from the weights alone"])
+
+
+def _notes(look: Look, tokens: int, kept: int) -> list[str]:
+    """What the page does not show, and how to get it."""
+    count, missing = len(look.heads), "not in this page"
+    cross = sum(head["kind"] == "cross" for head in look.heads)
+    longest = max(len(head["raw"]["eigenvalues"]) for head in look.heads)
+    said = {
+        f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html": not triangle.has_data(look),
+        f"Attention on a text is {missing}: it needs a model that takes token ids, and --text FILE.": not kept,
+        f"Only the first {kept} of {tokens} tokens are kept, for the size of {count:,} heads; the JSON has all.": 0
+        < kept
+        < tokens,
+        f"Tokens along directions are {missing}: --directions 4, with the embeddings in the checkpoint.": all(
+            "objects" not in head for head in look.heads
+        ),
+        f"Spectra are cut to their {OUTERMOST} outermost values, for the size of {count:,} heads; the JSON has all.": (
+            count > MANY and longest > OUTERMOST
+        ),
+        f"{cross} heads of cross-attention have no split on data.": cross > 0 and triangle.has_data(look),
+    }
+    versions = look.provenance.get("versions", {})
+    return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]
+
+
+def _short(value: Any, digits: int = DIGITS) -> Any:
+    """Numbers with fewer digits, deep inside lists and dicts."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: _short(item, digits) for key, item in value.items()}
+    return [_short(item, digits) for item in value] if isinstance(value, list) else value
+
+
+def _json(data: Any) -> str:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,148 @@
+"""Scores on a sample of the data against the attention that the real model computes."""
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.capture import attention_maps
+from keyquery.instruments.sample import DIGITS, split_scores, take
+
+FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "qwen3", "gptj", "phi")
+
+
+def looked(name, rows=3, length=9, **options):
+    pytest.importorskip("transformers")
+    from keyquery.testing.families import tiny_model
+
+    model = tiny_model(name)
+    ids = torch.randint(3, 60, (rows, length))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if name == "t5":
+        batch["decoder_input_ids"] = ids
+    return model, batch, kq.look(model, inputs=[batch], **options)
+
+
+def matrices(head, causal):
+    """Sum of the parts (n, n), the most that rounding can have moved it, and the softmax over visible keys."""
+    scores = head["scores"]
+    pairs = torch.tensor(scores["pairs"], dtype=torch.float64)
+    crowd = torch.tensor(scores["popularity"], dtype=torch.float64).expand_as(pairs)
+    place = torch.zeros_like(pairs) if scores["position"] is None else torch.tensor(scores["position"]).double()
+    moved = 0.5 * 10.0 ** (1 - DIGITS) * (pairs.abs() + crowd.abs() + place.abs())
+    total = pairs + crowd + place
+    hidden = torch.ones_like(pairs).triu(1).bool() & causal
+    return total, moved, total.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
+    model, batch, reading = looked(name, sample=7)
+    first = {key: value[:1, :7] for key, value in batch.items()}
+    maps = list(attention_maps(model, first))
+    if name == "t5":
+        maps = list(model(**first, output_attentions=True).encoder_attentions)
+    assert len(reading.sample["tokens"]) == 7
+    causal = {layer["layer"]: layer["causal"] for layer in reading.layers}
+    for head in reading.heads:
+        if head["layer"] >= len(maps):  # of a decoder, whose maps are others
+            continue
+        expected = maps[head["layer"]][0, head["head"]].double()
+        _, moved, given = matrices(head, causal[head["layer"]])
+        allowed = given * (2 * moved.amax(-1, keepdim=True)).expm1() + 1e-6
+        assert ((given - expected).abs() <= allowed).all(), head["name"]
+        assert (given - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "bloom"])
+def test_parts_are_the_terms_as_defined(name):
+    """With means over all data, token by token; the rotation is applied to each vector at its own place."""
+    model, batch, reading = looked(name, sample=6)
+    from keyquery.capture import joint_moments, queries_and_keys
+
+    heads = kq.read(model)
+    mean = joint_moments(model, [batch], heads)[1].mean
+    layer = heads[1]
+    query, key = (t.double() for t in queries_and_keys(model, {k: v[:1, :6] for k, v in batch.items()}, heads)[1])
+    rank = query.shape[-1]
+    turn = (lambda t, place: t) if layer.rope is None else (lambda t, place: layer.rope.rotate(t, float(place)))
+    head = next(cell for cell in reading.heads if (cell["layer"], cell["head"]) == (1, 2))
+    scores, (q0, k0) = head["scores"], (mean[2, :rank], mean[2, rank:])
+    for i in range(6):
+        for j in range(6):
+            q, k = query[2, i], key[2, j]
+            pair = layer.scale * float(turn(q - q0, i) @ turn(k - k0, j))
+            crowd = layer.scale * float(turn(q0, i) @ turn(k - k0, j))
+            assert scores["pairs"][i][j] == pytest.approx(pair, rel=1e-3, abs=1e-6)
+            given = scores["popularity"][i][j] if layer.rope else scores["popularity"][j]
+            assert given == pytest.approx(crowd, rel=1e-3, abs=1e-6)
+            if name == "bert":
+                assert scores["position"] is None
+            else:
+                bias = heads.position_bias(layer, torch.tensor([j - i]))
+                where = layer.scale * float(turn(q, i) @ turn(k0, j)) + (0.0 if bias is None else float(bias[2, 0]))
+                assert scores["position"][i][j] == pytest.approx(where, rel=1e-3, abs=1e-6)
+    # Two tokens that change places with their positions change the sign of the directional part alone.
+    back = layer.scale * float(turn(key[2, 1] - k0, 1) @ turn(query[2, 4] - q0, 4))
+    assert scores["pairs"][4][1] == pytest.approx(back, rel=1e-3, abs=1e-6)
+
+
+def test_parts_sum_to_the_scores():
+    query, key, mean = torch.randn(3, 5, 4), torch.randn(3, 5, 4), torch.randn(3, 8)
+    rope, bias = kq.Rope(4, base=50.0, factor=1.3), torch.randn(3, 5, 5)
+    parts = split_scores(query, key, mean, 0.3, rope, bias)
+    places = torch.arange(5)
+    expected = 0.3 * rope.rotate(query, places) @ rope.rotate(key, places).mT + bias
+    torch.testing.assert_close(sum(parts), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_are_texts_with_a_tokenizer_and_numbers_without():
+    class Letters:
+        def decode(self, ids):
+            return "\ufffd" if ids[0] == 5 else "abcdefgh"[ids[0] % 8]
+
+    model, _, _ = looked("bert", rows=1)
+    batch = {"input_ids": torch.tensor([[3, 5, 6, 7]])}
+    assert take(model, [batch], kq.read(model), 3).tokens == ["#3", "#5", "#6"]
+    assert take(model, [batch], kq.read(model), 9, Letters()).tokens == ["d", "#5", "g", "h"]
+
+
+def test_the_sample_is_the_first_sequence_of_two_real_tokens():
+    model, _, _ = looked("bert", rows=1)
+    ids = torch.tensor([[9, 0, 0, 0], [0, 11, 12, 13]])
+    mask = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1]])
+    batches = [{"input_ids": ids, "attention_mask": mask}]
+    assert take(model, batches, kq.read(model), 24).tokens == ["#11", "#12", "#13"]
+
+
+def test_a_shared_block_is_seen_in_its_first_place():
+    model, batch, reading = looked("albert", sample=5)
+    expected = attention_maps(model, {key: value[:1, :5] for key, value in batch.items()})[0][0, 1].double()
+    _, moved, given = matrices(reading.heads[1], False)
+    assert ((given - expected).abs() <= given * (2 * moved.amax(-1, keepdim=True)).expm1() + 1e-6).all()
+
+
+def test_without_a_sample_or_token_ids_there_are_no_scores():
+    _, _, reading = looked("bert")
+    assert reading.sample is None
+    assert "scores" not in reading.heads[0]
+    inputs = [{"query": torch.randn(2, 5, 8), "key": torch.randn(2, 5, 8), "value": torch.randn(2, 5, 8)}]
+    seen = kq.look(torch.nn.MultiheadAttention(8, 2, batch_first=True), inputs=inputs, sample=4)
+    assert seen.sample is None
+    assert "scores" not in seen.heads[0]
+    with pytest.raises(ValueError, match="sample must be at least 0"):
+        kq.look(torch.nn.MultiheadAttention(8, 2), inputs=inputs, sample=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gemma2", "caps its scores"), ("gpt_oss", "a sink"), ("deepseek", "two kernels"), ("modernbert", "a window")],
+)
+def test_what_else_a_model_does_to_its_scores_is_said(name, words):
+    _, _, reading = looked(name, sample=9)
+    assert any(words in note for note in reading.sample["notes"])
+    assert "notes" not in looked("llama", sample=9)[2].sample
+
+
+def test_a_sample_goes_through_json():
+    _, _, reading = looked("llama", sample=4)
+    assert kq.Reading.load(reading.to_json()) == reading

@@ -1,0 +1,82 @@
+"""Readings for the tests of the page: of tiny real models, and of many heads with random figures."""
+
+import numpy as np
+import torch
+
+import keyquery as kq
+from keyquery.instruments.geometry import Look
+
+EVIL = '</script><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1">'
+
+
+class Evil:
+    """A tokenizer whose tokens are markup."""
+
+    def decode(self, ids):
+        return EVIL if ids[0] % 2 else f" word{ids[0]}"
+
+
+def tiny(family, sample=8, **options):
+    """A tiny model of a family, one batch, and the look at it."""
+    from keyquery.testing.families import tiny_model
+
+    model = tiny_model(family)
+    ids = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(1))
+    ids[0, :3] = torch.tensor([4, 5, 6])
+    options = {"name": f"tiny {family}", "tokenizer": Evil(), "directions": 2, **options}
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return model, batch, kq.look(model, inputs=[batch], length=9, sample=sample, **options)
+
+
+def crowd(layers, heads, rank, tokens, rotary):
+    """A look of many heads, with every kind of figure that a page shows."""
+    rng = np.random.default_rng(0)
+    shares = ("reciprocal", "directional", "popularity", "position")
+    plain = ("directionality", "directionality_norms", "symmetric_energy", "positive_share", "effective_rank")
+
+    def figures():
+        spectra = {"eigenvalues": 2 * rank, "skew_values": 2 * rank, "singular_values": rank}
+        drawn = {name: np.sort(rng.normal(size=size))[::-1].tolist() for name, size in spectra.items()}
+        offsets = {"offset": list(range(8)), "contents": rng.random(8).tolist(), "exchange": rng.random(8).tolist()}
+        return {
+            **{name: float(rng.normal()) for name in (*plain, "skew_energy", "stable_rank")},
+            "symmetry": float(rng.uniform(-1, 1)),
+            **drawn,
+            **({"offsets": offsets} if rotary else {}),
+        }
+
+    def head(layer, number):
+        square = rng.normal(size=(tokens, tokens)).tolist()
+        said = [f"token{i}" for i in range(5)]
+        return {
+            "layer": layer,
+            "head": number,
+            "name": f"layers.{layer}.self_attn.{number}",
+            "kind": "self",
+            "scale": rank**-0.5,
+            "rank": rank,
+            "raw": figures(),
+            "folded": {key: value for key, value in figures().items() if key != "offsets"},
+            "on_data": {"symmetry": 0.5, **dict(zip(shares, rng.dirichlet([1] * 4), strict=True)), "ranks": 3.0},
+            "verdict": "general",
+            "reason": "symmetry 0.12 and no part that could be left out, on data",
+            "objects": [{"value": float(rng.normal()), "tokens": said, "opposite": said}] * 4,
+            "relations": [{"value": float(rng.normal()), "pairs": [said[:2]] * 5}] * 4,
+            "scores": {
+                "pairs": square,
+                "popularity": square if rotary else square[0],
+                "position": square if rotary else None,
+            },
+        }
+
+    rows = [
+        {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": rotary, "raw": {"symmetry": 0.1}}
+        for i in range(layers)
+    ]
+    return Look(
+        model={"name": "many heads", "layers": layers, "width": heads * rank, "family": "llama"},
+        layers=rows,
+        heads=[head(layer, number) for layer in range(layers) for number in range(heads)],
+        sample={"tokens": [f"token{i}" for i in range(tokens)]},
+        provenance={"data": {"tokens": 20000, "length": 128, "from": "text.txt"}},
+    )

@@ -1,0 +1,266 @@
+"""The page in a real browser: what is on the screen, what clicks and keys do, and that nothing else happens."""
+
+import csv
+import io
+import re
+import shutil
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.capture import attention_maps
+from keyquery.report.page import frame, page
+from tests.report.readings import EVIL, tiny
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def looks():
+    pytest.importorskip("transformers")
+    return {name: tiny(name) for name in ("llama", "bert")}
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens the page of a reading in a fresh context; at the end nothing was asked, and no error told."""
+    contexts, asked, told = [], [], []
+
+    def go(reading, place="", html=None, **options):
+        file = tmp_path / "page.html"
+        file.write_text(html or page(reading), encoding="utf-8")
+        context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: told.append(str(error)))
+        tab.goto(file.as_uri() + place)
+        return tab
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert told == []
+    assert all(
+        url.startswith(("file:", "about:srcdoc")) and url.split("#")[0].endswith(("page.html", "srcdoc"))
+        for url in asked
+    )
+
+
+def title(tab):
+    return tab.locator("#chosen h2").inner_text()
+
+
+def figure(tab, name):
+    return tab.locator(f'[data-figure="{name}"]').inner_text()
+
+
+def written(value):
+    """A signed figure as the page writes it."""
+    text = f"{value:+z.2f}".replace("-", "−")
+    return "0.00" if text == "+0.00" else text
+
+
+def three(text):
+    return float(text.replace("−", "-"))
+
+
+def test_a_click_reaches_a_head_and_its_figures_are_those_of_the_json(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading)
+    assert tab.locator("#name").inner_text() == "tiny llama"
+    tab.locator('.cell[data-head="1.2"]').click()
+    assert title(tab) == "Layer 1, head 2"
+    assert tab.evaluate("location.hash") == "#1.2"
+    head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 2))
+    for view in ("raw", "folded", "on_data"):
+        assert figure(tab, f"{view}.symmetry") == written(head[view]["symmetry"])
+    for name in ("effective_rank", "stable_rank", "symmetric_energy", "positive_share"):
+        assert three(figure(tab, f"raw.{name}")) == float(f"{head['raw'][name]:.3g}")
+    for part in ("reciprocal", "directional", "popularity", "position"):
+        assert tab.locator(f'[data-share="{part}"]').inner_text() == f"{head['on_data'][part] * 100:.0f} %"
+    assert head["verdict"] in tab.locator(".verdict").inner_text()
+    assert head["reason"] in tab.locator(".verdict").inner_text()
+    assert tab.locator(".dot.chosen").get_attribute("data-head") == "1.2"
+    assert tab.locator("svg.spectrum").count() == 3
+    assert tab.locator("path.curve").count() == 2
+
+
+def test_keys_walk_over_the_map(visit, looks):
+    tab = visit(looks["bert"][2])
+    tab.locator('.cell[data-head="0.0"]').focus()
+    for key, place in (
+        ("ArrowRight", "0.1"),
+        ("ArrowDown", "1.1"),
+        ("ArrowLeft", "1.0"),
+        ("ArrowLeft", "1.0"),
+        ("ArrowUp", "0.0"),
+    ):
+        tab.keyboard.press(key)
+        assert tab.evaluate("location.hash") == f"#{place}"
+        assert tab.evaluate("document.activeElement.dataset.head") == place
+        assert tab.locator('[aria-selected="true"]').get_attribute("data-head") == place
+    assert title(tab) == "Layer 0, head 0"
+    tab.locator('.cell[data-head="1.2"]').click()
+    tab.keyboard.press("ArrowRight")  # a click holds the keyboard too
+    assert title(tab) == "Layer 1, head 3"
+    tab.get_by_role("button", name="folded", exact=True).press("Enter")
+    assert tab.evaluate("document.activeElement.textContent") == "folded"
+
+
+def test_the_address_names_the_head_both_ways(visit, looks):
+    tab = visit(looks["bert"][2], "#1.3")
+    assert title(tab) == "Layer 1, head 3"
+    tab.evaluate("location.hash = '#0.2'")
+    tab.locator("#chosen h2", has_text="Layer 0, head 2").wait_for()
+    tab.evaluate("location.hash = '#1'")
+    tab.locator("#chosen h2", has_text=re.compile("^Layer 1$")).wait_for()
+    for nonsense in ("#99.0", "#x", "#m7:0.0"):
+        tab.evaluate(f"location.hash = '{nonsense}'")
+    tab.locator("#triangles .dot").first.click(force=True)
+    assert title(tab).startswith("Layer 0, head")
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
+    model, batch, reading = looks[name]
+    n = len(reading.sample["tokens"])
+    expected = attention_maps(model, {key: value[:1, :n] for key, value in batch.items()})[1][0, 3]
+    scores = next(one["scores"] for one in reading.heads if (one["layer"], one["head"]) == (1, 3))
+    tab = visit(reading, "#1.3")
+    picture = tab.locator(".maps svg").first
+    picture.focus()
+    place = [1, 0]  # where the read-out begins
+    steps = {"ArrowDown": (1, 0), "ArrowRight": (0, 1), "ArrowLeft": (0, -1)}
+    for key in ["ArrowDown"] * 3 + ["ArrowRight"] * 3 + ["ArrowDown", "ArrowLeft"]:
+        tab.keyboard.press(key)
+        place = [place[0] + steps[key][0], place[1] + steps[key][1]]
+        shown = three(tab.locator('[data-part="attention"]').inner_text().removesuffix(" %"))
+        assert shown == pytest.approx(100 * float(expected[tuple(place)]), abs=2.0)
+        there, back = scores["pairs"][place[0]][place[1]], scores["pairs"][place[1]][place[0]]
+        for part, value in (("reciprocal", (there + back) / 2), ("directional", (there - back) / 2)):
+            size = 0.006 * (abs(there) + abs(back))
+            assert three(tab.locator(f'[data-part="{part}"]').inner_text()) == pytest.approx(value, abs=size)
+    assert tab.locator(".maps svg").count() == (5 if name == "llama" else 4)
+
+
+def test_markup_in_tokens_and_names_is_shown_as_text(visit):
+    _, _, reading = tiny("bert", name=EVIL)
+    tab = visit(reading)
+    assert tab.locator("#name").inner_text() == EVIL
+    assert EVIL in tab.locator(".readout .token").all_inner_texts()
+    assert tab.evaluate("window.hurt") is None
+    assert tab.locator("img").count() == 0
+    tab.evaluate("document.getElementById('table').open = true")
+    tab.wait_for_selector("#table table")
+    assert tab.evaluate("window.hurt") is None
+
+
+def test_views_change_the_map(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading, "#0.0")
+    for view, name in (("raw", "raw"), ("folded", "folded"), ("on_data", "on data")):
+        tab.get_by_role("button", name=name, exact=True).click()
+        label = tab.locator('.cell[data-head="1.1"]').get_attribute("aria-label")
+        head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 1))
+        assert f"symmetry {written(head[view]['symmetry'])}" in label
+
+
+def test_a_layer_has_a_view(visit, looks):
+    reading = looks["bert"][2]
+    tab = visit(reading)
+    tab.get_by_role("button", name="layer 1", exact=True).click()
+    assert (title(tab), tab.evaluate("location.hash")) == ("Layer 1", "#1")
+    assert figure(tab, "layer.symmetry") == written(reading.layers[1]["raw"]["symmetry"])
+    tab.get_by_role("button", name="head 2", exact=True).click()
+    assert title(tab) == "Layer 1, head 2"
+
+
+def test_the_table_has_every_head_and_figure(visit, looks):
+    reading = looks["bert"][2]
+    tab = visit(reading)
+    tab.locator("#table summary").click()
+    tab.wait_for_selector("#table table")
+    rows = [line.split("\t") for line in tab.locator("#table tbody").inner_text().splitlines()]
+    names = tab.locator("#table thead").inner_text().split("\t")
+    assert len(rows) == len(reading.heads)
+    for row, head in zip(rows, reading.heads, strict=True):
+        assert row[0] == f"{head['layer']}.{head['head']}"
+        assert row[names.index("raw symmetry")] == written(head["raw"]["symmetry"])
+        assert three(row[names.index("folded stable rank")]) == float(f"{head['folded']['stable_rank']:.3g}")
+        assert three(row[names.index("on data popularity")]) == float(f"{head['on_data']['popularity']:.3g}")
+
+
+def test_figures_are_copied_as_csv(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading, "#1.0", permissions=["clipboard-read", "clipboard-write"])
+    head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 0))
+    titles = [button.get_attribute("aria-label") for button in tab.locator(".copy").all()]
+    assert len(titles) == tab.locator("figure").count() + 1  # and the map's
+
+    def copied(name):
+        button = tab.get_by_role("button", name=f"copy CSV: {name}", exact=True)
+        button.click()
+        button.filter(has_text="copied").wait_for()
+        return list(csv.reader(io.StringIO(tab.evaluate("navigator.clipboard.readText()"))))
+
+    shares = {part: float(value) for part, value in copied("What it does")[1:]}
+    assert shares == pytest.approx({part: head["on_data"][part] for part in shares})
+    values = [float(value) for _, value in copied("Spectrum of S")[1:]]
+    assert values == [float(f"{value:.3g}") for value in head["raw"]["eigenvalues"]]
+    pairs = copied("What points at what")[1:]
+    assert [pair[1:] for pair in pairs] == [pair for relation in head["relations"] for pair in relation["pairs"]]
+
+
+def test_two_models_stand_side_by_side(visit, looks):
+    both = kq.compare(looks["llama"][2], looks["bert"][2])
+    tab = visit(both, "#m1:1.2")
+    assert (tab.locator("#name").inner_text(), title(tab)) == ("tiny bert", "Layer 1, head 2")
+    assert tab.locator("#triangles > svg").count() == 2
+    tab.get_by_role("button", name="tiny llama", exact=True).click()
+    assert (tab.locator("#name").inner_text(), tab.evaluate("location.hash")) == ("tiny llama", "#m0:1.2")
+    boxes = [triangle.bounding_box() for triangle in tab.locator("#triangles > svg").all()]
+    assert boxes[0]["y"] == boxes[1]["y"]
+
+
+def brightness(tab):
+    red, green, blue = map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
+    return (red + green + blue) / 3
+
+
+def test_light_and_dark(visit, looks):
+    assert brightness(visit(looks["bert"][2], color_scheme="light")) > 240
+    tab = visit(looks["bert"][2], color_scheme="dark")
+    assert brightness(tab) < 30
+    ink = tab.evaluate("getComputedStyle(document.querySelector('.triangle .corner')).fill")
+    assert sum(map(int, re.findall(r"\d+", ink)[:3])) > 300
+
+
+def test_narrow_and_wide_pages_do_not_scroll_sideways(visit, looks):
+    both, weights = kq.compare(looks["llama"][2], looks["bert"][2]), kq.look(torch.nn.MultiheadAttention(8, 2))
+    for reading, place in ((both, "#m0:1.1"), (looks["bert"][2], "#1"), (weights, "")):
+        tab = visit(reading, place)
+        tab.evaluate("document.getElementById('table').open = true")
+        tab.wait_for_selector("#table table")
+        for width in (400, 900, 1600):
+            tab.set_viewport_size({"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_notebooks_frame_draws_itself(visit, looks):
+    tab = visit(None, html=f"<!doctype html><body>{frame(looks['bert'][2])}</body>")
+    inside = tab.frame_locator("iframe")
+    inside.locator('.cell[data-head="1.1"]').click()
+    assert inside.locator("#chosen h2").inner_text() == "Layer 1, head 1"
