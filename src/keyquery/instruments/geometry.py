@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture import Moments, joint_moments, text_batches
+from keyquery.capture import Moments, joint_moments, text_batches, typical_length
 from keyquery.capture.load import load_model
 from keyquery.capture.text import read_text
 from keyquery.capture.watch import Batch
@@ -23,6 +23,7 @@ from keyquery.forms.measures import directionality
 from keyquery.instruments.directions import Directions
 from keyquery.instruments.offsets import energies
 from keyquery.instruments.shares import Visible, part_ranks, shares
+from keyquery.instruments.validity import check_look
 from keyquery.instruments.verdict import Thresholds, verdict
 from keyquery.reading import Reading, provenance
 
@@ -61,6 +62,10 @@ class Look(Reading, kind="look"):
     model: Mapping[str, Any]
     layers: list[dict[str, Any]]
     heads: list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_look(self.model, self.layers, self.heads)
 
     def records(self) -> list[dict[str, Any]]:
         """One row a head: its place, every figure of each view that is one number, and the verdict."""
@@ -113,7 +118,8 @@ def look(
         source, inputs, used = _prepare(source, text, inputs, tokenizer, length, tokens)
         found = read(source, heads, query, key, config)
         moments = joint_moments(source, watching(inputs, "running the model", len(inputs)), found)
-        data = {"tokens": next(iter(moments.values())).count, "length": length, "from": used}
+        data = _what_ran(inputs, moments, length, used)
+        length = data["length"]
     else:
         found, data = read(source, heads, query, key, config), None
     chosen = _chosen(found, layers)
@@ -154,6 +160,9 @@ def _prepare(
     """A live model and its batches."""
     lines = None if text is None else read_text(text)
     model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    taken = getattr(model, "main_input_name", "input_ids")
+    if lines is not None and taken != "input_ids":
+        raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
     if lines is None:
         return model, list(inputs or []), "inputs"
     tokenizer = tokenizer or found
@@ -165,8 +174,15 @@ def _prepare(
     return model, batches, Path(str(text)).name
 
 
+def _what_ran(inputs: list[Batch], moments: Mapping[int, Moments], longest: int, used: str) -> dict[str, Any]:
+    """Facts of the data; offsets on data are those of its typical length, which is often far below the longest."""
+    count = next((found.count for found in moments.values()), 0)
+    length = min(longest, typical_length(inputs) or longest)
+    return {"tokens": count, "length": length, "longest": longest, "from": used}
+
+
 def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
-    chosen = list(range(len(found))) if layers is None else list(layers)
+    chosen = list(range(len(found))) if layers is None else list(dict.fromkeys(layers))
     wrong = [layer for layer in chosen if not 0 <= layer < len(found)]
     if wrong or not chosen:
         asked = f"there is no layer {wrong[0]}" if wrong else "no layer is chosen"
@@ -243,7 +259,7 @@ def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
 
 
 def _on_data(layer: Layer, found: Heads, moments: Moments, length: int) -> list[dict[str, Any]]:
-    visible = Visible(length, layer.causal)
+    visible = Visible(length, layer.causal, layer.window)
     bias = found.position_bias(layer, visible.offsets())
     mean, covariance = moments.mean.cpu(), moments.covariance.cpu()  # small, whatever the model runs on
     bias = None if bias is None else bias.cpu()
