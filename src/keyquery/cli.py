@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +14,7 @@ import typer
 from rich.console import Console
 
 from keyquery import __version__, models, report
+from keyquery.checkpoints.sources import first_line
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
@@ -110,7 +114,8 @@ def compare(
     """Show two models, or two steps of one, side by side."""
     _check_targets(json, csv, force)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
-    _deliver(side_by_side(*(_any_look(source, quiet, **options) for source in (first, second))), json, csv, quiet)
+    looks = [_any_look(source, quiet, **options) for source in (first, second)]
+    _deliver(side_by_side(*_told_apart(looks, (first, second))), json, csv, quiet)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
@@ -131,16 +136,28 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
     return _watched_look(source, quiet, **options)
 
 
+def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
+    """Looks of one name get those of their folders before it, as many as it takes."""
+    parts = [Path(os.path.realpath(source)).parts for source in sources]
+    if len({look.model["name"] for look in looks}) == len(looks) or len(set(parts)) < len(parts):
+        return looks
+    names = (["/".join(part[-depth:]) for part in parts] for depth in range(2, max(map(len, parts)) + 1))
+    apart = next(found for found in names if len(set(found)) == len(found))
+    return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, apart, strict=True)]
+
+
 def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
     with report.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 
 def _deliver(reading: Reading, json: Path | None, csv: Path | None, quiet: bool) -> None:
+    texts: dict[str | Path, str | bytes] = {}  # all of them before the first is written
     if json is not None:
-        reading.to_json(json)
+        texts[json] = reading.to_json() + "\n"
     if csv is not None:
-        report.write_csv(csv, reading.records())
+        texts[csv] = report.csv_text(reading.records())
+    report.write_all(texts)
     if not quiet:
         report.show(reading, Console())
 
@@ -150,7 +167,7 @@ def _check_targets(json: Path | None, csv: Path | None, force: bool) -> None:
     targets = [path for path in (json, csv) if path is not None]
     for path in targets:
         report.check_target(path, force)
-    if len({path.resolve() for path in targets}) < len(targets):
+    if len({os.path.realpath(path) for path in targets}) < len(targets):
         raise ValueError("--json and --csv name the same file")
 
 
@@ -161,19 +178,35 @@ def _numbers(layers: str | None) -> list[int] | None:
     chosen: list[int] = []
     for part in layers.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"--layers takes numbers and ranges such as 0-5 or 0,3,7, got {layers!r}")
-        chosen += range(int(first), int(last if dash else first) + 1)
-    return chosen
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 5 and int(first) <= int(last)):
+            raise ValueError(f"--layers takes numbers below 10000 and ranges such as 0-5 or 0,3,7, got {layers!r}")
+        chosen += range(int(first), int(last) + 1)
+    return list(dict.fromkeys(chosen))
 
 
 def main() -> None:
-    """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
+    """Run the command line; whatever goes wrong is one sentence on stderr and exit code 2.
+
+    With KEYQUERY_DEBUG in the environment it is the traceback.
+    """
     try:
         app()
-    except (OSError, TypeError, ValueError, ImportError) as error:
-        print(f"keyquery: {error}", file=sys.stderr)
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of an interrupt, without a word
+            raise KeyboardInterrupt from None
+        raise
+    except Exception as error:
+        if os.environ.get("KEYQUERY_DEBUG"):
+            traceback.print_exc()
+        else:
+            print(f"keyquery: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("keyquery: interrupted", file=sys.stderr)
-        sys.exit(130)
+
+
+def _sentence(error: Exception) -> str:
+    """An error in one line: those that are meant for users as they are, others with their type."""
+    said = " ".join(str(error).split())
+    if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
+        return said
+    return f"{type(error).__name__}: {first_line(error)} (KEYQUERY_DEBUG=1 shows where)"
