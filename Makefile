@@ -7,7 +7,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 .PHONY: demo test test-all check format bench bench-lens docs clean
 
 demo: $(READY)  ## run the main job on what ships
-	$(BIN)/keyquery look
+	@mkdir -p build
+	$(BIN)/keyquery look --html build/demo.html --force
 
 test: $(READY)  ## the fast tests
 	$(BIN)/pytest -q -n auto -m "not slow"

@@ -13,7 +13,8 @@ import torch
 from harness import cpu_seconds, publish, row
 
 from keyquery.instruments.geometry import Look
-from keyquery.report import write_page
+from keyquery.report import write_text
+from keyquery.report.page import page
 
 TOKENS, REPEATS = 24, 5
 PARTS = ("reciprocal", "directional", "popularity", "position")
@@ -74,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for layers, heads, rank, most in ((12, 12, 64, 1), (32, 32, 128, 5)):
             reading, path = look(layers, heads, rank), Path(place) / "page.html"
-            seconds = cpu_seconds(lambda: write_page(path, reading), REPEATS)  # noqa: B023
+            seconds = cpu_seconds(lambda: write_text(path, page(reading)), REPEATS)  # noqa: B023
             name = f"page of {layers * heads:,} heads (r {rank}, {TOKENS} tokens)"
             rows.append(row(f"{name}: size", [path.stat().st_size / 1e6], "MB", f"≤ {most} MB"))
             rows.append(row(f"{name}: to write it", seconds, "CPU s", "—"))

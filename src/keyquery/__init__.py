@@ -7,25 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from keyquery._version import __version__
-from keyquery.forms import Form, Rope, ksvd, nystrom
-from keyquery.reading import Reading
 
 if TYPE_CHECKING:
     from keyquery import models, testing
     from keyquery.checkpoints import read
+    from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.geometry import look
     from keyquery.layers import Attention, Cache, Decoder, Encoder
+    from keyquery.reading import Reading
 
-# Names outside the core are imported when they are first used: `import keyquery` stays as light as torch allows.
+# Names are imported when they are first used: the command line is up, and can be interrupted, before torch is.
 _LAZY = {
     "Attention": "keyquery.layers",
     "Cache": "keyquery.layers",
     "Decoder": "keyquery.layers",
     "Encoder": "keyquery.layers",
+    "Form": "keyquery.forms",
+    "Reading": "keyquery.reading",
+    "Rope": "keyquery.forms",
     "compare": "keyquery.instruments.comparison",
+    "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
+    "nystrom": "keyquery.forms",
     "read": "keyquery.checkpoints",
     "testing": "keyquery.testing",
 }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +14,7 @@ import typer
 from rich.console import Console
 
 from keyquery import __version__, models, report
+from keyquery.checkpoints.sources import first_line
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
@@ -127,7 +131,7 @@ def compare(
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     sources = [(source, _for_page(html, None, source)) for source in (first, second)]
     looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
-    _deliver(side_by_side(*looks), targets, quiet, joined)
+    _deliver(side_by_side(*_told_apart(looks, (first, second))), targets, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
@@ -146,6 +150,16 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
             raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
         return reading
     return _watched_look(source, quiet, **options)
+
+
+def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
+    """Looks of one name get those of their folders before it, as many as it takes."""
+    parts = [Path(os.path.realpath(source)).parts for source in sources]
+    if len({look.model["name"] for look in looks}) == len(looks) or len(set(parts)) < len(parts):
+        return looks
+    names = (["/".join(part[-depth:]) for part in parts] for depth in range(2, max(map(len, parts)) + 1))
+    apart = next(found for found in names if len(set(found)) == len(found))
+    return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, apart, strict=True)]
 
 
 def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
@@ -167,16 +181,17 @@ def _for_page(html: Path | None, directions: int | None, source: str | None) -> 
 
 
 def _deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False) -> None:
-    if "json" in targets:
-        reading.to_json(targets["json"])
-    if "csv" in targets:
-        report.write_csv(targets["csv"], reading.records())
-    if "html" in targets:
-        report.write_page(targets["html"], reading)
-    if "picture" in targets:
-        report.write_picture(targets["picture"], reading, joined)
+    makers: dict[str, Callable[[], str | bytes]] = {
+        "json": lambda: reading.to_json() + "\n",
+        "csv": lambda: report.csv_text(reading.records()),
+        "html": lambda: report.page.page(reading),
+        "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
+    }
+    report.write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
     if not quiet:
         terminal.show(reading, Console())
+        for path in targets.values():
+            Console().print(f"Written: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _targets(force: bool, **paths: Path | None) -> dict[str, Path]:
@@ -200,19 +215,35 @@ def _numbers(layers: str | None) -> list[int] | None:
     chosen: list[int] = []
     for part in layers.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"--layers takes numbers and ranges such as 0-5 or 0,3,7, got {layers!r}")
-        chosen += range(int(first), int(last if dash else first) + 1)
-    return chosen
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 5 and int(first) <= int(last)):
+            raise ValueError(f"--layers takes numbers below 10000 and ranges such as 0-5 or 0,3,7, got {layers!r}")
+        chosen += range(int(first), int(last) + 1)
+    return list(dict.fromkeys(chosen))
 
 
 def main() -> None:
-    """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
+    """Run the command line; whatever goes wrong is one sentence on stderr and exit code 2.
+
+    With KEYQUERY_DEBUG in the environment it is the traceback.
+    """
     try:
         app()
-    except (OSError, TypeError, ValueError, ImportError) as error:
-        print(f"keyquery: {error}", file=sys.stderr)
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of an interrupt, without a word
+            raise KeyboardInterrupt from None
+        raise
+    except Exception as error:
+        if os.environ.get("KEYQUERY_DEBUG"):
+            traceback.print_exc()
+        else:
+            print(f"keyquery: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("keyquery: interrupted", file=sys.stderr)
-        sys.exit(130)
+
+
+def _sentence(error: Exception) -> str:
+    """An error in one line: those that are meant for users as they are, others with their type."""
+    said = " ".join(str(error).split())
+    if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
+        return said
+    return f"{type(error).__name__}: {first_line(error)} (KEYQUERY_DEBUG=1 shows where)"

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import keyquery as kq
-from keyquery.capture import Moments, activations, attention_maps, joint_moments, queries_and_keys, text_batches, watch
+from keyquery.capture import (
+    Moments,
+    activations,
+    attention_maps,
+    joint_moments,
+    queries_and_keys,
+    text_batches,
+    typical_length,
+    watch,
+)
 from keyquery.capture.text import read_text
 
 
@@ -159,9 +168,48 @@ def test_text_becomes_padded_windows():
     assert batches[0]["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
 
 
-def test_text_stops_after_enough_tokens():
-    batches = list(text_batches(["a bb ccc"] * 100, Words(), length=3, tokens=10, size=4))
-    assert sum(int(batch["attention_mask"].sum()) for batch in batches) == 12
+@pytest.mark.parametrize("tokens", range(2, 14))
+def test_no_more_tokens_run_than_are_allowed(tokens):
+    batches = list(text_batches(["a bb ccc"] * 100, Words(), length=3, tokens=tokens, size=4))
+    lengths = [length for batch in batches for length in batch["attention_mask"].sum(1).tolist()]
+    left = tokens % 3
+    assert lengths == [3] * (tokens // 3) + ([left] if left > 1 else [])
+
+
+def test_windows_leave_room_for_special_tokens():
+    class Marked(Words):
+        def num_special_tokens_to_add(self):
+            return 2
+
+    with pytest.raises(ValueError, match="length must be at least 3, since 2 tokens are special, got 2"):
+        list(text_batches(["a bb ccc"], Marked(), length=2))
+
+
+def test_the_typical_length_is_that_of_the_sequence_of_a_token():
+    lengths = [2, 7, 7, 1]
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    owner = [n for n in lengths for _ in range(n)]  # of every token, the length of its sequence
+    expected = round(sum(owner) / len(owner))
+    assert typical_length([{"attention_mask": mask[:2]}, {"attention_mask": mask[2:].long()}]) == expected
+    assert typical_length([{"input_ids": torch.zeros(2, 5, dtype=torch.long)}]) == 5
+    assert typical_length([{"pixel_values": torch.zeros(2, 3, 8, 8)}]) is None
+
+
+def test_a_batch_that_a_model_cannot_take_is_named():
+    pytest.importorskip("transformers")
+    from keyquery.testing.families import tiny_model
+
+    model = tiny_model("bert", max_position_embeddings=8)
+    with (
+        watch(model, {}) as run,
+        pytest.raises(ValueError, match=r"does not run on input_ids \(1, 9\): .*places for 8 tokens: give a smaller"),
+    ):
+        run({"input_ids": torch.ones(1, 9, dtype=torch.long)})
+    with (
+        watch(tiny_model("clip"), {}) as run,
+        pytest.raises(ValueError, match=r"CLIPModel does not run on input_ids \(1, 5\)"),
+    ):
+        run({"input_ids": torch.ones(1, 5, dtype=torch.long)})
 
 
 def test_too_short_a_text_is_refused():
@@ -171,7 +219,12 @@ def test_too_short_a_text_is_refused():
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "holds no text"), (b" \n\n", "holds no text"), (b"caf\xe9 noir", "is not UTF-8 text: byte 0xe9 at 3")],
+    [
+        (b"", "holds no text"),
+        (b" \n\n", "holds no text"),
+        (b"caf\xe9 noir", "is not UTF-8 text: byte 0xe9 at 3"),
+        ("caf\xe9 noir".encode("utf-16-le"), "holds NUL bytes, as UTF-16 does"),
+    ],
 )
 def test_texts_of_no_use_are_named(tmp_path, content, words):
     path = tmp_path / "text.txt"

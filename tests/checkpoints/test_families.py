@@ -53,6 +53,32 @@ VARIANTS = {
     "gpt_neox, all rotary": ("gpt_neox", rope("default", partial_rotary_factor=1.0)),
     "modernbert, local and global": ("modernbert", {"num_hidden_layers": 4}),
     "gemma3, local and global": ("gemma3", {"num_hidden_layers": 6}),
+    "granite": ("llama", {"model": "GraniteModel", "attention_multiplier": 0.3}),
+    "granite, mixture": (
+        "llama",
+        {"model": "GraniteMoeModel", "attention_multiplier": 0.3, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "smollm3, some layers unturned": (
+        "llama",
+        {
+            "model": "SmolLM3Model",
+            "num_hidden_layers": 4,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "qwen2, mixture": (
+        "qwen2",
+        {
+            "model": "Qwen2MoeModel",
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "stablelm, biases": ("stablelm", {"use_qkv_bias": True}),
     "qwen3, no groups": ("qwen3", {"num_key_value_heads": 4}),
 }
 
@@ -76,6 +102,18 @@ def test_check_family_finds_a_wrong_fact(monkeypatch):
             check_family("gpt_neox")
     finally:
         object.__setattr__(facts, "order", "groups")
+
+
+@pytest.mark.parametrize(("fact", "wrong"), [("gain_offset", 0.0), ("norm_kind", "layer")])
+def test_check_family_finds_a_wrong_norm(fact, wrong):
+    facts = families()["gemma"].attention[0]
+    right = getattr(facts, fact)
+    object.__setattr__(facts, fact, wrong)
+    try:
+        with pytest.raises(AssertionError, match="input_layernorm gives to"):
+            check_family("gemma")
+    finally:
+        object.__setattr__(facts, fact, right)
 
 
 def test_grouped_heads_paired_wrongly_would_be_found(monkeypatch):
@@ -132,7 +170,8 @@ def test_falcon_alibi_is_scaled_like_the_score(monkeypatch, tmp_path):
     torch.testing.assert_close(given - given[:, -1:], bias - bias[:, -1:], rtol=1e-2, atol=1e-2)  # slopes are bfloat16
 
 
-RECOGNISED = [n for n in PROVEN if n not in ("mistral", "qwen2", "roberta", "electra", "gemma3", "siglip")]
+ALIKE = ("mistral", "qwen2", "roberta", "electra", "gemma3", "siglip")
+RECOGNISED = [name for name in PROVEN if name not in ALIKE and families()[name].by_names]
 
 
 @pytest.mark.parametrize("name", RECOGNISED)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -121,7 +121,49 @@ def test_on_data_an_encoder_has_no_position_share(encoder):
         data = head["on_data"]
         assert sum(data[name] for name in ("reciprocal", "directional", "popularity")) == pytest.approx(1)
         assert data["position"] == 0
-    assert reading.provenance["data"] == {"tokens": 80, "length": 128, "from": "text.txt"}
+    # Eight lines of nine words and one of eight: Σn²/Σn = 8.9.
+    assert reading.provenance["data"] == {"tokens": 80, "length": 9, "longest": 128, "from": "text.txt"}
+
+
+def test_offsets_on_data_are_those_of_what_was_run(decoder):
+    path, text = decoder
+    given, expected, long = (
+        [head["on_data"]["position"] for head in kq.look(path, text=text, length=length).heads]
+        for length in (128, 9, 4)
+    )
+    assert given == pytest.approx(expected)
+    assert given != pytest.approx(long, rel=0.01)
+
+
+def test_tokens_are_a_limit(decoder):
+    path, text = decoder
+    assert kq.look(path, text=text, tokens=20).provenance["data"]["tokens"] == 20
+
+
+def test_a_model_that_takes_no_text_says_what_it_takes(tmp_path):
+    path, text = folder_with_tokenizer(tmp_path, "vit")
+    with pytest.raises(ValueError, match="ViTModel takes pixel_values, not text"):
+        kq.look(path, text=text)
+
+
+@pytest.mark.parametrize("missing", ["encoder.layer.1.output.dense.weight", "embeddings.word_embeddings.weight"])
+def test_a_model_with_weights_missing_is_not_run(missing, tmp_path):
+    """transformers would fill them with noise and say nothing."""
+    path, text = folder_with_tokenizer(tmp_path, "bert")
+    tensors = load_file(path / "model.safetensors")
+    del tensors[missing]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"cannot be run: it lacks {missing}".replace(".", r"\.")):
+        kq.look(path, text=text)
+
+
+def test_a_model_without_its_pooler_is_run(tmp_path):
+    path, text = folder_with_tokenizer(tmp_path, "bert")
+    tensors = load_file(path / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, path / "model.safetensors", {"format": "pt"})
+    assert kq.look(path, text=text).heads[0]["on_data"] is not None
 
 
 def test_on_data_equals_the_form_on_the_activations(encoder):

@@ -16,6 +16,9 @@ class Evil:
         return EVIL if ids[0] % 2 else f" word{ids[0]}"
 
 
+RAW = {"symmetry": 0.1, "directionality": 0.2, "directionality_norms": 0.3}
+
+
 def tiny(family, sample=8, **options):
     """A tiny model of a family, one batch, and the look at it."""
     from keyquery.testing.families import tiny_model
@@ -70,7 +73,7 @@ def crowd(layers, heads, rank, tokens, rotary):
         }
 
     rows = [
-        {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": rotary, "raw": {"symmetry": 0.1}}
+        {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": rotary, "raw": RAW}
         for i in range(layers)
     ]
     return Look(

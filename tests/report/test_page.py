@@ -156,7 +156,20 @@ def test_colours_of_the_parts_are_the_same_everywhere():
 def test_look_and_compare_write_page_and_picture(tmp_path):
     html, picture = tmp_path / "page.html", tmp_path / "triangle.svg"
     json_file = tmp_path / "look.json"
-    told = run(cli.app, ["look", str(kq.models.DECODER), "-q", "--html", str(html), "--picture", str(picture), "--json", str(json_file)])
+    told = run(
+        cli.app,
+        [
+            "look",
+            str(kq.models.DECODER),
+            "-q",
+            "--html",
+            str(html),
+            "--picture",
+            str(picture),
+            "--json",
+            str(json_file),
+        ],
+    )
     assert told.exit_code == 0, told.output
     assert html.read_text() == page(kq.Reading.load(json_file))
     assert picture.read_text().startswith("<svg")

@@ -8,7 +8,7 @@ import torch
 
 import keyquery as kq
 from keyquery.instruments.geometry import Look
-from keyquery.report import write_picture
+from keyquery.report import picture_bytes
 from keyquery.report.colours import DEPTHS, depth_colour
 from keyquery.report.triangle import LEFT, SIDE, TOP, barycentric, dots, radius, svg
 
@@ -22,12 +22,15 @@ def look(*shares, layers=1, name="a model"):
     for layer, share in enumerate(shares):
         on_data, symmetry = None, 0.0
         if isinstance(share, tuple):
-            on_data = dict(zip(("reciprocal", "directional", "popularity", "position"), share, strict=True))
+            parts = zip(("reciprocal", "directional", "popularity", "position"), share, strict=True)
+            on_data = {"symmetry": 0.0, **dict(parts)}
         else:
             symmetry = share
-        heads.append({"layer": layer, "head": 0, "raw": {"symmetry": symmetry}, "on_data": on_data})
-    rows = [{"layer": head["layer"]} for head in heads]
-    return Look(model={"name": name}, layers=rows, heads=heads)
+        figures = {"symmetry": symmetry, "effective_rank": 1.0, "directionality": 0.0}
+        place = {"layer": layer, "head": 0, "name": f"{layer}.0", "verdict": "general"}
+        heads.append({**place, "raw": figures, "folded": figures, "on_data": on_data})
+    rows = [{"layer": head["layer"], "raw": head["raw"]} for head in heads]
+    return Look(model={"name": name, "layers": len(rows), "width": 8}, layers=rows, heads=heads)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +131,9 @@ def test_picture_files(tmp_path, ending, start):
     both = kq.compare(look((1.0, 0.0, 0.0, 0.0)), look((0.2, 0.3, 0.1, 0.4)))
     for joined in (False, True):
         path = tmp_path / f"heads{joined}{ending}"
-        write_picture(path, both, joined=joined)
+        path.write_bytes(picture_bytes(path, both, joined=joined))
         assert path.read_bytes().startswith(start)
-    write_picture(tmp_path / f"weights{ending}", look(0.5, 0.1))
+    assert picture_bytes(tmp_path / f"weights{ending}", look(0.5, 0.1))
 
 
 def test_figures_for_papers():

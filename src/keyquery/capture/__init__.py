@@ -1,7 +1,7 @@
 """A live model and inputs in; activations, queries and keys, their moments, and attention maps out."""
 
 from keyquery.capture.moments import Moments, joint_moments
-from keyquery.capture.text import text_batches
+from keyquery.capture.text import text_batches, typical_length
 from keyquery.capture.watch import Batch, activations, attention_maps, queries_and_keys, watch
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "joint_moments",
     "queries_and_keys",
     "text_batches",
+    "typical_length",
     "watch",
 ]

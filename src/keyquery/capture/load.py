@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 
 from keyquery.checkpoints.sources import first_line, read_json
@@ -28,21 +29,37 @@ def load_model(source: str | Path) -> tuple[nn.Module, Any]:
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
     elif read_json(path / "config.json").get("model_type") == "keyquery":
-        return LanguageModel.load(path), Tokenizer.load(path)
+        return _own(path), Tokenizer.load(path)
     try:
         transformers = import_module("transformers")
     except ImportError:
         raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
     with _hushed(transformers):
         try:
-            model = transformers.AutoModel.from_pretrained(path, **options)
+            model, info = transformers.AutoModel.from_pretrained(path, output_loading_info=True, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
+        _require_whole(source, info["missing_keys"])
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             tokenizer = None
     return model, tokenizer
+
+
+def _own(path: Path) -> nn.Module:
+    try:
+        return LanguageModel.load(path)
+    except (OSError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{path} is no whole model of keyquery's own: {first_line(error)}") from None
+
+
+def _require_whole(source: str | Path, missing: Iterable[str]) -> None:
+    """Weights that a file lacks would be drawn at random, and the figures with them."""
+    absent = sorted(name for name in missing if "pooler" not in name)  # a pooler feeds no attention
+    if absent:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        raise ValueError(f"{source} cannot be run: it lacks {', '.join(absent[:3])}{more}")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ def read_text(path: str | Path) -> list[str]:
     ['one', 'two']
     """
     data = Path(path).read_bytes()
+    if b"\0" in data:
+        raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -35,19 +37,42 @@ def text_batches(
 ) -> Iterator[Batch]:
     """Lines as padded batches of token ids: each line is a sequence, long ones are cut into windows of `length`.
 
-    Stops after `tokens` tokens. `tokenizer` is one of transformers.
+    No more than `tokens` tokens come: the last window is cut. `tokenizer` is one of transformers.
     """
+    added = getattr(tokenizer, "num_special_tokens_to_add", int)()
+    if length <= added:
+        raise ValueError(f"length must be at least {added + 1}, since {added} tokens are special, got {length}")
     windows: list[list[int]] = []
-    for line in lines:
-        windows += _windows(line, tokenizer, length)
-        if sum(map(len, windows)) >= tokens:
+    left = tokens
+    for window in (window for line in lines for window in _windows(line, tokenizer, length)):
+        if left < 2:
             break
-    windows = [window for window in windows if len(window) > 1]
+        if len(window) > 1:
+            windows.append(window[:left])
+            left -= len(windows[-1])
     if not windows:
         raise ValueError("the text is too short: no line has two tokens")
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     for start in range(0, len(windows), size):
         yield _padded(windows[start : start + size], padding)
+
+
+def typical_length(batches: Iterable[Batch]) -> int | None:
+    """How long the sequence is that a token finds itself in, on average: Σn²/Σn over all sequences, rounded.
+
+    Lengths are those of the attention masks, or of whole batches; None where batches hold no tokens.
+
+    >>> typical_length([{"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}])
+    2
+    """
+    lengths: list[int] = []
+    for batch in batches:
+        mask, ids = (batch.get(name) for name in ("attention_mask", "input_ids"))
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            lengths += mask.bool().sum(1).tolist()
+        elif isinstance(ids, Tensor) and ids.ndim == 2:
+            lengths += [ids.shape[1]] * len(ids)
+    return round(sum(n * n for n in lengths) / sum(lengths)) if any(lengths) else None
 
 
 def _windows(line: str, tokenizer: Any, length: int) -> list[list[int]]:

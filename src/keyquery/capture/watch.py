@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import first_line
 
 Batch = Mapping[str, Tensor]
 # Which of a batch's masks says where a module's tokens are real: the first that has the module's shape.
@@ -45,7 +46,10 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
         device = next((weight.device for weight in model.parameters()), None)
         batch = {name: tensor.to(device) if isinstance(tensor, Tensor) else tensor for name, tensor in batch.items()}
         masks[:] = [batch[name].bool() for name in MASKS if name in batch]
-        return model(**batch)
+        try:
+            return model(**batch)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(_refusal(model, batch, error)) from error
 
     with ExitStack() as stack:
         for name, listen in listeners.items():
@@ -53,6 +57,16 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
             stack.callback(handle.remove)
         stack.enter_context(evaluating(model))
         yield run
+
+
+def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
+    """Why a model does not run on a batch, in a sentence."""
+    given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if isinstance(value, Tensor))
+    places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    ids = batch.get("input_ids")
+    long = isinstance(places, int) and isinstance(ids, Tensor) and ids.shape[-1] > places
+    hint = f"; it has places for {places} tokens: give a smaller length" if long else ""
+    return f"{type(model).__name__} does not run on {given}: {first_line(error)}{hint}"
 
 
 @contextmanager

@@ -21,6 +21,11 @@ ANCHORS = ("fused", "key_down", "query")
 ENDINGS = {"fused": "weight", "query": "weight", "key": "weight", "value": "weight", "packed_bias": "bias"}
 # Roles that not every file of a family has.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias"}
+# Roles without which there are no heads; of several in a group, one.
+NEEDED: dict[str, list[tuple[str, ...]]] = {
+    "apart": [("query",), ("key",)],
+    "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
+}
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class Attention:
     heads: str | None = None  # what the config calls the number of heads
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # what the score is multiplied by: see positions.scale_of
+    window: str | None = None  # which layers see a window only, where no `layer_types` say so: see positions.window_of
     position: str = "none"  # what else enters the score: "alibi", "t5", "disentangled"
     rope: str | None = None  # "half" or "interleaved" pairs
     alibi: str | None = None  # a config flag that puts ALiBi, scaled like the score, in the place of rotary positions
     norm_kind: str = "layer"  # or "rms"
     gain_offset: float = 0.0  # gains are stored less this
     qk_norm_kind: str = "rms"
+    eps: float = 1e-6  # of all norms, where the config does not say
     only_if: dict[str, Any] = field(default_factory=dict)  # what the config must say for this to hold
 
 
@@ -58,6 +65,7 @@ class Family:
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # parts of names without which a file is not of this family
     by_names: bool = True  # whether a file without config can be told to be of this family
+    defaults: dict[str, Any] = field(default_factory=dict)  # what a config within another leaves unsaid
     tiny: dict[str, Any] = field(default_factory=dict)
 
     def goes_by(self, model_type: Any) -> bool:
@@ -72,6 +80,15 @@ class Place:
     attention: Attention
     names: dict[str, str]
     layer: int
+    prefix: str = ""
+    wanted: dict[str, str] = field(default_factory=dict)  # likewise of roles that are not there, with their endings
+
+    def lacks(self) -> str | None:
+        """A tensor without which there are no heads here, if one is not there."""
+        for roles in NEEDED.get(self.attention.order, []):
+            if not any(role in self.names for role in roles):
+                return next(self.wanted[role] for role in roles[::-1] if role in self.wanted)
+        return None
 
 
 @cache
@@ -118,27 +135,57 @@ def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Pla
         for prefix in sorted(stacks, key=_natural):
             for layer in sorted(stacks[prefix]):
                 numbers = {"layer": layer, "previous": layer - 1, "last": max(stacks[prefix])}
-                yield Place(attention, _fill(names, prefix, numbers, attention, tensors), layer)
+                yield _place(names, prefix, numbers, attention, tensors)
         if found:
             return
 
 
-def _fill(
+def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
+    """A tensor that ought to be there: of a layer between two others, or the query of a key."""
+    stacks: dict[tuple[int, str], list[Place]] = {}
+    for place in found:
+        stacks.setdefault((id(place.attention), place.prefix), []).append(place)
+    for stack in stacks.values():
+        layers = {place.layer for place in stack}
+        one = stack[0]
+        anchor = next(role for role in ANCHORS if role in one.wanted)
+        names = next(names for names in one.attention.names if anchor in names and _stands(one, str(names[anchor])))
+        for layer in range(min(layers), _last(one, names.get("key"), tensors, max(layers)) + 1):
+            if layer not in layers:
+                return one.prefix + str(names[anchor]).format(layer=layer) + one.attention.weight
+    return None
+
+
+def _stands(place: Place, pattern: str) -> bool:
+    return place.prefix + pattern.format(layer=place.layer) + place.attention.weight in place.wanted.values()
+
+
+def _last(one: Place, key: str | list[str] | None, tensors: Mapping[str, Any], last: int) -> int:
+    """The last layer that has a key, in the stack of a place."""
+    if not isinstance(key, str) or "{layer}" not in key:
+        return last
+    found = map(_pattern(key, one.attention.weight).fullmatch, tensors)
+    return max([last, *(int(match["layer"]) for match in found if match and match["prefix"] == one.prefix)])
+
+
+def _place(
     names: Mapping[str, str | list[str]],
     prefix: str,
     numbers: Mapping[str, int],
     attention: Attention,
     tensors: Mapping[str, Any],
-) -> dict[str, str]:
+) -> Place:
     """Full names of the roles whose tensors are there; `module` needs none."""
     filled: dict[str, str] = {}
+    wanted: dict[str, str] = {}
     for role, patterns in names.items():
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             name = prefix + pattern.format(**numbers)
             ending = getattr(attention, ENDINGS[role]) if role in ENDINGS else ".weight"
+            wanted.setdefault(role, name + ending)
             if role == "module" or name + ending in tensors:
                 filled.setdefault(role, name.removesuffix(".") if role == "module" else name)
-    return filled
+    return Place(attention, filled, numbers["layer"], prefix, wanted)
 
 
 def recognise(tensors: Mapping[str, Any]) -> Family | None:

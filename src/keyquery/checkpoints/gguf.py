@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 # Architectures whose converter permutes the rows of q and k, so that rotary pairs are neighbours: (2i, 2i + 1).
-INTERLEAVED = {"llama", "mistral", "granite", "deci", "baichuan", "internlm2", "minicpm", "xverse", "olmo", "command-r"}
+INTERLEAVED = {"llama"}
+# Layers of these see a window, all but every so many-th.
+WINDOWS = {"gemma2": 2, "gemma3": 6, "phi3": None}
+# Gemma's largest models divide their scores by √(width / heads), the others by √(head width): by number of layers.
+BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+# Factors by which rotary frequencies are divided, in the order of preference: they are tensors, not metadata.
+FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 
 # GGUF's names of a block's tensors, and of the rest, as a Llama file has them.
 BLOCK = {
@@ -43,8 +49,18 @@ class Gguf:
         except Exception as error:  # the package raises whatever a broken file makes it stumble over
             raise ValueError(f"{path} is not a readable GGUF file: {error}") from None
         self.label = str(path)
-        self.config = _config(fields)
         self.shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+        self.config = _config(fields)
+        for name in FACTORS:
+            if name in self.shapes:  # what a config.json calls LongRoPE
+                factor = fields.get(f"{fields.get('general.architecture')}.rope.scaling.attn_factor", 1.0)
+                factors = self.rows(name).flatten().tolist()
+                self.config["rope_scaling"] = {
+                    "rope_type": "longrope",
+                    "short_factor": factors,
+                    "attention_factor": factor,
+                }
+                break
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows of a tensor, dequantised; a row is a whole number of quantised blocks."""
@@ -82,13 +98,19 @@ def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
     def said(key: str) -> Any:
         return fields.get(f"{architecture}.{key}")
 
+    heads, layers, width = said("attention.head_count"), said("block_count"), said("embedding_length")
     config = {
         "model_type": f"gguf-{architecture}",
-        "num_attention_heads": said("attention.head_count"),
+        "max_position_embeddings": said("context_length"),
+        "rms_norm_eps": said("attention.layer_norm_rms_epsilon"),
+        "sliding_window": said("attention.sliding_window"),
+        "query_pre_attn_scalar": width / heads if (architecture, layers) in BY_WIDTH else None,
+        "rope_local_base_freq": 10000.0 if architecture == "gemma3" else None,  # a constant of its runtime
+        "num_attention_heads": heads,
         "num_key_value_heads": said("attention.head_count_kv"),
         "head_dim": said("attention.key_length"),
-        "hidden_size": said("embedding_length"),
-        "num_hidden_layers": said("block_count"),
+        "hidden_size": width,
+        "num_hidden_layers": layers,
         "rope_theta": said("rope.freq_base"),
         "rotary_dim": said("rope.dimension_count"),
         "rope_interleave": architecture in INTERLEAVED,
@@ -96,4 +118,10 @@ def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
     scaling, factor = said("rope.scaling.type"), said("rope.scaling.factor")
     if scaling and scaling != "none":
         config["rope_scaling"] = {"rope_type": scaling, "factor": factor}
+        if length := said("rope.scaling.original_context_length"):
+            config["rope_scaling"]["original_max_position_embeddings"] = length
+    if architecture in WINDOWS and layers:
+        every = WINDOWS[architecture] or layers + 1
+        full = [layer % every == every - 1 for layer in range(layers)]
+        config["layer_types"] = ["full_attention" if whole else "sliding_attention" for whole in full]
     return {key: value for key, value in config.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Attention, Family, Place, places
+from keyquery.checkpoints.family import Attention, Family, Place, gap, places
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
-from keyquery.checkpoints.layouts import count_heads, latent, projections, read_weight
-from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias
+from keyquery.checkpoints.layouts import count_heads, latent, projections, read_rows, read_weight
+from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Form
 
@@ -27,7 +28,7 @@ EMBEDDINGS = (
     "token_embedding",
     "tokens",
 )
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 class Heads:
@@ -38,11 +39,24 @@ class Heads:
     (1, 'self_attn', torch.Size([2]))
     """
 
-    def __init__(self, source: Source, family: Family, heads: int | None = None) -> None:
-        self.source, self.family, self._given = source, family, heads
-        self._places = list(_kernels(places(family, source.shapes, source.config)))
-        if not self._places:
+    def __init__(
+        self,
+        source: Source,
+        family: Family,
+        heads: int | None = None,
+        notes: tuple[str, ...] = (),
+        gaps: bool = False,
+    ) -> None:
+        """`notes` are put on every layer; `gaps` says whether some layers may have no attention."""
+        self.source, self.family, self._given, self._notes = source, family, heads, notes
+        found = places(family, source.shapes, source.config)
+        if not found:
             raise ValueError(f"{source.label} has no attention layer of family {family.name}")
+        missing = [name for place in found if (name := place.lacks())]
+        missing += [name] if not gaps and (name := gap(found, source.shapes)) else []
+        if missing:
+            raise ValueError(f"{source.label} lacks {missing[0]}")
+        self._places = list(_kernels(found))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -108,24 +122,26 @@ class Heads:
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
         name = module_name(place) + (f" ({part})" if part else "")
-        _require_finite(name, weights)
+        for role in ("query", "key", "query_bias", "key_bias"):
+            _require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
         facts: dict[str, Any] = {
             "index": index,
             "name": name,
             "kind": attention.kind,
-            "causal": bool(config.get(attention.causal)) if isinstance(attention.causal, str) else attention.causal,
+            "causal": _causal(attention, config),
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
+            "window": window_of(attention, config, place.layer),
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
             "modules": place.names,
-            "notes": _notes(attention, config, part, shifted),
+            "notes": (*self._notes, *_notes(attention, config, part, shifted)),
             **norms,
         }
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
-        return LatentLayer(**facts, eps=_epsilon(config))
+        return LatentLayer(**facts, eps=_epsilon(attention, config))
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
         part = place.attention.config
@@ -162,6 +178,11 @@ def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
             yield place, part
 
 
+def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
+    said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
+    return bool(said) and config.get("use_bidirectional_attention") is not True
+
+
 def _notes(attention: Attention, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
     notes = {
         "the content-to-content kernel only": attention.position == "disentangled",
@@ -176,37 +197,42 @@ def _notes(attention: Attention, config: Mapping[str, Any], part: str, shifted: 
 def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
     attention, names = place.attention, place.names
     feeding = "norm" if "norm" in names else "first_norm"
-    groups, shared, rank = weights.query.shape[:3]
+    groups, shared, rank, width = weights.query.shape
     norms = {}
     for role, called in ((feeding, "norm"), ("memory_norm", "memory_norm")):
         if role in names:
-            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config)
+            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (width,))
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
         if role in names:
-            norm = _norm(source, names[role], attention.qk_norm_kind, attention, config)
+            sizes = (rank, math.prod(heads) * rank)
+            norm = _norm(source, names[role], attention.qk_norm_kind, attention, config, sizes)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
     return norms
 
 
-def _norm(source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any]) -> Norm:
-    gain = source.rows(f"{name}.weight")
-    shift = source.rows(f"{name}.bias") if kind == "layer" and f"{name}.bias" in source.shapes else None
+def _norm(
+    source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any], sizes: tuple[int, ...]
+) -> Norm:
+    gain = read_rows(source, f"{name}.weight")
+    shift = read_rows(source, f"{name}.bias") if kind == "layer" and f"{name}.bias" in source.shapes else None
+    for ending, tensor in ((".weight", gain), (".bias", shift)):
+        if tensor is not None and tensor.numel() not in sizes:
+            expected = " or ".join(map(str, dict.fromkeys(sizes)))
+            raise ValueError(f"{name}{ending} has {tensor.numel()} values, expected {expected}")
+        _require_finite(name + ending, tensor, "values")
     offset = attention.gain_offset
-    return Norm(kind, gain + offset if offset else gain, shift, _epsilon(config))
+    return Norm(kind, gain + offset if offset else gain, shift, _epsilon(attention, config))
 
 
-def _epsilon(config: Mapping[str, Any]) -> float:
-    return next((float(config[key]) for key in EPSILONS if config.get(key) is not None), 1e-6)
+def _epsilon(attention: Attention, config: Mapping[str, Any]) -> float:
+    return next((float(config[key]) for key in EPSILONS if config.get(key) is not None), attention.eps)
 
 
-def _require_finite(name: str, weights: Projections) -> None:
-    for role in ("query", "key", "query_bias", "key_bias"):
-        tensor = getattr(weights, role)
-        if tensor is not None and not tensor.sum().isfinite():
-            bad = int((~torch.isfinite(tensor)).sum())
-            if bad:
-                raise ValueError(
-                    f"{name}: {bad} of {tensor.numel()} {role.replace('_', ' ')} weights are NaN or infinite"
-                )
+def _require_finite(name: str, tensor: Tensor | None, what: str) -> None:
+    # A finite sum has finite terms: one pass unless something is wrong.
+    if tensor is not None and not tensor.sum().isfinite():
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise ValueError(f"{name}: {bad} of {tensor.numel()} {what} are NaN or infinite")

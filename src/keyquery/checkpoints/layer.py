@@ -71,6 +71,7 @@ class Layer:
     weights: Projections
     scale: float
     rope: Rope | None = None
+    window: int | None = None  # a query sees keys less than so many tokens away; None: all
     position: str = "none"
     norm: Norm | None = None  # feeds the queries, and in self-attention the keys
     memory_norm: Norm | None = None  # feeds the keys of cross-attention

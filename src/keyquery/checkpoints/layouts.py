@@ -12,6 +12,7 @@ from torch import Tensor
 from keyquery.checkpoints.family import Attention, Place
 from keyquery.checkpoints.layer import Projections
 from keyquery.checkpoints.sources import Source
+from keyquery.forms.checks import check_count
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 
@@ -19,12 +20,12 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
     """The number of query heads: as given, as the live module says, or as the config says."""
     named = [place.attention.heads] if place.attention.heads else list(HEADS)
-    found = given or _heads_of_module(place, source) or next((config[n] for n in named if config.get(n)), None)
+    said = (given, _heads_of_module(place, source), *(config.get(name) for name in named))
+    found = next((number for number in said if number is not None), None)
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise ValueError(f"heads must be a positive integer, got {found!r}")
-    return found
+    check_count("heads", found)
+    return int(found)
 
 
 def _heads_of_module(place: Place, source: Source) -> int | None:
@@ -39,11 +40,20 @@ def projections(place: Place, source: Source, heads: int, head_dim: int | None) 
     return _fused(place, source, heads, head_dim)
 
 
+def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+    """Rows of a tensor that must be of floating point and at least 16 bits."""
+    rows = source.rows(name, start, stop)
+    if not rows.is_floating_point() or rows.dtype.itemsize < 2:
+        kind = str(rows.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} is stored as {kind}, which is not read: convert it to float16, bfloat16 or float32")
+    return rows
+
+
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
     if attention.transposed:
-        return source.rows(name).mT[start:stop]
-    return source.rows(name, start, stop)
+        return read_rows(source, name).mT[start:stop]
+    return read_rows(source, name, start, stop)
 
 
 def _apart(place: Place, source: Source, heads: int) -> Projections:
@@ -68,9 +78,15 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
 def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
     name, count = place.names[role] + place.attention.bias, math.prod(shape)
     if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
-        first = 0 if role == "query" else count
-        return source.rows(place.names["packed_bias"] + place.attention.bias, first, first + count).reshape(shape)
-    return source.rows(name).reshape(shape) if name in source.shapes else None
+        first, name = 0 if role == "query" else count, place.names["packed_bias"] + place.attention.bias
+        return _shaped(read_rows(source, name, first, first + count), shape, name)
+    return _shaped(read_rows(source, name), shape, name) if name in source.shapes else None
+
+
+def _shaped(bias: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    if bias.numel() != math.prod(shape):
+        raise ValueError(f"{name} has {bias.numel()} values, but its weights have {math.prod(shape)} rows")
+    return bias.reshape(shape)
 
 
 def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
@@ -92,7 +108,9 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     bias = name + attention.bias
     if bias not in source.shapes:
         return Projections(query, key)
-    query_bias, key_bias = _unfuse(source.rows(bias, 0, stop), attention.order, groups, shared, rank)
+    if source.shapes[bias] != (rows,):
+        raise ValueError(f"{bias} has {math.prod(source.shapes[bias])} values, but its weights have {rows} rows")
+    query_bias, key_bias = _unfuse(read_rows(source, bias, 0, stop), attention.order, groups, shared, rank)
     return Projections(query, key, query_bias, key_bias)
 
 
@@ -121,7 +139,7 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
     """Compose down- and up-projections, W_up·W_down: of the kernel without positions ("nope"), or the rotary one."""
 
     def weight(role: str) -> Tensor | None:
-        return source.rows(place.names[role] + ".weight") if role in place.names else None
+        return read_rows(source, place.names[role] + ".weight") if role in place.names else None
 
     nope, rope, rank = (int(config[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     here = slice(0, nope) if part == "nope" else slice(nope, nope + rope)

@@ -35,47 +35,108 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
             mscale = _yarn_mscale(rope["factor"], all_dim) if all_dim and "factor" in rope else 1.0
             return head_dim**-0.5 * mscale**2
         case _:
-            return head_dim**-0.5
+            multiplier = config.get("attention_multiplier")  # Granite's
+            return head_dim**-0.5 if multiplier is None else float(multiplier)
+
+
+def window_of(attention: Attention, config: Config, layer: int) -> int | None:
+    """How far a layer sees: keys less than so many tokens away, or None where it sees all."""
+    size = config.get("sliding_window")
+    if config.get("local_attention"):  # ModernBERT's counts both sides
+        size = int(config["local_attention"]) // 2 + 1
+    elif size and config.get("use_bidirectional_attention") is True:  # likewise
+        size = int(size) // 2 + 1
+    kind = _kind_of(config, layer)
+    if kind is not None and attention.window != "all":
+        local = kind == "sliding_attention"
+    else:
+        match attention.window:
+            case "all":
+                local = True
+            case "some":
+                local = bool(config.get("use_sliding_window")) and layer >= int(config.get("max_window_layers") or 0)
+            case "alternate":
+                local = layer % 2 == 0
+            case "pattern":
+                local = (layer + 1) % int(config.get("sliding_window_pattern") or 6) != 0
+            case "but every":
+                local = layer % int(config.get("global_attn_every_n_layers") or 3) != 0
+            case "listed":
+                size, kinds = config.get("window_size") or 256, config.get("attention_layers") or []
+                local = layer < len(kinds) and kinds[layer] == "local"
+            case _:
+                local = False
+    return int(size) if local and size else None
+
+
+def _kind_of(config: Config, layer: int) -> str | None:
+    """What the config's `layer_types` says of a layer, if it has them."""
+    kinds = config.get("layer_types")
+    if not kinds:
+        return None
+    if not isinstance(kinds, list) or len(kinds) <= layer:
+        raise ValueError(f"the config's layer_types must name every layer, got {kinds!r}, which has no layer {layer}")
+    return str(kinds[layer])
 
 
 def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope | None:
     """The rotation of queries and keys; None where there is none, or where no config says which."""
-    without = config.get("rope") is False or (attention.alibi and config.get(attention.alibi))
+    turned = config.get("no_rope_layers") or []  # SmolLM3's, 0 for a layer without
+    without = (
+        config.get("rope") is False
+        or (attention.alibi and config.get(attention.alibi))
+        or (layer < len(turned) and not turned[layer])
+    )
     if attention.rope is None or not config or without:
         return None
+    try:
+        return _rope(attention, config, layer, head_dim)
+    except KeyError as error:
+        raise ValueError(f"the config's rotary positions lack {error.args[0]}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the config's rotary positions cannot be read: {error}") from None
+
+
+def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope:
     parameters = _rope_parameters(config, layer)
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     dims = int(config.get("rotary_dim") or head_dim * next((share for share in shares if share), 1.0))
     interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
-    base = float(parameters.get("rope_theta", 10000.0))
+    base = float(parameters["rope_theta"])
     frequencies = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
     frequencies, factor = _rescaled(frequencies, base, parameters, config)
     return Rope(dims, base, interleaved, frequencies, factor)
 
 
 def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
-    """One layer's rotary parameters, from the new or the old places in a config."""
-    parameters = config.get("rope_parameters")
-    kinds = config.get("layer_types")
-    if isinstance(parameters, Mapping) and kinds and kinds[layer] in parameters:
-        return dict(parameters[kinds[layer]] or {})
-    if isinstance(parameters, Mapping) and "rope_theta" in parameters:
-        return dict(parameters)
-    scaling = dict(config.get("rope_scaling") or {})
-    scaling.setdefault("rope_type", scaling.pop("type", "default"))
-    if (local := _old_local_base(config, layer)) is not None:
-        return {"rope_type": "default", "rope_theta": local}
+    """One layer's rotary parameters, from the new or the old places in a config; the old scaling comes first."""
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(said, Mapping):
+        raise ValueError(f"they must be an object, got {said!r}")
     base = config.get("rope_theta") or config.get("global_rope_theta") or config.get("rotary_emb_base") or 10000.0
-    return {**scaling, "rope_theta": base}
+    kind = _kind_of(config, layer)
+    if kind is not None and kind in said:
+        own = dict(said[kind] or {})
+    elif (local := _old_local_base(config, layer, kind)) is not None:
+        return {"rope_type": "default", "rope_theta": local}
+    else:
+        own = dict(said)
+        if (original := config.get("original_max_position_embeddings")) is not None:
+            own["original_max_position_embeddings"] = original  # what stands outside counts
+    own.setdefault("rope_type", own.pop("type", "default"))
+    if own["rope_type"] in ("llama3", "yarn", "longrope", "su") and "max_position_embeddings" in config:
+        own.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return {"rope_theta": base, **own}
 
 
-def _old_local_base(config: Config, layer: int) -> float | None:
+def _old_local_base(config: Config, layer: int, kind: str | None) -> float | None:
     """The base of a local layer as configs said it before they had `rope_parameters`."""
     for base, every, first in (
         ("local_rope_theta", "global_attn_every_n_layers", 0),
         ("rope_local_base_freq", "sliding_window_pattern", 1),
     ):
-        if config.get(base) and (layer + first) % int(config.get(every) or 6):
+        local = kind == "sliding_attention" if kind else (layer + first) % int(config.get(every) or 6)
+        if config.get(base) and local:
             return float(config[base])
     return None
 
@@ -84,14 +145,13 @@ def _rescaled(
     frequencies: Float[Tensor, " pairs"], base: float, parameters: Config, config: Config
 ) -> tuple[Float[Tensor, " pairs"], float]:
     """Frequencies stretched for long contexts, and the factor on cosine and sine that goes with that."""
-    factor = float(parameters.get("factor") or 1.0)
-    match parameters.get("rope_type", "default"):
+    match parameters["rope_type"]:
         case "linear":
-            return frequencies / factor, 1.0
+            return frequencies / float(parameters["factor"]), 1.0
         case "llama3":
-            return _llama3(frequencies, factor, parameters), 1.0
+            return _llama3(frequencies, float(parameters["factor"]), parameters), 1.0
         case "yarn":
-            return _yarn(frequencies, base, factor, parameters, config)
+            return _yarn(frequencies, base, parameters, config)
         case "longrope" | "su":
             return _longrope(frequencies, parameters, config)
         case _:
@@ -107,8 +167,9 @@ def _llama3(frequencies: Tensor, factor: float, parameters: Config) -> Tensor:
     return kept * frequencies + (1 - kept) * frequencies / factor
 
 
-def _yarn(frequencies: Tensor, base: float, factor: float, parameters: Config, config: Config) -> tuple[Tensor, float]:
-    length = parameters.get("original_max_position_embeddings") or config["max_position_embeddings"]
+def _yarn(frequencies: Tensor, base: float, parameters: Config, config: Config) -> tuple[Tensor, float]:
+    length = parameters["original_max_position_embeddings"]
+    factor = float(parameters.get("factor") or config["max_position_embeddings"] / length)
     dims = 2 * len(frequencies)
 
     def pair_of(turns: float) -> float:
@@ -135,12 +196,13 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 def _longrope(frequencies: Tensor, parameters: Config, config: Config) -> tuple[Tensor, float]:
     """Within the original context the short factors count; they are what a short text meets."""
     short = torch.tensor(parameters["short_factor"], dtype=torch.float64)
-    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-    longest = config["max_position_embeddings"]
-    factor = parameters.get("factor") or (longest / original if original else 1.0)
+    if len(short) != len(frequencies):
+        raise ValueError(f"short_factor must have {len(frequencies)} values, got {len(short)}")
     if parameters.get("attention_factor") is not None:
         return frequencies / short, float(parameters["attention_factor"])
-    grown = math.sqrt(1 + math.log(factor) / math.log(original or longest)) if factor > 1 else 1.0
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or config["max_position_embeddings"] / original
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return frequencies / short, grown
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from keyquery.checkpoints.family import Attention, Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, formed
-from keyquery.checkpoints.sources import Live, Safetensors, Source, load_torch, read_index, read_json
+from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
 
+TORCH = (".bin", ".pt", ".pth")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -35,10 +36,17 @@ def read(
     (1, 'torch')
     """
     opened = _open(source, config)
-    if isinstance(source, nn.Module) and not query and formed(source):
+    if isinstance(source, nn.Module) and not query and not key and formed(source):
         return FormedHeads(opened, source)
-    family = _custom(query, key) if query or key else _family_of(opened)
-    return Heads(opened, family, heads)
+    if query or key:
+        family = _custom(query, key)
+        if not places(family, opened.shapes, opened.config):
+            raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {_shown(opened)}")
+        return Heads(opened, family, heads, gaps=True)
+    opened, notes = _language_tower(opened)
+    family = _family_of(opened)
+    strange = _strangeness(opened, family)
+    return Heads(opened, family, heads, (*notes, *strange), gaps=bool(strange))
 
 
 def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any] | None) -> Source:
@@ -49,7 +57,8 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
     path = Path(source)
     if path.exists():
         return open_path(path, config)
-    if isinstance(source, str) and HUB_NAME.fullmatch(source):
+    local = path.suffix in (".safetensors", ".gguf", *TORCH) or Path(path.parts[0]).is_dir()
+    if isinstance(source, str) and HUB_NAME.fullmatch(source) and not local:
         from keyquery.checkpoints.hub import Hub
 
         return Hub(source)
@@ -59,26 +68,41 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
 def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None) -> Source:
     """A file, or the weights of a folder."""
     file = _weights_in(path) if path.is_dir() else path
-    facts = _config(file.parent / "config.json" if config is None else config)
+    beside = file.parent / "config.json"
+    facts = _config(config) if config is not None else read_json(beside) if beside.is_file() else {}
     label = str(path)
     if file.name.endswith(".index.json"):
-        shards = read_index(file)
-        if all(shard.suffix == ".safetensors" for shard in shards.values()):
-            return Safetensors(shards, label, facts)
-        raise ValueError(f"{file} names shards that are no safetensors; convert them first")
+        return _sharded(file, label, facts)
     if file.suffix == ".safetensors":
         return Safetensors({"": file}, label, facts)
     if file.suffix == ".gguf":
         from keyquery.checkpoints.gguf import Gguf
 
         return Gguf(file)
-    if file.suffix in (".bin", ".pt", ".pth"):
-        return load_torch(file, facts)
+    if file.suffix in TORCH:
+        return load_torch([file], label, facts)
     raise ValueError(f"{file} is of no known kind: expected .safetensors, .bin, .pt, .gguf or a folder with these")
 
 
+def _sharded(index: Path, label: str, config: Mapping[str, Any]) -> Source:
+    shards = read_index(index)
+    suffixes = {shard.suffix for shard in shards.values()}
+    source: Source
+    if suffixes == {".safetensors"}:
+        source = Safetensors(shards, label, config)
+    elif suffixes and suffixes <= set(TORCH):
+        source = load_torch(dict.fromkeys(shards.values()), label, config)
+    else:
+        raise ValueError(f"{index} must name safetensors or torch files, got {', '.join(sorted(suffixes)) or 'none'}")
+    absent = [name for name in shards if name not in source.shapes]
+    if absent:
+        raise ValueError(f"{index} names {absent[0]}, which {shards[absent[0]].name} does not hold")
+    return source
+
+
 def _weights_in(folder: Path) -> Path:
-    for name in ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"):
+    whole = ("model.safetensors", "pytorch_model.bin")
+    for name in (name for file in whole for name in (f"{file}.index.json", file)):
         if (folder / name).is_file():
             return folder / name
     for pattern in ("*.safetensors", "*.gguf", "*.bin", "*.pt"):
@@ -93,8 +117,31 @@ def _weights_in(folder: Path) -> Path:
 def _config(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
-    path = Path(given)
-    return read_json(path) if path.is_file() else {}
+    if not Path(given).is_file():
+        raise FileNotFoundError(f"config must be a JSON file, got {given}, which is none")
+    return read_json(Path(given))
+
+
+def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
+    """Of a model that also sees or hears, and that is no family of its own, what reads text; with a note."""
+    said, text = source.config.get("model_type"), source.config.get("text_config")
+    if not isinstance(text, Mapping) or any(family.goes_by(said) for family in families().values()):
+        return source, ()
+    defaults = next((f.defaults for f in families().values() if f.goes_by(text.get("model_type"))), {})
+    return Tower(source, {**defaults, **text}), ("the language tower only",)
+
+
+def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
+    """A note where the config states a model type that the family does not go by."""
+    said = source.config.get("model_type")
+    if said is None or family.goes_by(said):
+        return ()
+    known = any(other.goes_by(said) for other in families().values())
+    why = "does not fit its tensors" if known else "is not known"
+    return (
+        f"model type {said!r} {why}: read by its tensor names as {family.name}, "
+        "whose scale and norms may not be its own",
+    )
 
 
 def _family_of(source: Source) -> Family:
@@ -102,16 +149,27 @@ def _family_of(source: Source) -> Family:
     for family in families().values():
         if family.goes_by(said) and places(family, source.shapes, source.config):
             return family
+    if isinstance(said, str) and said.startswith("gguf-"):
+        read_ones = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
+        raise ValueError(
+            f"{source.label} is a GGUF file of architecture {said.removeprefix('gguf-')!r}, which is not read; "
+            f"those that are: {read_ones}"
+        )
     recognised = recognise(source.shapes)
     if recognised is None:
-        names = sorted(source.shapes)
-        shown = ", ".join(names[:6]) + (f", … ({len(names)} in all)" if len(names) > 6 else "")
         kind = f"the model type {said!r}" if said else "this layout"
         raise ValueError(
-            f"{source.label}: {kind} is not known. It holds {shown or 'no tensors'}. Say where its weights are: "
+            f"{source.label}: {kind} is not known. It holds {_shown(source)}. Say where its weights are: "
             "--query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
         )
     return recognised
+
+
+def _shown(source: Source) -> str:
+    """Some of the names of a source's tensors."""
+    names = sorted(source.shapes)
+    more = f", … ({len(names)} in all)" if len(names) > 6 else ""
+    return (", ".join(names[:6]) or "no tensors") + more
 
 
 def _custom(query: str | None, key: str | None) -> Family:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+
+# Parts of the names of what is not the language tower.
+OTHER_TOWERS = ("vision", "visual", "image", "audio", "multi_modal")
 
 
 @runtime_checkable
@@ -61,13 +64,26 @@ class Loaded:
 
     def __init__(self, tensors: Mapping[str, Tensor], label: str, config: Mapping[str, Any]) -> None:
         self.label, self.config = label, config
-        self._tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        named = (item for item in tensors.items() if isinstance(item[0], str) and isinstance(item[1], Tensor))
+        self._tensors = dict(named)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows of a tensor, not copied."""
         tensor = self._tensors[name].detach()
         return tensor[start:stop] if tensor.ndim else tensor
+
+
+class Tower:
+    """The language tower of a model that also sees or hears: its own config, and no other tower's tensors."""
+
+    def __init__(self, whole: Source, config: Mapping[str, Any]) -> None:
+        self.label, self.config, self._whole = whole.label, config, whole
+        self.shapes = {name: shape for name, shape in whole.shapes.items() if not any(t in name for t in OTHER_TOWERS)}
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor, as the whole model's source reads them."""
+        return self._whole.rows(name, start, stop)
 
 
 class Live(Loaded):
@@ -87,8 +103,12 @@ class Live(Loaded):
         return getattr(self.model.get_submodule(module), "num_heads", None)
 
 
-def load_torch(path: Path, config: Mapping[str, Any]) -> Loaded:
-    """A .bin, .pt or .pth file, with `weights_only`: a pickle that would run code is refused."""
+def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> Loaded:
+    """The .bin, .pt or .pth files of a model, with `weights_only`: a pickle that would run code is refused."""
+    return Loaded({name: tensor for path in paths for name, tensor in _torch_file(path).items()}, label, config)
+
+
+def _torch_file(path: Path) -> Mapping[str, Tensor]:
     try:
         with warnings.catch_warnings(action="ignore"):  # about odd pickles, which are refused below anyway
             data = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
@@ -102,7 +122,7 @@ def load_torch(path: Path, config: Mapping[str, Any]) -> Loaded:
             data = data[key]
     if not isinstance(data, Mapping) or not any(isinstance(tensor, Tensor) for tensor in data.values()):
         raise ValueError(f"{path} holds no named tensors")
-    return Loaded(data, str(path), config)
+    return data
 
 
 def read_index(path: Path) -> dict[str, Path]:
@@ -122,7 +142,10 @@ def read_index(path: Path) -> dict[str, Path]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise ValueError(f"{path} is empty; expected a JSON object")
+        data = json.loads(text)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture import Moments, joint_moments, text_batches
+from keyquery.capture import Moments, joint_moments, text_batches, typical_length
 from keyquery.capture.load import load_model
 from keyquery.capture.text import read_text
 from keyquery.capture.watch import Batch
@@ -25,6 +25,7 @@ from keyquery.instruments.directions import Directions
 from keyquery.instruments.offsets import energies
 from keyquery.instruments.sample import Sample, take
 from keyquery.instruments.shares import Visible, part_ranks, shares
+from keyquery.instruments.validity import check_look
 from keyquery.instruments.verdict import Thresholds, verdict
 from keyquery.reading import Reading, provenance
 
@@ -65,6 +66,10 @@ class Look(Reading, kind="look"):
     layers: list[dict[str, Any]]
     heads: list[dict[str, Any]]
     sample: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_look(self.model, self.layers, self.heads)
 
     def records(self) -> list[dict[str, Any]]:
         """One row a head: its place, every figure of each view that is one number, and the verdict."""
@@ -120,15 +125,14 @@ def look(
     else:
         source, batches, speaker, used = _prepare(source, text, inputs, tokenizer, length, tokens)
         found = read(source, heads, query, key, config)
-        running = watching(batches, "running the model", len(batches))
-        facts = {"length": length, "from": used}
-        seen = _Seen.of(source, running, found, facts, take(source, batches, found, sample, speaker))
+        kept = take(source, batches, found, sample, speaker)
+        seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
     chosen, embedding = _chosen(found, layers), found.embedding() if directions else None
     described = None if embedding is None else Directions(embedding, words)
 
     def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         layer = found[index]
-        cells = _apart(layer, found, seen, length, thresholds or Thresholds())
+        cells = _apart(layer, found, seen, thresholds or Thresholds())
         if described is not None and described.width == layer.form.dim:
             cells = _joined(cells, described.of(layer.form, directions))
         return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
@@ -149,10 +153,14 @@ class _Seen:
     sample: Sample | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, batches: Iterable[Batch], found: Heads, facts: Any, sample: Sample | None) -> _Seen:
-        """The moments of every layer, and how many tokens they are of."""
-        moments = joint_moments(model, batches, found)
-        return cls(moments, {"tokens": next(iter(moments.values())).count, **facts}, sample)
+    def of(
+        cls, model: nn.Module, batches: list[Batch], found: Heads, facts: Any, sample: Sample | None, watching: Progress
+    ) -> _Seen:
+        """The moments of every layer, and of what they are."""
+        moments = joint_moments(model, watching(batches, "running the model", len(batches)), found)
+        # Offsets on data are those that occur, often far fewer than the longest window has.
+        length = min(facts["longest"], typical_length(batches) or facts["longest"])
+        return cls(moments, {"tokens": next(iter(moments.values())).count, "length": length, **facts}, sample)
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
@@ -174,6 +182,9 @@ def _prepare(
     """A live model, its batches, its tokenizer or None, and where the batches come from."""
     lines = None if text is None else read_text(text)
     model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    taken = getattr(model, "main_input_name", "input_ids")
+    if lines is not None and taken != "input_ids":
+        raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
     tokenizer = tokenizer or found
     if lines is None:
         return model, list(inputs or []), tokenizer, "inputs"
@@ -186,7 +197,7 @@ def _prepare(
 
 
 def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
-    chosen = list(range(len(found))) if layers is None else list(layers)
+    chosen = list(range(len(found))) if layers is None else list(dict.fromkeys(layers))
     wrong = [layer for layer in chosen if not 0 <= layer < len(found)]
     if wrong or not chosen:
         asked = f"there is no layer {wrong[0]}" if wrong else "no layer is chosen"
@@ -199,13 +210,13 @@ def _place(layer: Layer) -> dict[str, Any]:
     return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
 
 
-def _apart(layer: Layer, found: Heads, seen: _Seen, length: int, thresholds: Thresholds) -> list[dict[str, Any]]:
+def _apart(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> list[dict[str, Any]]:
     """Every head's own figures."""
     form = layer.form
     raw = [cell for piece in _pieces(form) for cell in _figures(piece, layer.rope)]
     folded = [cell for piece in _pieces(layer.folded) for cell in _figures(piece)]
     moments = seen.moments.get(layer.index)
-    on_data = [None] * layer.heads if moments is None else _on_data(layer, found, moments, length)
+    on_data = [None] * layer.heads if moments is None else _on_data(layer, found, moments, (seen.facts or {})["length"])
     cells = []
     for head in range(layer.heads):
         ruling, reason = verdict(raw[head], on_data[head], form.rank, thresholds)
@@ -269,7 +280,7 @@ def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
 
 
 def _on_data(layer: Layer, found: Heads, moments: Moments, length: int) -> list[dict[str, Any]]:
-    visible = Visible(length, layer.causal)
+    visible = Visible(length, layer.causal, layer.window)
     bias = found.position_bias(layer, visible.offsets())
     mean, covariance = moments.mean.cpu(), moments.covariance.cpu()  # small, whatever the model runs on
     bias = None if bias is None else bias.cpu()

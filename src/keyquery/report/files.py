@@ -6,52 +6,89 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Refuse what could not be written later: a file that exists (unless forced), a folder, a place that is not there.
+    """Refuse what could not be written later: a file that exists (unless forced), and what is no file or has no folder.
 
     >>> check_target(Path("/none/heads.json"), force=False)
     Traceback (most recent call last):
     FileNotFoundError: no folder /none to write heads.json into
     """
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; name a file")
-    if path.exists() and not force:
+    real = _target(path)
+    if real.exists() and not force:
         raise FileExistsError(f"{path} exists; --force replaces it")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} into")
+    if not real.parent.is_dir():
+        raise FileNotFoundError(f"no folder {real.parent} to write {path.name} into")
+    if not os.access(real.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written: no permission to write into {real.parent}")
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """A text as UTF-8, whole or not at all."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | Path, data: bytes) -> None:
     """Write to a temporary name beside `path` and rename; an interrupt leaves the old file as it was."""
-    path = Path(os.path.realpath(path))  # a link stays a link, to the new content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    write_all({path: text})
+
+
+def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
+    """Write several files, all or none: each to a temporary name first, then all are renamed."""
+    written: dict[str, Path] = {}
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        for path, content in contents.items():
+            real = _target(Path(path))
+            try:
+                _write_beside(real, content, written)
+            except OSError as error:
+                # The temporary name would mean nothing to the user.
+                raise OSError(f"{path} could not be written: {error.strerror or error}") from None
+        while written:
+            name, real = next(iter(written.items()))
+            os.replace(name, real)
+            del written[name]
+    finally:
+        for name in written:
+            os.unlink(name)
 
 
 def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> None:
-    """Records as CSV, their keys as the header."""
+    """Records as CSV."""
+    write_text(path, csv_text(records))
+
+
+def csv_text(records: Sequence[dict[str, Any]]) -> str:
+    """Records as CSV under a header of all their keys; what a record lacks stays empty.
+
+    >>> csv_text([{"head": 0}, {"head": 1, "position": 0.5}])
+    'head,position\\n0,\\n1,0.5\\n'
+    """
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]) if records else [], lineterminator="\n")
+    names = dict.fromkeys(key for record in records for key in record)
+    writer = csv.DictWriter(text, fieldnames=list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    write_text(path, text.getvalue())
+    return text.getvalue()
+
+
+def _target(path: Path) -> Path:
+    """The file that is meant, links followed: a link stays a link, to the new content."""
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise ValueError(f"{path} is a link that leads back to itself")
+    if real.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file")
+    if real.exists() and not real.is_file():
+        raise ValueError(f"{path} is a device or a pipe, which is never replaced; name a file")
+    return real
+
+
+def _write_beside(real: Path, content: str | bytes, written: dict[str, Path]) -> None:
+    handle, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:40]}.")
+    written[name] = real
+    with os.fdopen(handle, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+    os.chmod(name, real.stat().st_mode & 0o777 if real.exists() else 0o666 & ~_umask())
 
 
 def _umask() -> int:

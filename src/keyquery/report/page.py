@@ -16,7 +16,6 @@ import numpy as np
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
 from keyquery.report import triangle
-from keyquery.report.files import write_text
 from keyquery.report.picture import looks_of
 
 ASSETS = Path(__file__).parent / "assets"
@@ -51,11 +50,6 @@ def page(reading: Reading) -> str:
     template = (ASSETS / "page.html").read_text(encoding="utf-8")
     # In one pass, so that nothing in the data is taken for a place to fill.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
-
-
-def write_page(path: str | Path, reading: Reading) -> None:
-    """Write the page of a look or a comparison, whole or not at all."""
-    write_text(path, page(reading))
 
 
 def frame(reading: Reading) -> str:

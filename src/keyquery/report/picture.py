@@ -13,7 +13,6 @@ from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
-from keyquery.report.files import write_bytes, write_text
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 
 KINDS = (".pdf", ".png", ".svg")
@@ -54,17 +53,16 @@ def check_picture(path: Path) -> None:
         raise ValueError(f"{path}: a picture is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 
-def write_picture(path: Path, reading: Reading, joined: bool = False) -> None:
-    """The triangle as .svg, which needs no other package, or as .png or .pdf by matplotlib."""
+def picture_bytes(path: Path, reading: Reading, joined: bool = False) -> bytes:
+    """The triangle as `path` names it: .svg, which needs no other package, or .png or .pdf by matplotlib."""
     check_picture(path)
     if path.suffix.lower() == ".svg":
-        write_text(path, svg(*looks_of(reading), joined=joined))
-        return
+        return svg(*looks_of(reading), joined=joined).encode()
     figure, data = plot(reading, "triangle", joined=joined), io.BytesIO()
     with import_module("matplotlib").rc_context(PAPER):
         figure.savefig(data, format=path.suffix.lower()[1:])
     import_module("matplotlib.pyplot").close(figure)
-    write_bytes(path, data.getvalue())
+    return data.getvalue()
 
 
 def _triangles(looks: list[Look], pyplot: Any, title: str | None = None, joined: bool = False) -> Any:

@@ -16,6 +16,7 @@ from rich.text import Text
 from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
+from keyquery.report.tokens import tokens_tables
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = {
@@ -55,9 +56,13 @@ def progress_bars(console: Console, wanted: bool) -> Any:
 def _look(reading: Look) -> Group:
     model = reading.model
     family = f", family {model['family']}" if model.get("family") else ""
-    title = f"{model['name']}{family}: {model['layers']} layers, {len(reading.heads)} heads, width {model['width']}"
-    table = _heads_table(reading) if len(reading.heads) <= MOST_HEADS else _layers_table(reading)
-    return Group(Text(title, style="bold"), _legend(reading), table, *_summary(reading))
+    shown = f"{len(reading.layers)} of " if len(reading.layers) < model["layers"] else ""
+    layers = f"{shown}{model['layers']} layers, {len(reading.heads)} heads"
+    title = f"{model['name']}{family}: {layers}, width {model['width']}"
+    few = len(reading.heads) <= MOST_HEADS
+    table = _heads_table(reading) if few else _layers_table(reading)
+    tokens = tokens_tables(reading) if few else []
+    return Group(Text(title, style="bold"), _legend(reading), table, *tokens, *_summary(reading))
 
 
 def _heads_table(reading: Look) -> Table:

@@ -145,11 +145,11 @@ def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _check_feeding_norm(
     layer: Layer, live: Layer, x: Tensor, y: Tensor, seen: dict[str, tuple[Tensor, Tensor]]
 ) -> None:
-    """The norm that is folded in is the one whose output enters the layer."""
+    """The norm that is folded in gives what enters the layer: its kind, gain, shift and epsilon are right."""
     feeding = live.modules.get("norm", live.modules.get("first_norm"))
     for norm, module, entered in ((layer.norm, feeding, x), (layer.memory_norm, live.modules.get("memory_norm"), y)):
         if norm is not None and module in seen and not layer.notes:
-            _close(f"what {module} gives to {layer.name}", seen[module][1], entered)
+            _close(f"what {module} gives to {layer.name}", norm(seen[module][0]), entered)
 
 
 def _entering(live: Layer, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,48 @@
+"""What a look must hold, also one that comes from a file: checked before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+MODEL = {"name": str, "layers": int, "width": int}
+LAYER = {"layer": int, "raw.symmetry": Real, "raw.directionality": Real}
+HEAD = {
+    "layer": int,
+    "head": int,
+    "name": str,
+    "raw.symmetry": Real,
+    "raw.effective_rank": Real,
+    "folded.symmetry": Real,
+    "verdict": str,
+}
+ON_DATA = dict.fromkeys(("symmetry", "reciprocal", "directional", "popularity", "position"), Real)
+
+
+def check_look(model: Any, layers: Any, heads: Any) -> None:
+    """Require the facts, layers and heads of a look; the error says what is missing and where.
+
+    >>> check_look({"name": "one", "layers": 1, "width": 8}, [{"layer": 0}], [])
+    Traceback (most recent call last):
+    ValueError: not a look: layers[0].raw.symmetry must be a number, got None
+    """
+    _check("model", model, MODEL)
+    for name, rows, fields in (("layers", layers, LAYER), ("heads", heads, HEAD)):
+        if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+            raise ValueError(f"not a look: {name} must be a list with something in it, got {rows!r:.60}")
+        for index, row in enumerate(rows):
+            _check(f"{name}[{index}]", row, fields)
+    for index, head in enumerate(heads):
+        if head.get("on_data") is not None:
+            _check(f"heads[{index}].on_data", head["on_data"], ON_DATA)
+
+
+def _check(where: str, row: Any, fields: Mapping[str, type]) -> None:
+    for path, kind in fields.items():
+        value = row
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, kind) or isinstance(value, bool):
+            wanted = {str: "a text", int: "an integer"}.get(kind, "a number")
+            raise ValueError(f"not a look: {where}.{path} must be {wanted}, got {value!r:.60}")

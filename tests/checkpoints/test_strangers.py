@@ -1,0 +1,218 @@
+"""Models that are not quite as expected: unknown types, towers, shards of other kinds, and files with holes."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import keyquery as kq
+
+pytest.importorskip("transformers", reason="the models need the extra hf")
+
+from keyquery.testing.families import _recorded, _spied, tiny_model
+
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+}
+SIGHT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+PIXELS = {"image_size": 16, "patch_size": 8}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 333.0}}
+WRAPPERS = {
+    "llava": (
+        "LlavaModel",
+        "llama",
+        {
+            "text_config": {"model_type": "llama", **TEXT, **ROPE},
+            "vision_config": {"model_type": "clip_vision_model", **SIGHT, **PIXELS},
+        },
+    ),
+    "mistral3": (
+        "Mistral3Model",
+        "mistral",
+        {
+            "text_config": {"model_type": "mistral", "head_dim": 8, **TEXT, **ROPE},
+            "vision_config": {"model_type": "pixtral", "head_dim": 8, **SIGHT, **PIXELS},
+        },
+    ),
+    "gemma3": (
+        "Gemma3Model",
+        "gemma3",
+        {
+            "text_config": {"head_dim": 16, "query_pre_attn_scalar": 20, **TEXT},
+            "vision_config": {"model_type": "siglip_vision_model", **SIGHT, **PIXELS},
+        },
+    ),
+    "qwen2_vl": (
+        "Qwen2VLModel",
+        "qwen2",
+        {
+            "text_config": {**TEXT, "rope_parameters": {**ROPE["rope_parameters"], "mrope_section": [2, 1, 1]}},
+            "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 8},
+        },
+    ),
+}
+
+
+def wrapped(name):
+    import transformers
+
+    cls, _, config = WRAPPERS[name]
+    cls = getattr(transformers, cls)
+    model = cls(cls.config_class(**config, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_language_tower_of_a_model_that_sees_is_read(name, tmp_path):
+    """The model's own scores on text, by a spy, are those of our layers, from disk and in memory."""
+    model = wrapped(name)
+    model.save_pretrained(tmp_path)
+    live = kq.read(model)
+    entries = [layer.modules["query"] for layer in live]
+    with _spied(model, name) as calls, _recorded(model, entries) as seen, torch.no_grad():
+        model(input_ids=torch.randint(3, 50, (1, 6)))
+    for heads in (live, kq.read(tmp_path)):
+        assert heads.family.name == WRAPPERS[name][1]
+        assert len(heads) == 2
+        for layer, entry in zip(heads, entries, strict=True):
+            assert layer.notes == ("the language tower only",)
+            query, key = (layer.rope.rotate(t, torch.arange(6)) for t in layer.project(seen[entry][0]))
+            expected = calls[entry.removesuffix(".q_proj")]
+            torch.testing.assert_close(layer.scale * (query @ key.mT).flatten(0, 1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tower_can_be_run_on_data():
+    batch = {"input_ids": torch.randint(3, 50, (2, 7))}
+    reading = kq.look(wrapped("llava"), inputs=[batch])
+    assert reading.provenance["data"] == {"tokens": 14, "length": 7, "longest": 128, "from": "inputs"}
+    assert len(reading.heads) == 8
+
+
+def test_a_known_type_keeps_all_its_towers():
+    assert {layer.name.split(".")[0] for layer in kq.read(tiny_model("clip"))} == {"text_model", "vision_model"}
+
+
+def test_an_unknown_type_is_read_by_names_and_says_so(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    heads = kq.read(tmp_path, config={**config, "model_type": "frobnicate"})
+    words = "model type 'frobnicate' is not known: read by its tensor names as llama, whose scale and norms may not be"
+    assert all(layer.notes[0].startswith(words) for layer in heads)
+    strange = kq.read(tmp_path, config={**config, "model_type": "bert"})
+    assert strange[0].notes[0].startswith("model type 'bert' does not fit its tensors: read by")
+    assert kq.read(tmp_path)[0].notes == ()
+    assert kq.look(tmp_path, config={**config, "model_type": "frobnicate"}).layers[1]["notes"] == list(heads[1].notes)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    tiny_model("llama", num_hidden_layers=3).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tensors(llama):
+    return load_file(llama / "model.safetensors")
+
+
+def sharded(folder, tensors, named=()):
+    """As transformers wrote large models before safetensors."""
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"pytorch_model-00001-of-00002.bin": names[::2], "pytorch_model-00002-of-00002.bin": names[1::2]}
+    for file, part in parts.items():
+        torch.save({name: tensors[name] for name in part}, folder / file)
+    index = {name: file for file, part in parts.items() for name in part} | dict(named)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def test_torch_shards_are_read_as_one_file(llama, tensors):
+    whole = [layer.form for layer in kq.read(llama)]
+    sharded(llama, tensors)
+    for layer, form in zip(kq.read(llama), whole, strict=True):
+        assert torch.equal(layer.form.query, form.query)
+        assert torch.equal(layer.form.key, form.key)
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"a": "gone.bin"}, r"lacks the shard gone\.bin"),
+        ({"a": "../b.bin"}, "not a file beside it: refused"),
+        ({"a": "pytorch_model-00001-of-00002.bin"}, r"names a, which pytorch_model-00001-of-00002\.bin does not hold"),
+        ({"a": "config.json"}, r"must name safetensors or torch files, got \.bin, \.json"),
+    ],
+)
+def test_torch_shards_are_checked(named, words, llama, tensors):
+    sharded(llama, tensors, named)
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        kq.read(llama)
+
+
+def test_an_index_that_names_what_is_not_there(llama, tensors):
+    index = {**dict.fromkeys(tensors, "model.safetensors"), "layers.9.x": "model.safetensors"}
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(ValueError, match=r"names layers\.9\.x, which model\.safetensors does not hold"):
+        kq.read(llama)
+
+
+HOLES = {
+    "a query between others": ("layers.1.self_attn.q_proj.weight", None),
+    "the last query": ("layers.2.self_attn.q_proj.weight", None),
+    "a key": ("layers.0.self_attn.k_proj.weight", None),
+    "a bias of another size": ("layers.0.self_attn.q_proj.bias", torch.zeros(5)),
+    "a norm of another size": ("layers.1.input_layernorm.weight", torch.zeros(5)),
+    "a norm that is not finite": ("layers.1.input_layernorm.weight", torch.tensor([1.0] * 31 + [torch.nan])),
+    "short floats": ("layers.1.self_attn.k_proj.weight", torch.zeros(16, 32).to(torch.float8_e4m3fn)),
+    "integers": ("layers.1.self_attn.k_proj.weight", torch.zeros(16, 32, dtype=torch.int8)),
+}
+WORDS = {
+    "a bias of another size": r"q_proj\.bias has 5 values, but its weights have 32 rows",
+    "a norm of another size": r"layers\.1\.input_layernorm\.weight has 5 values, expected 32",
+    "a norm that is not finite": r"layers\.1\.input_layernorm\.weight: 1 of 32 values are NaN or infinite",
+    "short floats": r"layers\.1\.self_attn\.k_proj\.weight is stored as float8_e4m3fn, which is not read",
+    "integers": "is stored as int8, which is not read",
+}
+
+
+@pytest.mark.parametrize("case", HOLES)
+def test_what_is_missing_or_wrong_is_named(case, llama, tensors):
+    name, value = HOLES[case]
+    tensors.pop(name, None)
+    save_file(tensors if value is None else {**tensors, name: value}, llama / "model.safetensors")
+    with pytest.raises(ValueError, match=WORDS.get(case, rf"lacks {name}".replace(".", r"\."))):
+        list(kq.read(llama))
+
+
+def test_an_unknown_hybrid_may_have_layers_without_attention(llama, tensors):
+    """Its layers in between may be of another kind."""
+    kept = {name: tensor for name, tensor in tensors.items() if "layers.1.self_attn" not in name}
+    save_file(kept, llama / "model.safetensors")
+    config = json.loads((llama / "config.json").read_text())
+    assert [layer.name for layer in kq.read(llama, config={**config, "model_type": "hybrid"})] == [
+        "layers.0.self_attn",
+        "layers.2.self_attn",
+    ]
+
+
+@pytest.mark.parametrize("name", ["gone/model.safetensors", "gone/model.gguf", "{here}/model"])
+def test_a_mistyped_path_is_no_hub_model(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(FileNotFoundError, match="is neither a file, nor a folder, nor a hub model"):
+        kq.read(name.format(here="here"))
+
+
+def test_an_empty_config_is_called_empty(llama):
+    (llama / "config.json").write_text(" \n")
+    with pytest.raises(ValueError, match=r"config\.json is empty; expected a JSON object"):
+        kq.read(llama)

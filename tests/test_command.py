@@ -1,0 +1,204 @@
+"""The command as a user runs it: what goes wrong is a sentence, and an interrupt is no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli
+
+run = CliRunner().invoke
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["keyquery", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, capsys.readouterr().err
+
+    return call
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    path = tmp_path / "blocks.safetensors"
+    save_file({f"blocks.{i}.attn.qkv.weight": torch.randn(48, 16) for i in range(3)}, path)
+    return path
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.2, 0.4, 0.8])
+def test_an_interrupt_is_told_in_words_at_any_time(delay):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "keyquery", "look", "--tokens", "1000000", "-q"], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "keyquery: interrupted\n")
+
+
+def test_an_interrupt_inside_a_command_is_told_in_words():
+    code = (
+        "import keyquery.cli as cli, keyquery.__main__ as start, sys\n"
+        "def stop(*args, **options): raise KeyboardInterrupt\n"
+        "cli.look_at = stop\n"
+        "sys.argv = ['keyquery', 'look', '-q']\n"
+        "start.main()"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (out.returncode, out.stdout, out.stderr) == (130, "", "keyquery: interrupted\n")
+
+
+def test_importing_the_command_needs_no_torch():
+    code = "import sys, keyquery.__main__; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the engine\nstopped"), KeyError("key"), AssertionError()])
+def test_an_error_that_nobody_foresaw_is_one_line(error, main, monkeypatch):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(cli, "look_at", fail)
+    code, err = main("look", "-q")
+    assert code == 2
+    assert err.startswith(f"keyquery: {type(error).__name__}: ")
+    assert err.endswith("(KEYQUERY_DEBUG=1 shows where)\n")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("KEYQUERY_DEBUG", "1")
+    code, err = main("look", "-q")
+    assert code == 2
+    assert err.startswith("Traceback")
+
+
+def test_usage_errors_and_help_are_typers_own(main):
+    code, err = main("look", "--tokens", "1")
+    assert code == 2
+    assert "--tokens" in err
+    assert "Usage" in err
+    assert main("--help")[0] == 0
+    assert main("--version")[0] == 0
+
+
+@pytest.mark.parametrize("layers", ["0-999999999", "²", "2-1", "", "1-", "-1", "9" * 5000])
+def test_layers_that_are_none_are_refused(layers, blocks, main):
+    code, err = main("look", blocks, "--heads", 2, f"--layers={layers}")
+    assert code == 2
+    assert err.startswith("keyquery: --layers takes numbers below 10000 and ranges")
+
+
+def test_layers_given_twice_are_read_once(blocks, tmp_path):
+    out = tmp_path / "out.json"
+    arguments = ["look", str(blocks), "--heads", "2", "--layers", "1,0-1,1", "--json", str(out)]
+    result = run(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert [layer["layer"] for layer in json.loads(out.read_text())["layers"]] == [1, 0]
+    assert "2 of 3 layers, 4 heads" in result.output
+
+
+def test_a_csv_that_fails_leaves_no_json(blocks, tmp_path, main, monkeypatch):
+    real, made = os.replace, []
+    mkstemp = cli.report.files.tempfile.mkstemp
+
+    def second_fails(*args, **options):
+        made.append(options)
+        if len(made) == 2:
+            raise OSError(28, "No space left on device")
+        return mkstemp(*args, **options)
+
+    monkeypatch.setattr(cli.report.files.tempfile, "mkstemp", second_fails)
+    before = sorted(os.listdir(tmp_path))
+    code, err = main("look", blocks, "--heads", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv", "-q")
+    assert (code, err) == (2, f"keyquery: {tmp_path / 'a.csv'} could not be written: No space left on device\n")
+    assert sorted(os.listdir(tmp_path)) == before
+    assert os.replace is real
+
+
+def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path, blocks):
+    paths = [tmp_path / step / "model" / "blocks.safetensors" for step in ("step1", "step2")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(blocks.read_bytes())
+    result = run(cli.app, ["compare", *map(str, paths), "--heads", "2"])
+    assert result.exit_code == 0, result.output
+    assert "step1/model/blocks.safetensors" in result.output
+    assert "step2/model/blocks.safetensors" in result.output
+
+
+MALFORMED = {
+    "nothing in it": ({"model": {}, "layers": [], "heads": []}, "model.name must be a text"),
+    "a layer without figures": ({"layers": [{"layer": 0}]}, r"layers[0].raw.symmetry must be a number"),
+    "no heads": ({"heads": []}, "heads must be a list with something in it"),
+    "heads of text": ({"heads": ["a"]}, "heads[0].layer must be an integer"),
+    "a share that is a text": ({"on_data": {"symmetry": "x"}}, "heads[0].on_data.symmetry must be a number, got 'x'"),
+}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_look_that_is_none_is_refused(case, blocks, tmp_path, main):
+    changes, words = MALFORMED[case]
+    data = json.loads(kq.look(blocks, heads=2).to_json())
+    if "on_data" in changes:
+        data["heads"][0] |= changes
+    else:
+        data |= changes
+    path = tmp_path / "look.json"
+    path.write_text(json.dumps(data))
+    code, err = main("compare", path, path)
+    assert code == 2
+    assert f"not a look: {words}" in err
+    assert err.count("\n") == 1
+
+
+def test_directions_are_shown(tmp_path):
+    tensors = {f"layers.{i}.self_attn.{n}_proj.weight": torch.randn(16, 16) for i in range(2) for n in "qkvo"}
+    save_file({**tensors, "embed_tokens.weight": torch.randn(40, 16)}, tmp_path / "m.safetensors")
+    words = {"tab\there": 0, "\x1b[31mred": 1, "[bold]": 2, **{f"a rather long word {i}": i for i in range(3, 40)}}
+    (tmp_path / "vocab.json").write_text(json.dumps(words))
+    out = tmp_path / "out.json"
+    arguments = ["look", str(tmp_path / "m.safetensors"), "--heads", "2", "--directions", "2", "--json", str(out)]
+    result = run(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "\x1b[31m" not in result.output
+    table = lines[next(i for i, line in enumerate(lines) if "query → key" in line) + 1 :][:8]
+    assert [line[:4] for line in table[::2]] == ["0.0 ", "0.1 ", "1.0 ", "1.1 "]
+    leading = json.loads(out.read_text())["heads"][0]["objects"][0]["tokens"][0]
+    assert leading[:12].isprintable() is False or leading[:12] in table[0]
+    assert "query → key" not in run(cli.app, arguments[:4]).output
+
+
+WRONG = {
+    "no heads": (["--heads", "0"], "heads must be at least 1, got 0"),
+    "a config that is not there": (["--heads", "2", "--config", "nope.json"], "config must be a JSON file, got nope"),
+    "a query that is not there": (
+        ["--heads", "2", "--query", "b.{layer}.q", "--key", "b.{layer}.k"],
+        "has no tensor 'b.{layer}.q'; it holds blocks.0.attn.qkv.weight",
+    ),
+    "a key that is not there": (
+        ["--heads", "2", "--query", "blocks.{layer}.attn.qkv.weight", "--key", "b.{layer}.k.weight"],
+        "lacks b.0.k.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_options_are_one_sentence(case, blocks, main):
+    options, words = WRONG[case]
+    code, err = main("look", blocks, *options)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
