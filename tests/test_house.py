@@ -99,6 +99,14 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_command_line_does_not_load_the_compiler():
+    code = (
+        "import sys, keyquery.cli; print([m for m in ('torch._dynamo', 'sympy', 'transformers') if m in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
+
+
 def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 
@@ -46,6 +45,8 @@ def attend(
             query, key, value, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
         )
     else:  # a cache: the last query sees the last key
+        from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it, a second of import
+
         bias = causal_lower_right(n, m)
         out = scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
     out = out[..., :width]
