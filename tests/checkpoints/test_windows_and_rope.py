@@ -12,7 +12,7 @@ import transformers
 import keyquery as kq
 from keyquery.capture import joint_moments
 from keyquery.checkpoints.family import families
-from keyquery.instruments.shares import Visible, shares
+from keyquery.forms.shares import Visible, shares
 from keyquery.testing.families import tiny_model
 
 LENGTH = 14

@@ -21,10 +21,10 @@ from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.forms import Form, Rope
 from keyquery.forms.checks import check_count
 from keyquery.forms.measures import directionality
+from keyquery.forms.offsets import energies
+from keyquery.forms.shares import Visible, part_ranks, shares
 from keyquery.instruments.directions import Directions
-from keyquery.instruments.offsets import energies
 from keyquery.instruments.sample import Sample, take
-from keyquery.instruments.shares import Visible, part_ranks, shares
 from keyquery.instruments.validity import check_look
 from keyquery.instruments.verdict import Thresholds, verdict
 from keyquery.reading import Reading, provenance

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms import Rope
+from keyquery.forms.rope import Rope
 
 
 class Energies(NamedTuple):

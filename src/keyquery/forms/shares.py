@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.forms import Form, Rope
-from keyquery.instruments.offsets import energies, rotations
+from keyquery.forms.form import Form
+from keyquery.forms.offsets import energies, rotations
+from keyquery.forms.rope import Rope
 
 
 @dataclass(frozen=True)

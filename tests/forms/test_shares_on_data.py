@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.instruments.offsets import energies, rotations
-from keyquery.instruments.shares import Visible, part_ranks, shares
+from keyquery.forms.offsets import energies, rotations
+from keyquery.forms.shares import Visible, part_ranks, shares
 
 NAMES = ("reciprocal", "directional", "popularity", "position")
 ROPES = {
