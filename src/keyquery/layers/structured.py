@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from keyquery.forms import Form, Rope
 from keyquery.forms.checks import check_count
+from keyquery.forms.shares import Visible, shares
 from keyquery.layers.attend import attend
 from keyquery.layers.cache import Cache
 from keyquery.layers.kernels import GROUPED, make
@@ -190,6 +191,29 @@ class Attention(nn.Module):
             return self.query.bias.unflatten(0, (self.heads, self.head_dim)), key
         assert self.shape is not None
         return self.shape(self._repeated(key.unsqueeze(-2))).squeeze(-2), key
+
+    def parts(
+        self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
+    ) -> dict[str, Float[Tensor, " heads"]]:
+        """What each head's scores on x are made of: shares reciprocal, directional, popularity, position; symmetry.
+
+        The split of `keyquery look`, of this layer and its own input; the layer is not run.
+
+        >>> shares = kq.Attention(8, 2, kernel="psd").parts(torch.randn(4, 16, 8))
+        >>> bool(shares["directional"].max() < 1e-12)
+        True
+        """
+        with torch.no_grad():
+            query, key = self.queries_and_keys(x)
+            key = key.repeat_interleave(self.heads // self.kv_heads, 1)
+            if self.kernel == "rbf":  # what an rbf kernel takes off is a dimension of the key where the query has 1
+                query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
+                key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
+            joint = torch.cat((query, key), -1).transpose(0, 1).flatten(1, 2).double().cpu()
+            joint = joint if mask is None else joint[:, mask.flatten().cpu()]
+            mean = joint.mean(1)
+            covariance = (joint - mean.unsqueeze(1)).mT @ (joint - mean.unsqueeze(1)) / joint.shape[1]
+            return shares(mean, covariance, self.scale, Visible(x.shape[1], is_causal), self.rope)
 
     def extra_repr(self) -> str:
         """What a print of the module says."""
