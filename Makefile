@@ -31,6 +31,7 @@ bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/import.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/page.py
+	$(BIN)/python bench/structured.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.cli import looking
+from keyquery.report import files
 
 run = CliRunner().invoke
 
@@ -49,9 +51,9 @@ def test_an_interrupt_is_told_in_words_at_any_time(delay):
 
 def test_an_interrupt_inside_a_command_is_told_in_words():
     code = (
-        "import keyquery.cli as cli, keyquery.__main__ as start, sys\n"
+        "import keyquery.cli.looking as looking, keyquery.__main__ as start, sys\n"
         "def stop(*args, **options): raise KeyboardInterrupt\n"
-        "cli.look_at = stop\n"
+        "looking.look_at = stop\n"
         "sys.argv = ['keyquery', 'look', '-q']\n"
         "start.main()"
     )
@@ -70,7 +72,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(error, main, monkeypatch):
     def fail(*args, **options):
         raise error
 
-    monkeypatch.setattr(cli, "look_at", fail)
+    monkeypatch.setattr(looking, "look_at", fail)
     code, err = main("look", "-q")
     assert code == 2
     assert err.startswith(f"keyquery: {type(error).__name__}: ")
@@ -109,7 +111,7 @@ def test_layers_given_twice_are_read_once(blocks, tmp_path):
 
 def test_a_csv_that_fails_leaves_no_json(blocks, tmp_path, main, monkeypatch):
     real, made = os.replace, []
-    mkstemp = cli.report.files.tempfile.mkstemp
+    mkstemp = files.tempfile.mkstemp
 
     def second_fails(*args, **options):
         made.append(options)
@@ -117,7 +119,7 @@ def test_a_csv_that_fails_leaves_no_json(blocks, tmp_path, main, monkeypatch):
             raise OSError(28, "No space left on device")
         return mkstemp(*args, **options)
 
-    monkeypatch.setattr(cli.report.files.tempfile, "mkstemp", second_fails)
+    monkeypatch.setattr(files.tempfile, "mkstemp", second_fails)
     before = sorted(os.listdir(tmp_path))
     code, err = main("look", blocks, "--heads", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv", "-q")
     assert (code, err) == (2, f"keyquery: {tmp_path / 'a.csv'} could not be written: No space left on device\n")

@@ -1,6 +1,6 @@
 """A Reading to notebook, page, picture and file; `report.terminal`, which needs rich, is imported by its user."""
 
-from keyquery import instruments  # so that every instrument's kind is known
+from keyquery import instruments, studies  # so that every kind of reading is known
 from keyquery.report import page
 from keyquery.report.files import check_target, csv_text, write_all, write_csv, write_text
 from keyquery.report.notebook import html
@@ -15,6 +15,7 @@ __all__ = [
     "page",
     "picture_bytes",
     "plot",
+    "studies",
     "write_all",
     "write_csv",
     "write_text",

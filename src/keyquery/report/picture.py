@@ -13,7 +13,9 @@ from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
+from keyquery.report.curves import curves
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
+from keyquery.studies import Objectives
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -21,14 +23,20 @@ PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fontty
 
 
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
-    """The picture of a look or a comparison: "triangle", the default on data, or "map", of symmetry in depth."""
-    looks = looks_of(reading)
-    what = what or ("triangle" if any(map(has_data, looks)) else "map")
-    check_choice("what", what, ("triangle", "map"))
+    """The picture of a look or a comparison: "triangle", the default on data, or "map", of symmetry in depth.
+
+    That of a study of objectives is its curves over training.
+    """
     try:
         pyplot = import_module("matplotlib.pyplot")
     except ImportError:
         raise ImportError("plot needs matplotlib: pip install 'keyquery[plot]'") from None
+    if isinstance(reading, Objectives):
+        with pyplot.rc_context(PAPER):
+            return curves(reading, pyplot)
+    looks = looks_of(reading)
+    what = what or ("triangle" if any(map(has_data, looks)) else "map")
+    check_choice("what", what, ("triangle", "map"))
     with pyplot.rc_context(PAPER):
         return (_triangles if what == "triangle" else _maps)(looks, pyplot, **options)
 
@@ -54,11 +62,15 @@ def check_picture(path: Path) -> None:
 
 
 def picture_bytes(path: Path, reading: Reading, joined: bool = False) -> bytes:
-    """The triangle as `path` names it: .svg, which needs no other package, or .png or .pdf by matplotlib."""
+    """The triangle, or a study's curves, as `path` names it: .svg, .png or .pdf.
+
+    The triangle as .svg needs no other package; the rest is drawn by matplotlib.
+    """
     check_picture(path)
-    if path.suffix.lower() == ".svg":
+    studied = isinstance(reading, Objectives)
+    if path.suffix.lower() == ".svg" and not studied:
         return svg(*looks_of(reading), joined=joined).encode()
-    figure, data = plot(reading, "triangle", joined=joined), io.BytesIO()
+    figure, data = plot(reading) if studied else plot(reading, "triangle", joined=joined), io.BytesIO()
     with import_module("matplotlib").rc_context(PAPER):
         figure.savefig(data, format=path.suffix.lower()[1:])
     import_module("matplotlib.pyplot").close(figure)

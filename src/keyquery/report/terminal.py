@@ -17,6 +17,7 @@ from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
 from keyquery.report.tokens import tokens_tables
+from keyquery.studies import Objectives
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = {
@@ -35,6 +36,9 @@ def show(reading: Reading, console: Console) -> None:
         console.print(_look(reading))
     elif isinstance(reading, Comparison):
         for part in _comparison(reading):
+            console.print(part)
+    elif isinstance(reading, Objectives):
+        for part in _objectives(reading):
             console.print(part)
     else:
         for record in reading.records():
@@ -127,6 +131,28 @@ def _comparison(reading: Comparison) -> list[Any]:
             cells += [_bar(_shares(row)), f"{figures['symmetry']:+z.2f}"]
         table.add_row(*cells)
     return [_legend(looks[0]), table, "", *map(_in_short, looks)]
+
+
+def _objectives(reading: Objectives) -> list[Any]:
+    """Layer by layer, what heads became; then when each kind of head became what it is."""
+    seeds = len({row["seed"] for row in reading.heads})
+    table = _table("objective", "layer", Text("what its heads do"), "symmetry", "spread")
+    for row in reading.summary():
+        spread = "–" if row["symmetry_sd"] is None else f"± {row['symmetry_sd']:.2f}"
+        bar = _bar([row["reciprocal"], row["directional"], row["popularity"], 0.0])
+        table.add_row(row["objective"], str(row["layer"]), bar, f"{row['symmetry']:+z.2f}", spread)
+    lines = [
+        f"{row['objective']}, seed {row['seed']}: loss {row['loss']:.3f} on held-out text" for row in reading.losses
+    ]
+    onsets: dict[tuple[str, str], list[int]] = {}
+    for row in reading.onsets():
+        onsets.setdefault((row["objective"], row["part"]), []).append(row["since"])
+    said = (
+        f"{objective}: {len(since)} heads end mostly {part}, and are so since step {median(since):.0f} (median)"
+        for (objective, part), since in onsets.items()
+    )
+    title = Text(f"heads on held-out text, mean over heads and {seeds} seed{'s' if seeds > 1 else ''}", style="bold")
+    return [title, table, "", *lines, *said]
 
 
 def _in_short(look: Look) -> str:

@@ -64,6 +64,21 @@ class Objectives(Reading, kind="objectives"):
                 rows.append({key: None if value != value else value for key, value in row.items()})
         return rows
 
+    @classmethod
+    def joined(cls, *parts: Objectives) -> Objectives:
+        """One reading of runs that were made apart, such as a seed on each of several machines."""
+        first = parts[0]
+        if any(part.shape != first.shape for part in parts):
+            raise ValueError("only runs of one shape can be joined")
+        seeds = [seed for part in parts for seed in part.provenance.get("seeds", [])]
+        return cls(
+            heads=[row for part in parts for row in part.heads],
+            losses=[row for part in parts for row in part.losses],
+            shape=first.shape,
+            recipe=first.recipe,
+            provenance={**first.provenance, "seeds": seeds},
+        )
+
     def onsets(self) -> list[dict[str, Any]]:
         """For every head, which part is the largest in the end, and from which recorded step on it stayed so."""
         heads: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}

@@ -1,11 +1,9 @@
-"""`keyquery VERB`: the command line, thin."""
+"""`keyquery look` and `keyquery compare`."""
 
 from __future__ import annotations
 
 import os
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,21 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyquery import __version__, models, report
-from keyquery.checkpoints.sources import first_line
+from keyquery import models, report
+from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
 from keyquery.reading import Reading
 from keyquery.report import terminal
-
-app = typer.Typer(
-    name="keyquery",
-    help="What a Transformer's heads compare, what they point at, how much they follow the crowd.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
@@ -35,12 +25,6 @@ HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare
 Query = Annotated[str | None, typer.Option(help="Name of the query weights, with {layer} in it, of an unknown family.")]
 Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise.")]
 Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
-Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
-Csv = Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
-Picture = Annotated[Path | None, typer.Option(help="Draw the triangle of all heads to this .svg, .png or .pdf file.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text: how many tokens to run at most.")]
 Count = Annotated[
     int | None,
@@ -51,23 +35,6 @@ Count = Annotated[
 Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens.")]
 
 
-def _version(wanted: bool) -> bool:
-    if wanted:
-        typer.echo(f"keyquery {__version__}")
-        raise typer.Exit
-    return wanted
-
-
-@app.callback()
-def _top(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
 def look(
     model: Annotated[
         str | None,
@@ -94,7 +61,7 @@ def look(
     The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text. Without a
     model, the two that ship are shown side by side: one learned to find masked words, the other to tell the next.
     """
-    targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
+    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options: dict[str, Any] = {
         "heads": heads,
         "query": query,
@@ -105,10 +72,9 @@ def look(
     }
     options |= {"text": text, "layers": _numbers(layers), **_for_page(html, directions, model)}
     reading = _shipped(quiet, options) if model is None else _watched_look(model, quiet, **options)
-    _deliver(reading, targets, quiet)
+    deliver(reading, files, quiet)
 
 
-@app.command()
 def compare(
     first: Annotated[str, typer.Argument(help="A model, as for look, or the JSON of a look.")],
     second: Annotated[str, typer.Argument(help="Another model, or a later step of the same.")],
@@ -127,11 +93,11 @@ def compare(
     ] = False,
 ) -> None:
     """Show two models, or two steps of one, side by side."""
-    targets = _targets(force, json=json, csv=csv, html=html, picture=picture)
+    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     sources = [(source, _for_page(html, None, source)) for source in (first, second)]
     looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
-    _deliver(side_by_side(*_told_apart(looks, (first, second))), targets, quiet, joined)
+    deliver(side_by_side(*_told_apart(looks, (first, second))), files, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
@@ -180,34 +146,6 @@ def _for_page(html: Path | None, directions: int | None, source: str | None) -> 
     }
 
 
-def _deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False) -> None:
-    makers: dict[str, Callable[[], str | bytes]] = {
-        "json": lambda: reading.to_json() + "\n",
-        "csv": lambda: report.csv_text(reading.records()),
-        "html": lambda: report.page.page(reading),
-        "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
-    }
-    report.write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
-    if not quiet:
-        terminal.show(reading, Console())
-        for path in targets.values():
-            Console().print(f"Written: {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _targets(force: bool, **paths: Path | None) -> dict[str, Path]:
-    """The files that are asked for, by option. Before any work: could all of them be written?"""
-    targets = {name: path for name, path in paths.items() if path is not None}
-    for path in targets.values():
-        report.check_target(path, force)
-    if "picture" in targets:
-        report.check_picture(targets["picture"])
-    places: dict[Path, str] = {}
-    for name, path in targets.items():
-        if (other := places.setdefault(path.resolve(), name)) != name:
-            raise ValueError(f"--{other} and --{name} name the same file")
-    return targets
-
-
 def _numbers(layers: str | None) -> list[int] | None:
     """Layer numbers of a text such as 0-5 or 0,3,7-9."""
     if layers is None:
@@ -220,30 +158,3 @@ def _numbers(layers: str | None) -> list[int] | None:
             raise ValueError(f"--layers takes numbers below 10000 and ranges such as 0-5 or 0,3,7, got {layers!r}")
         chosen += range(int(first), int(last) + 1)
     return list(dict.fromkeys(chosen))
-
-
-def main() -> None:
-    """Run the command line; whatever goes wrong is one sentence on stderr and exit code 2.
-
-    With KEYQUERY_DEBUG in the environment it is the traceback.
-    """
-    try:
-        app()
-    except SystemExit as stop:
-        if stop.code == 130:  # what typer makes of an interrupt, without a word
-            raise KeyboardInterrupt from None
-        raise
-    except Exception as error:
-        if os.environ.get("KEYQUERY_DEBUG"):
-            traceback.print_exc()
-        else:
-            print(f"keyquery: {_sentence(error)}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _sentence(error: Exception) -> str:
-    """An error in one line: those that are meant for users as they are, others with their type."""
-    said = " ".join(str(error).split())
-    if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
-        return said
-    return f"{type(error).__name__}: {first_line(error)} (KEYQUERY_DEBUG=1 shows where)"

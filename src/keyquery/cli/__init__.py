@@ -1,0 +1,70 @@
+"""`keyquery VERB`: the command line, thin."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from keyquery import __version__
+from keyquery.checkpoints.sources import first_line
+from keyquery.cli.looking import compare, look
+from keyquery.cli.study import study
+
+app = typer.Typer(
+    name="keyquery",
+    help="What a Transformer's heads compare, what they point at, how much they follow the crowd.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command()(look)
+app.command()(compare)
+app.add_typer(study, name="study")
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"keyquery {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; whatever goes wrong is one sentence on stderr and exit code 2.
+
+    With KEYQUERY_DEBUG in the environment it is the traceback.
+    """
+    try:
+        app()
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of an interrupt, without a word
+            raise KeyboardInterrupt from None
+        raise
+    except Exception as error:
+        if os.environ.get("KEYQUERY_DEBUG"):
+            traceback.print_exc()
+        else:
+            print(f"keyquery: {_sentence(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _sentence(error: Exception) -> str:
+    """An error in one line: those that are meant for users as they are, others with their type."""
+    said = " ".join(str(error).split())
+    if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
+        return said
+    return f"{type(error).__name__}: {first_line(error)} (KEYQUERY_DEBUG=1 shows where)"

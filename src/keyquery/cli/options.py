@@ -1,0 +1,50 @@
+"""What several commands take, and how they hand over what they measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from keyquery import report
+from keyquery.reading import Reading
+from keyquery.report import terminal
+
+Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to this .svg, .png or .pdf file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+
+def deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False) -> None:
+    """Write what was asked for, all or nothing, and show the reading."""
+    makers: dict[str, Callable[[], str | bytes]] = {
+        "json": lambda: reading.to_json() + "\n",
+        "csv": lambda: report.csv_text(reading.records()),
+        "html": lambda: report.page.page(reading),
+        "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
+    }
+    report.write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
+    if not quiet:
+        terminal.show(reading, Console())
+        for path in targets.values():
+            Console().print(f"Written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def targets(force: bool, **paths: Path | None) -> dict[str, Path]:
+    """The files that are asked for, by option. Before any work: could all of them be written?"""
+    found = {name: path for name, path in paths.items() if path is not None}
+    for path in found.values():
+        report.check_target(path, force)
+    if "picture" in found:
+        report.check_picture(found["picture"])
+    places: dict[Path, str] = {}
+    for name, path in found.items():
+        if (other := places.setdefault(path.resolve(), name)) != name:
+            raise ValueError(f"--{other} and --{name} name the same file")
+    return found
