@@ -1,6 +1,7 @@
 """kq.Attention: every kernel keeps its promises, and `check_kernel` notices when one does not."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def test_partial_rotary_and_other_widths(kernel, dims):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_compiles_with_inductor(kernel):
     check_kernel(kq.Attention(16, heads=2, kernel=kernel, rope=kq.Rope(8)), backend="inductor")
