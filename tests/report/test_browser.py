@@ -139,6 +139,7 @@ def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
     n = len(reading.sample["tokens"])
     expected = attention_maps(model, {key: value[:1, :n] for key, value in batch.items()})[1][0, 3]
     scores = next(one["scores"] for one in reading.heads if (one["layer"], one["head"]) == (1, 3))
+    pairs = torch.tensor(scores["pairs"])
     tab = visit(reading, "#1.3")
     picture = tab.locator(".maps svg").first
     picture.focus()
@@ -149,9 +150,10 @@ def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
         place = [place[0] + steps[key][0], place[1] + steps[key][1]]
         shown = three(tab.locator('[data-part="attention"]').inner_text().removesuffix(" %"))
         assert shown == pytest.approx(100 * float(expected[tuple(place)]), abs=2.0)
-        there, back = scores["pairs"][place[0]][place[1]], scores["pairs"][place[1]][place[0]]
-        for part, value in (("reciprocal", (there + back) / 2), ("directional", (there - back) / 2)):
-            size = 0.006 * (abs(there) + abs(back))
+        seen = slice(0, place[0] + 1 if name == "llama" else n)
+        for part, values in (("reciprocal", (pairs + pairs.mT) / 2), ("directional", (pairs - pairs.mT) / 2)):
+            row = values[place[0], seen]
+            value, size = float(row[place[1]] - row.mean()), 0.006 * float(pairs.abs().max())
             assert three(tab.locator(f'[data-part="{part}"]').inner_text()) == pytest.approx(value, abs=size)
     assert tab.locator(".maps svg").count() == (5 if name == "llama" else 4)
 

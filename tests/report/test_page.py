@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.cli import looking
 from keyquery.report.colours import DARK, LIGHT
 from keyquery.report.page import ASSETS, pack, page
 from tests.report.readings import EVIL, crowd, tiny
@@ -214,7 +215,7 @@ def test_a_page_of_a_text_has_tokens_and_directions(tmp_path):
 )
 def test_targets_are_checked_before_any_work(tmp_path, monkeypatch, arguments, words):
     (tmp_path / "old.html").write_text("old")
-    monkeypatch.setattr(cli, "look_at", lambda *_, **__: pytest.fail("the model was looked at"))
+    monkeypatch.setattr(looking, "look_at", lambda *_, **__: pytest.fail("the model was looked at"))
     told = run(cli.app, ["look", *(argument.format(dir=tmp_path) for argument in arguments)])
     assert told.exit_code != 0
     assert words in str(told.exception)

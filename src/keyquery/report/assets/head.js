@@ -146,7 +146,8 @@ function attention(one) {
     const mean = visible(values, i).reduce((a, b) => a + b, 0) / visible(values, i).length;
     return values.map((value) => value - mean);
   };
-  const shown = { ...parts, ...(parts.position ? { position: parts.position.map(centred) } : {}) };
+  const shown = Object.fromEntries(
+    names.map((name) => [name, name === "attention" ? parts[name] : parts[name].map(centred)]));
   const sizes = names.slice(1).flatMap((name) => shown[name].flatMap((values, i) => visible(values, i).map(Math.abs)));
   const most = Math.max(...sizes, 1e-30);
   const readout = el("p", { class: "readout", "aria-live": "polite" });
@@ -156,7 +157,7 @@ function attention(one) {
     Object.assign(at, { i, j });
     for (const spot of spots) fill(spot, { x: EDGE + CELL * j, y: EDGE + CELL * i }, []);
     const told = names.map((name) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
-      el("b", { "data-part": name }, (name === "attention" ? percent : figure3)(parts[name][i][j]))));
+      el("b", { "data-part": name }, (name === "attention" ? percent : figure3)(shown[name][i][j]))));
     readout.replaceChildren(el("span", {}, tokens([texts[i]]), "looks at ", tokens([texts[j]])), ...told);
   };
   const pictures = names.map((name) => el("div", {},
@@ -164,10 +165,10 @@ function attention(one) {
     heat(name, shown[name], texts, seen, name === "attention" ? 1 : most, point, at, spots)));
   point(at.i, at.j);
   const rows = () => [["query", "key", ...names], ...texts.flatMap((query, i) => texts.flatMap((key, j) =>
-    seen(i, j) ? [[query, key, ...names.map((name) => parts[name][i][j])]] : []))];
+    seen(i, j) ? [[query, key, ...names.map((name) => shown[name][i][j])]] : []))];
   const note = ["each row a query, each column a key; colour for plus, " +
       "small and grey for minus, one scale for all parts",
-    parts.position ? "position less its row’s mean" : null, ...model().caveats,
+    "each part less its row’s mean, which softmax does not see", ...model().caveats,
     model().cut ? `the first ${n} of ${model().cut} tokens${causal ? "" : ", as if there were no others"}` : null];
   return framed("Attention on the text, and what makes it", note.filter(Boolean).join("; "), rows, "",
     el("div", { class: names.length > 4 ? "maps five" : "maps" }, pictures), readout);
