@@ -38,11 +38,14 @@ def blocks(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.2, 0.4, 0.8])
+STARTED = "import sys, keyquery.__main__ as start; sys.argv[0] = 'keyquery'; print('up', flush=True); start.main()"
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.2, 0.4, 0.8])
 def test_an_interrupt_is_told_in_words_at_any_time(delay):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "keyquery", "look", "--tokens", "1000000", "-q"], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", STARTED, "look", "--tokens", "1000000", "-q"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"  # before that, it is Python that starts
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
