@@ -35,7 +35,7 @@ ROOMS = [
     "__main__",
 ]
 
-HEAVY = ["transformers", "sklearn", "scipy", "pandas", "matplotlib", "triton", "dask", "ot", "typer", "rich"]
+HEAVY = ["transformers", "sklearn", "scipy", "pandas", "matplotlib", "triton", "dask", "ot", "PIL", "typer", "rich"]
 
 
 def room_of(path: Path) -> str:
@@ -108,7 +108,7 @@ def test_the_command_line_does_not_load_the_compiler():
 
 
 def test_public_names():
-    promised = ["Attention", "Cache", "Decoder", "Encoder", "models"]
+    promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keyquery._version import __version__
 
 if TYPE_CHECKING:
-    from keyquery import models, testing
+    from keyquery import data, models, testing
     from keyquery.checkpoints import read
     from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.comparison import compare
@@ -27,6 +27,7 @@ _LAZY = {
     "Reading": "keyquery.reading",
     "Rope": "keyquery.forms",
     "compare": "keyquery.instruments.comparison",
+    "data": "keyquery.data",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
@@ -45,6 +46,7 @@ __all__ = [
     "Rope",
     "__version__",
     "compare",
+    "data",
     "ksvd",
     "look",
     "models",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 from importlib import import_module
 from pathlib import Path
@@ -13,19 +12,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.data.files import read_text
 
 # Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
 
 
 def read_corpus(path: str | Path) -> str:
-    """The text of a file, UTF-8, packed by xz or not."""
-    path = Path(path)
-    data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {data[error.start]:#04x} at {error.start}") from None
+    """The text of a file, UTF-8, packed by xz or gzip or not."""
+    text = read_text(path)
     if not text.strip():
         raise ValueError(f"{path} holds no text")
     return text

@@ -1,0 +1,147 @@
+"""Time series with labels, from the .ts files of the UEA and UCR archives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from keyquery.data.files import read_text, to_number
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Series:
+    """Time series of any lengths, and what each is labelled with.
+
+    `values` holds one array (length, dims) a series, NaN where a value is missing. `labels` (n,) are class names as
+    text, float64 targets, or None in a file without either. `classes` are the names of the header, in its order.
+    """
+
+    values: tuple[Float64[np.ndarray, "_ dims"], ...]
+    labels: Shaped[np.ndarray, " n"] | None
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        lengths = sorted(len(value) for value in self.values)
+        return (
+            f"Series({len(self)} series, length {lengths[0]} … {lengths[-1]}, "
+            f"dims {self.values[0].shape[1]}, {len(self.classes)} classes)"
+        )
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the lines before @data say."""
+
+    dims: int | None  # None: as in the first row
+    labels: str | None  # "class", "target" or None
+    classes: tuple[str, ...]
+
+
+def load_ts(path: str | Path) -> Series:
+    """Series of a UEA or UCR .ts file, plain or packed (.ts.xz, .ts.gz).
+
+    Lengths and missing values are taken from the data, whatever the header says of them; a dimension that is shorter
+    than the others of its series is filled up with NaN. Without names after @classLabel, `classes` are the labels
+    that occur, sorted. Files with time stamps are not read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "waves.ts")
+    ...     size = path.write_text("@dimensions 2\\n@classLabel true up down\\n@data\\n1,2,?:3,4:up\\n5:6:down\\n")
+    ...     series = load_ts(path)
+    >>> series
+    Series(2 series, length 1 … 3, dims 2, 2 classes)
+    >>> series.values[0]
+    array([[ 1.,  3.],
+           [ 2.,  4.],
+           [nan, nan]])
+    >>> series.labels.tolist(), series.classes
+    (['up', 'down'], ('up', 'down'))
+    """
+    stripped = ((number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1))
+    lines = [(number, line) for number, line in stripped if line and not line.startswith("#")]
+    start = next((i for i, (_, line) in enumerate(lines) if line.lower() == "@data"), None)
+    if start is None:
+        raise ValueError(f"{path} is no .ts file: it has no line @data")
+    header, rows = _header(path, lines[:start]), lines[start + 1 :]
+    if not rows:
+        raise ValueError(f"{path} holds no series: nothing follows @data")
+    values, labels, dims = [], [], header.dims
+    for number, line in rows:
+        try:
+            value, label = _row(line, header, dims)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        values.append(value)
+        labels.append(label)
+        dims = value.shape[1]
+    if header.labels is None:
+        return Series(tuple(values), None, ())
+    if header.labels == "target":
+        return Series(tuple(values), np.array([_number(label) for label in labels]), ())
+    return Series(tuple(values), np.array(labels), header.classes or tuple(sorted(set(labels))))
+
+
+def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
+    facts: dict[str, list[str]] = {}
+    for number, line in lines:
+        if not line.startswith("@"):
+            raise ValueError(f"{path}, line {number}: before @data, expected a line that begins with @, got {line!r}")
+        name, *words = line[1:].split() or [""]
+        facts[name.lower()] = words
+
+    def says(name: str) -> bool:
+        first = (facts.get(name) or ["false"])[0]
+        if first.lower() not in ("true", "false"):
+            raise ValueError(f"{path}: @{name} must be true or false, got {first!r}")
+        return first.lower() == "true"
+
+    if says("timestamps"):
+        raise ValueError(f"{path} has time stamps (@timestamps true), which are not read")
+    given = " ".join(facts.get("dimensions", []))
+    if given and not (given.isdecimal() and int(given) > 0):
+        raise ValueError(f"{path}: @dimensions must be a number from 1, got {given!r}")
+    dims = int(given) if given else 1 if says("univariate") else None
+    if says("classlabel"):
+        return _Header(dims, "class", tuple(facts["classlabel"][1:]))
+    return _Header(dims, "target" if says("targetlabel") else None, ())
+
+
+def _row(line: str, header: _Header, dims: int | None) -> tuple[Float64[np.ndarray, "_ dims"], str]:
+    """Values (length, dims) and label of one line."""
+    parts = line.split(":")
+    label = parts.pop().strip() if header.labels else ""
+    if not parts or (dims is not None and len(parts) != dims):
+        and_label = " and a label" if header.labels else ""
+        raise ValueError(f"expected {dims or 'some'} dimensions{and_label}, divided by colons, got {len(parts)}")
+    columns = [_numbers(part) for part in parts]
+    length = max(map(len, columns))
+    if length == 0:
+        raise ValueError("a series without values")
+    values = np.full((length, len(columns)), np.nan)
+    for dim, column in enumerate(columns):
+        values[: len(column), dim] = column
+    if header.labels == "target":
+        _number(label)
+    if header.classes and label not in header.classes:
+        raise ValueError(f"label {label!r} is none of the classes of the header: {', '.join(header.classes)}")
+    return values, label
+
+
+def _numbers(part: str) -> list[float]:
+    return [_number(text) for text in part.split(",")] if part.strip() else []
+
+
+def _number(text: str) -> float:
+    if text.strip() == "?":
+        return float("nan")
+    try:
+        return to_number(text)
+    except ValueError:
+        raise ValueError(f"{text.strip()!r} is no number") from None

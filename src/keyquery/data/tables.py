@@ -1,0 +1,172 @@
+"""Tables of numbers and categories, from files with one row a line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Shaped
+
+from keyquery.data.files import read_text, to_number
+from keyquery.forms.checks import check_choice, check_count
+
+MISSING = ("", "?", "NA", "nan")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """Columns of equal length, each "numeric" or "categorical".
+
+    `values` holds one array (rows,) a column: float64 with NaN where a number is missing, or int64 codes with −1 where
+    a category is. Code i of column c means `categories[c][i]`; a numeric column has none. `target` is the index of
+    the column to predict, or None.
+    """
+
+    columns: tuple[str, ...]
+    kinds: tuple[str, ...]
+    values: tuple[Shaped[np.ndarray, " rows"], ...]
+    categories: tuple[tuple[str, ...], ...]
+    target: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.values[0])
+
+    def __getitem__(self, column: str | int) -> Shaped[np.ndarray, " rows"]:
+        return self.values[_index("column", column, self.columns)]
+
+    def __repr__(self) -> str:
+        numeric = self.kinds.count("numeric")
+        target = "" if self.target is None else f", target {self.columns[self.target]!r}"
+        return f"Table({len(self)} rows, {numeric} numeric and {len(self.kinds) - numeric} categorical columns{target})"
+
+
+def load_table(
+    path: str | Path,
+    target: str | int | None = None,
+    delimiter: str | None = None,
+    header: bool | str = "auto",
+    missing: Collection[str] = MISSING,
+    encoding: str = "utf-8",
+) -> Table:
+    """The table of a file, plain or packed (.xz, .gz).
+
+    Without a `delimiter` it is the one of tab, comma and semicolon that is most frequent in the first line, or blanks
+    where there is none of them; a delimiter of " " is any run of blanks. Blanks around a field do not count. A column
+    is numeric where every value that is not in `missing` reads as a number. With `header="auto"` the first line is a
+    header if it holds no number and either stands above a column of numbers or holds only texts that do not come
+    again in their column; without a header, columns are named "0", "1", …. `target` is a name or an index.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "pets.csv").write_text("kind,age\\ncat,3\\ndog,?\\ncat,5\\n")
+    ...     table = load_table(Path(folder, "pets.csv"), target="kind")
+    >>> table
+    Table(3 rows, 1 numeric and 1 categorical columns, target 'kind')
+    >>> table["age"], table["kind"], table.categories[0]
+    (array([ 3., nan,  5.]), array([0, 1, 0]), ('cat', 'dog'))
+    """
+    if header not in ("auto", True, False):
+        raise ValueError(f"header must be True, False or 'auto', got {header!r}")
+    if isinstance(missing, str):
+        raise TypeError(f"missing must be a list of texts, got the text {missing!r}")
+    rows = list(_rows(path, read_text(path, encoding), delimiter))
+    if not rows:
+        raise ValueError(f"{path} is empty")
+    absent = frozenset(missing)
+    names: tuple[str, ...] = tuple(map(str, range(len(rows[0]))))
+    if _is_header(rows, absent) if header == "auto" else header:
+        names = _names(path, rows.pop(0))
+    if not rows:
+        raise ValueError(f"{path} holds a header and no rows; if it is no header, say header=False")
+    index = None if target is None else _index("target", target, names)
+    kinds, values, categories = zip(*(_column(texts, absent) for texts in zip(*rows, strict=True)), strict=True)
+    return Table(names, kinds, values, categories, index)
+
+
+def _rows(path: str | Path, text: str, delimiter: str | None) -> Iterator[list[str]]:
+    """Fields of every line that is not blank, as many in each as in the first."""
+    between = _delimiter(text) if delimiter is None else delimiter
+    lines = io.StringIO(text, newline="")
+    reader: Iterator[tuple[int, list[str]]]
+    if between.isspace() and between != "\t":
+        reader = ((number, line.split()) for number, line in enumerate(lines, 1))
+    else:
+        table = csv.reader(lines, delimiter=between, skipinitialspace=True, strict=True)
+        reader = ((table.line_num, [field.strip() for field in row]) for row in table)
+    width = None
+    try:
+        for number, row in reader:
+            if row in ([], [""]):
+                continue
+            width = width or len(row)
+            if len(row) != width:
+                raise ValueError(
+                    f"{path}, line {number}: expected {width} columns, as in the first row, got {len(row)}"
+                )
+            yield row
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {table.line_num}: {error}") from None
+
+
+def _delimiter(text: str) -> str:
+    first = re.sub(r'"[^"]*"', "", text.lstrip().split("\n", 1)[0])
+    best = max("\t,;", key=first.count)
+    return best if best in first else " "
+
+
+def _is_header(rows: list[list[str]], missing: frozenset[str]) -> bool:
+    if any(_is_number(text) for text in rows[0]):
+        return False
+    named = [column for column in zip(*rows, strict=True) if column[0] not in missing]
+    if any(column[0] in column[1:] for column in named):
+        # Even then it is one if a column of numbers stands below a text.
+        return any(_is_numeric(column[1:], missing) for column in named)
+    return bool(named)
+
+
+def _names(path: str | Path, row: list[str]) -> tuple[str, ...]:
+    """The header's names; a column without a name is called by its index."""
+    names = tuple(name or str(index) for index, name in enumerate(row))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        listed = ", ".join(map(repr, twice))
+        raise ValueError(f"{path}: columns must have different names, got {listed} more than once in the header")
+    return names
+
+
+def _index(what: str, column: str | int, names: tuple[str, ...]) -> int:
+    if isinstance(column, str):
+        check_choice(what, column, names)
+        return names.index(column)
+    check_count(what, column, least=-len(names), most=len(names) - 1)
+    return column % len(names)
+
+
+def _column(
+    texts: tuple[str, ...], missing: frozenset[str]
+) -> tuple[str, Shaped[np.ndarray, " rows"], tuple[str, ...]]:
+    """Kind, values and categories."""
+    if all(text in missing or _is_number(text) for text in texts):
+        numbers = [float("nan") if text in missing else float(text) for text in texts]
+        return "numeric", np.array(numbers), ()
+    names = tuple(sorted(set(texts) - missing))
+    codes = {name: code for code, name in enumerate(names)}
+    return "categorical", np.array([codes.get(text, -1) for text in texts], dtype=np.int64), names
+
+
+def _is_numeric(texts: tuple[str, ...], missing: frozenset[str]) -> bool:
+    present = [text for text in texts if text not in missing]
+    return bool(present) and all(map(_is_number, present))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        to_number(text)
+    except ValueError:
+        return False
+    return True
