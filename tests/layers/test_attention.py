@@ -10,6 +10,7 @@ from torch.nn.functional import multi_head_attention_forward
 
 import keyquery as kq
 from keyquery.layers.kernels import KERNELS
+from keyquery.layers.packing import Packing
 from keyquery.testing import check_kernel, kernels
 
 HALF, TWISTED = kq.Rope(6), kq.Rope(6, interleaved=True)
@@ -226,6 +227,71 @@ def test_no_tensor_of_queries_times_keys_is_made():
     assert max(event.cpu_memory_usage for event in profile.key_averages()) < n * n
 
 
+# Edges
+
+
+def test_a_query_that_sees_nothing_gives_zero():
+    layer, x = kq.Attention(8, 2), torch.randn(1, 4, 8)
+    visible = torch.ones(1, 4, 4, dtype=torch.bool)
+    visible[0, 2] = False
+    out = layer(x, mask=visible)
+    assert out[0, 2].abs().max() == 0
+    assert out[0, 1].abs().max() > 0
+    by_head = visible.unsqueeze(1).repeat(1, 2, 1, 1)
+    by_head[0, 0, 2] = True  # one head sees: only the other gives nothing
+    assert layer(x, mask=by_head)[0, 2].abs().max() > 0
+
+
+def test_nan_in_padding_reaches_no_gradient():
+    layer, x = kq.Attention(8, 2), torch.randn(1, 4, 8)
+    x[0, 3] = torch.nan
+    real = torch.tensor([[True, True, True, False]])
+    layer(x, mask=real)[real].sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in layer.parameters())
+
+
+def test_an_empty_chunk_changes_nothing():
+    layer, x = kq.Attention(8, 2), torch.randn(1, 5, 8)
+    real, cache = torch.tensor([[True, True, False, True, True]]), kq.Cache()
+    parts = [(x[:, a:b], real[:, a:b]) for a, b in ((0, 2), (2, 2), (2, 5))]
+    out = torch.cat([layer(part, mask=mask, is_causal=True, cache=cache) for part, mask in parts], 1)
+    assert torch.allclose(out[real], layer(x, mask=real, is_causal=True)[real], atol=1e-6)
+
+
+def test_packed_sequences_are_padded_to_those_of_their_length_only():
+    """One long sequence and many short ones: what is computed grows with the tokens, not with sequences × longest."""
+    lengths = [512, *[1] * 100, 3]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    padded = sum(group.real.numel() for group in Packing(offsets, sum(lengths)).groups())
+    assert padded <= 2 * sum(lengths)
+    layer, x = kq.Attention(8, 2).double(), torch.randn(sum(lengths), 8, dtype=torch.float64)
+    alone = torch.cat([layer(part[None])[0] for part in x.split(lengths)])
+    assert torch.allclose(layer(x, offsets=offsets), alone, atol=1e-12)
+    assert layer(x[:0], offsets=torch.tensor([0, 0])).shape == (0, 8)
+
+
+def test_padding_is_never_seen_in_float16_either():
+    layer = kq.Attention(4, 1, bias=False).half()
+    for weight in (layer.query.weight, layer.key.weight, layer.value.weight, layer.output.weight):
+        weight.data = torch.eye(4).half()
+    layer.query.weight.data = -50 * torch.eye(4).half()
+    x = torch.full((1, 3, 4), 10.0).half()  # scores of −20,000 before the scale
+    out = layer(x, mask=torch.tensor([[True, True, False]]))
+    assert torch.allclose(out[0, :2], x[0, :2])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_devices_and_dtypes_reach_every_parameter(kernel):
+    encoder = kq.Encoder(12, depth=1, heads=2, kernel=kernel, rope=HALF, device="meta", dtype=torch.float64)
+    assert {(weight.device.type, weight.dtype) for weight in encoder.parameters()} == {("meta", torch.float64)}
+    assert encoder(torch.empty(1, 3, 12, device="meta", dtype=torch.float64)).shape == (1, 3, 12)
+
+
+@pytest.mark.parametrize("kernel", ["general", "psd", "symmetric"])
+def test_heads_of_one_dimension_have_a_form(kernel):
+    assert kq.Attention(4, 4, kernel=kernel, head_dim=1).form().symmetry.shape == (4,)
+
+
 # Bad input
 
 
@@ -233,7 +299,9 @@ def test_no_tensor_of_queries_times_keys_is_made():
     ("options", "complaint"),
     [
         ({"kernel": "symetric"}, "did you mean 'symmetric'"),
-        ({"kernel": "zzz"}, "Known: general, symmetric"),
+        ({"kernel": "zzz"}, "no kernel 'zzz'. Known: general, symmetric"),
+        ({"kernel": "PSD"}, "did you mean 'psd'"),
+        ({"kernel": "split", "symmetric_dims": float("nan")}, "share from 0 to 1"),
         ({"kernel": "skew", "head_dim": 3}, "3 is odd"),
         ({"kernel": "split", "symmetric_dims": 1}, "leaves an odd rest"),
         ({"kernel": "split", "symmetric_dims": 9}, "from 0 to 4 dimensions, got 9"),
@@ -267,7 +335,7 @@ def test_bad_types():
         ({"mask": torch.ones(2, 5)}, TypeError, "mask must be bool"),
         ({"mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, r"mask must be \(2, 5\)"),
         ({"mask": torch.ones(2, 3, 5, 5, dtype=torch.bool)}, ValueError, r"got \(2, 3, 5, 5\)"),
-        ({"positions": torch.arange(4)}, ValueError, r"positions must be \(5,\)"),
+        ({"positions": torch.arange(4)}, ValueError, r"positions must be a tensor \(5,\)"),
     ],
 )
 def test_bad_calls(options, error, complaint):
@@ -288,6 +356,27 @@ def test_a_cache_of_another_layer_is_refused():
         copy.deepcopy(one)(torch.zeros(1, 1, 8), cache=cache)
     with pytest.raises(ValueError, match="batch of 1, but the input has 2"):
         one(torch.zeros(2, 1, 8), cache=cache)
+
+
+def test_parts_refuse_what_they_cannot_split():
+    layer, x = kq.Attention(8, 2), torch.randn(1, 4, 8)
+    with pytest.raises(ValueError, match="at least one real token"):
+        layer.parts(x, mask=torch.zeros(1, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="x must hold tokens"):
+        layer.parts(x[:0])
+
+
+@pytest.mark.unchecked
+def test_things_that_are_no_tensors_are_named():
+    layer, x = kq.Attention(8, 2), torch.zeros(1, 5, 8)
+    with pytest.raises(TypeError, match=r"mask must be bool.*got list"):
+        layer(x, mask=[[True] * 5])
+    with pytest.raises(ValueError, match="positions must be a tensor"):
+        layer(x, positions=[0, 1, 2, 3, 4])
+    with pytest.raises(TypeError, match=r"cache must be a kq\.Cache, got dict"):
+        layer(x, cache={})
+    with pytest.raises(TypeError, match=r"int32 or int64, got torch\.uint8"):
+        layer(x[0], offsets=torch.tensor([0, 3, 2, 5], dtype=torch.uint8))
 
 
 def test_offsets_must_cover_the_row():

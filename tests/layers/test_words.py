@@ -24,6 +24,14 @@ def test_padding_does_not_change_what_real_tokens_say():
     assert torch.allclose(model(padded, attention_mask=mask)[:, :6], model(ids), atol=1e-12)
 
 
+def test_padding_on_the_left_does_not_move_the_places():
+    model = LanguageModel(Shape(vocab_size=20, width=16, depth=2)).double().eval()
+    ids = torch.randint(20, (1, 6))
+    padded = torch.cat((torch.zeros(1, 3, dtype=torch.long), ids), 1)
+    mask = torch.tensor([[0] * 3 + [1] * 6])
+    assert torch.allclose(model(padded, attention_mask=mask)[:, 3:], model(ids), atol=1e-12)
+
+
 def test_a_saved_model_comes_back(tmp_path):
     model = LanguageModel(Shape(vocab_size=20, width=16, depth=1, kernel="split")).eval()
     model.save(tmp_path, dtype=torch.float32)

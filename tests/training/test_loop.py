@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import keyquery as kq
 from keyquery.training import Lamb, Lookahead, Recipe, train
 from keyquery.training.optimisers import make_optimiser
 
@@ -129,9 +130,33 @@ def test_a_loss_that_is_no_number_is_told():
 
 def test_unknown_names_are_told():
     with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, lamb"):
-        train(small(), draw, loss, Recipe(5, optimiser="sgdd"))
+        Recipe(5, optimiser="sgdd")
     with pytest.raises(ValueError, match="no schedule 'step'"):
-        train(small(), draw, loss, Recipe(5, schedule="step", warmup=0))
+        Recipe(5, schedule="step")
+
+
+@pytest.mark.parametrize(
+    "options", [{"check_every": 0}, {"steps": -1}, {"clip": -1.0}, {"lr": float("nan")}, {"patience": 0}]
+)
+def test_settings_that_cannot_be_meant_are_refused_before_any_work(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+        Recipe(**{"steps": 5, **options})
+
+
+def test_a_checkpoint_of_another_recipe_is_not_gone_on_with(tmp_path):
+    file = tmp_path / "run.checkpoint"
+
+    def interrupt(step, model):
+        if step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), draw, loss, Recipe(40, check_every=10), after=interrupt, checkpoint=file)
+    with pytest.raises(ValueError, match="is of another recipe"):
+        train(small(), draw, loss, Recipe(40, check_every=10, seed=1), checkpoint=file)
+    file.write_bytes(b"half a file")
+    with pytest.raises(ValueError, match="is no whole checkpoint"):
+        train(small(), draw, loss, Recipe(40, check_every=10), checkpoint=file)
 
 
 def test_progress_is_told_of_every_step():
@@ -164,6 +189,13 @@ def test_lookahead_goes_half_way_every_sixth_step():
         weight.grad = torch.tensor([-1.0])
         optimiser.step()
     assert weight.item() == 3.0
+
+
+def test_the_diagonal_of_a_kernel_does_not_decay():
+    layer = kq.Attention(8, 2, kernel="symmetric")
+    decays, rest = make_optimiser("adamw", layer, 1e-3, 0.1).param_groups
+    assert id(layer.shape.gain) in {id(weight) for weight in rest["params"]}
+    assert id(layer.key.weight) in {id(weight) for weight in decays["params"]}
 
 
 def test_vectors_and_embeddings_do_not_decay():

@@ -238,6 +238,9 @@ def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
 def _fill_symmetric(out: Tensor, on_factor: Tensor, factor: Tensor) -> None:
     """Write on_factor @ factorᵀ, which is symmetric: three quarters of it are computed."""
     middle = factor.shape[-2] // 2
+    if middle == 0:
+        out[...] = on_factor @ factor.mT
+        return
     corner = on_factor[..., middle:, :] @ factor[..., :middle, :].mT
     out[..., :middle, :middle] = on_factor[..., :middle, :] @ factor[..., :middle, :].mT
     out[..., middle:, middle:] = on_factor[..., middle:, :] @ factor[..., middle:, :].mT

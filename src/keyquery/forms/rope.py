@@ -42,11 +42,13 @@ class Rope:
 
     def angles(self, position: float | Shaped[Tensor, "*positions"]) -> Float[Tensor, "*positions pairs"]:
         """t·ω for each pair, float64: one more dimension than `position` has."""
+        # Where positions are, so that nothing has to wait for a copy.
+        device = position.device if isinstance(position, Tensor) else None
         if self.frequencies is None:
-            exponents = torch.arange(0, self.dims, 2, dtype=torch.float64) / self.dims
+            exponents = torch.arange(0, self.dims, 2, dtype=torch.float64, device=device) / self.dims
             frequencies = self.base**-exponents
         else:
-            frequencies = self.frequencies.double()
+            frequencies = self.frequencies.double().to(device)
         position = torch.as_tensor(position, dtype=torch.float64, device=frequencies.device)
         return position.unsqueeze(-1) * frequencies
 

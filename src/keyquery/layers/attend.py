@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,11 +20,20 @@ def attend(
     is_causal: bool = False,
     terms: tuple[Float[Tensor, "batch kv m"], ...] = (),
     dropout: float = 0.0,
-) -> Float[Tensor, "batch heads n v"]:
-    """softmax(scale·(q·k + Σ terms)) v over the keys that are real and visible; a row that sees none gives 0.
+) -> tuple[
+    Float[Tensor, "batch heads n v"],
+    Bool[
+        Tensor,
+        (
+            batch  # heads n 1
+        ),
+    ]
+    | None,
+]:
+    """softmax(scale·(q·k + Σ terms)) v over the keys that are real and visible, and which queries see any.
 
-    `real` and `terms` depend on the key alone. They become further dimensions of the key, where the query has ones, so
-    that fused kernels need no mask.
+    The latter is None where all do; a query that sees none gives 0. `real` and `terms` depend on the key alone. They
+    become further dimensions of the key, where the query has ones, so that fused kernels need no mask.
     """
     n, m, width = query.shape[-2], key.shape[-2], value.shape[-1]
     if real is not None:
@@ -33,7 +44,8 @@ def attend(
         visible = _both(visible, real, is_causal, n, m)
         seen = visible.any(-1, keepdim=True)
     elif real is not None:
-        hidden = torch.finfo(key.dtype).min / 4
+        # As low as can be without an overflow when scores are scaled; float16 has no room to spare.
+        hidden = torch.finfo(key.dtype).min / (1 if key.dtype == torch.float16 else 4)
         terms = (*terms, torch.zeros_like(key[..., 0]).masked_fill(~real[:, None], hidden))
         seen = _sees(real, is_causal, n)[:, None, :, None]
     query, key, value = _extend(query, key, value, terms)
@@ -45,12 +57,19 @@ def attend(
             query, key, value, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
         )
     else:  # a cache: the last query sees the last key
-        from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it, a second of import
-
-        bias = causal_lower_right(n, m)
+        bias = _lower_right(query, n, m)
         out = scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
     out = out[..., :width]
-    return out if visible is None and real is None else out.where(seen, 0.0)
+    return (out, None) if visible is None and real is None else (out.where(seen, 0.0), seen)
+
+
+def _lower_right(query: Tensor, n: int, m: int) -> Any:
+    """Causal for the last n of m tokens."""
+    if torch.compiler.is_compiling():  # which does not know the lazy mask
+        return torch.ones(n, m, dtype=torch.bool, device=query.device).tril(m - n)
+    from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it, a second of import
+
+    return causal_lower_right(n, m)
 
 
 def _extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +90,7 @@ def _extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]
 def _sees(real: Tensor, is_causal: bool, n: int) -> Bool[Tensor, "batch n"]:
     """Whether each of the last n queries sees any key."""
     if is_causal:
-        return (real.cumsum(1) > 0)[:, -n:]
+        return (real.cumsum(1) > 0)[:, real.shape[1] - n :]
     return real.any(1, keepdim=True).expand(-1, n)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keyquery.forms.checks import check_count
 from keyquery.layers.cache import Cache
 from keyquery.layers.structured import Attention
 
@@ -18,10 +19,11 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int, hidden: int | None = None, dropout: float = 0.0, **attention: Any) -> None:
         super().__init__()
         hidden = 4 * dim if hidden is None else hidden
-        self.attention_norm = nn.LayerNorm(dim)
+        place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
+        self.attention_norm = nn.LayerNorm(dim, **place)
         self.attention = Attention(dim, heads, dropout=dropout, **attention)
-        self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+        self.mlp_norm = nn.LayerNorm(dim, **place)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden, **place), nn.GELU(), nn.Linear(hidden, dim, **place))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch n dim"], **options: Any) -> Float[Tensor, "batch n dim"]:
@@ -41,8 +43,9 @@ class Encoder(nn.Module):
 
     def __init__(self, dim: int, depth: int, heads: int, **attention: Any) -> None:
         super().__init__()
+        check_count("depth", depth, least=1)
         self.blocks = nn.ModuleList(Block(dim, heads, **attention) for _ in range(depth))
-        self.norm = nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim, device=attention.get("device"), dtype=attention.get("dtype"))
 
     def forward(
         self,

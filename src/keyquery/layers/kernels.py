@@ -132,8 +132,8 @@ def make(kernel: str, heads: int, dims: int, symmetric_dims: int | float, rope: 
             return Split(heads, dims, _count(symmetric_dims, dims), rope)
         case "pairwise":
             return Pairwise(heads, dims)
-    near = get_close_matches(str(kernel), KERNELS, n=2, cutoff=0.4)
-    guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    near = get_close_matches(str(kernel).lower(), KERNELS, n=2, cutoff=0.4)
+    guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     raise ValueError(f"there is no kernel {kernel!r}{guess} Known: {', '.join(KERNELS)}")
 
 
@@ -141,13 +141,12 @@ def _count(symmetric_dims: int | float, dims: int) -> int:
     """How many of a head's dimensions are symmetric; a share is rounded to pairs."""
     if isinstance(symmetric_dims, bool) or not isinstance(symmetric_dims, (int, float)):
         raise TypeError(f"symmetric_dims must be a number or a share, got {type(symmetric_dims).__name__}")
-    count = 2 * round(symmetric_dims * dims / 2) if isinstance(symmetric_dims, float) else symmetric_dims
-    share = isinstance(symmetric_dims, float) and not 0 <= symmetric_dims <= 1
-    if share or not 0 <= count <= dims:
+    share = isinstance(symmetric_dims, float)
+    if not 0 <= symmetric_dims <= (1 if share else dims):
         raise ValueError(
             f"symmetric_dims must be a share from 0 to 1, or from 0 to {dims} dimensions, got {symmetric_dims}"
         )
-    return count
+    return 2 * round(symmetric_dims * dims / 2) if share else int(symmetric_dims)
 
 
 def _turn(z: Tensor, interleaved: bool = False) -> Tensor:

@@ -1,34 +1,54 @@
-"""Sequences of different lengths in one row of tokens, and as a padded batch."""
+"""Sequences of different lengths in one row of tokens, and as padded batches."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
+class Group:
+    """Some sequences of a row, padded to the longest of them."""
+
+    def __init__(self, starts: Int[Tensor, " sequences"], lengths: Int[Tensor, " sequences"]) -> None:
+        place = torch.arange(int(lengths.max()), device=starts.device)
+        self.real: Bool[Tensor, "sequences longest"] = place < lengths[:, None]
+        self._index = starts[:, None] + place.minimum(lengths[:, None] - 1)
+        self.tokens: Int[Tensor, " tokens"] = self._index[self.real]
+
+    def unpack(self, x: Shaped[Tensor, "1 heads total r"]) -> Shaped[Tensor, "sequences heads longest r"]:
+        """Their tokens as a padded batch."""
+        return x[0][:, self._index].transpose(0, 1)
+
+    def pack(self, x: Shaped[Tensor, "sequences heads longest r"]) -> Shaped[Tensor, "heads tokens r"]:
+        """A padded batch as a row of the group's tokens."""
+        return x.transpose(0, 1)[:, self.real]
+
+
 class Packing:
     """Sequence s holds tokens offsets[s] to offsets[s + 1] − 1 of a row.
 
     >>> packing = Packing(torch.tensor([0, 2, 5]), total=5)
-    >>> packing.positions.tolist(), packing.real.tolist()
-    ([0, 1, 0, 1, 2], [[True, True, False], [True, True, True]])
+    >>> packing.positions.tolist()
+    [0, 1, 0, 1, 2]
     """
 
     def __init__(self, offsets: Int[Tensor, " ends"], total: int) -> None:
+        if offsets.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
         lengths = offsets.diff()
         ends = offsets.ndim == 1 and len(offsets) > 1 and int(offsets[0]) == 0 and int(offsets[-1]) == total
         if not ends or bool((lengths < 0).any()):
             raise ValueError(f"offsets must rise from 0 to the {total} tokens of x, got {offsets.tolist()}")
-        place = torch.arange(int(lengths.max()), device=offsets.device)
-        self.real: Bool[Tensor, "sequences longest"] = place < lengths[:, None]
-        self._index = (offsets[:-1, None] + place).clamp(max=max(total - 1, 0))
-        self.positions: Int[Tensor, " total"] = place.expand_as(self.real)[self.real]
+        self._starts, self._lengths = offsets[:-1].long(), lengths.long()
+        here = torch.arange(total, device=offsets.device)
+        self.positions: Int[Tensor, " total"] = here - self._starts.repeat_interleave(self._lengths)
 
-    def unpack(self, x: Shaped[Tensor, "1 heads total r"]) -> Shaped[Tensor, "sequences heads longest r"]:
-        """A row of tokens as a padded batch."""
-        return x[0][:, self._index].transpose(0, 1)
-
-    def pack(self, x: Shaped[Tensor, "sequences heads longest r"]) -> Shaped[Tensor, "1 heads total r"]:
-        """A padded batch as a row of tokens."""
-        return x.transpose(0, 1)[:, self.real].unsqueeze(0)
+    def groups(self) -> Iterator[Group]:
+        """Sequences by length, within a factor of two: padding never more than doubles their tokens."""
+        size = self._lengths.double().log2().floor()  # −∞ for those that are empty
+        for value in size[self._lengths > 0].unique().tolist():
+            chosen = size == value
+            yield Group(self._starts[chosen], self._lengths[chosen])

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.dropout, self.rope = dropout, rope
         self.head_dim = _head_dim(dim, heads, self.kv_heads, head_dim, dropout, rope)
-        with torch.device(device or torch.get_default_device()):
+        with torch.device(torch.get_default_device() if device is None else device):
             self.shape = make(kernel, heads, self.head_dim, symmetric_dims, rope)
         if self.kv_heads != heads and kernel not in GROUPED:
             raise ValueError(
@@ -104,10 +104,12 @@ class Attention(nn.Module):
         if offsets is not None:
             return self._packed(x, offsets, mask, is_causal, positions, cache)
         real, visible = self._check(x, mask, positions, cache)
+        if real is not None:
+            x = x.where(real.unsqueeze(-1), 0.0)  # what padding holds, NaN also, must not reach gradients either
         query, key, value = self._rotated(x, positions, 0 if cache is None else cache.length)
         if cache is not None:
             key, value, real = cache.append(self, key, value, real)
-        return self._output(self._attend(query, key, value, real, visible, is_causal))
+        return self._output(*self._attend(query, key, value, real, visible, is_causal))
 
     def _packed(self, x: Tensor, offsets: Tensor, mask: Any, is_causal: bool, positions: Any, cache: Any) -> Tensor:
         if x.ndim != 2 or mask is not None or cache is not None:
@@ -116,9 +118,16 @@ class Attention(nn.Module):
         x = x.unsqueeze(0)
         self._check(x, None, positions, None)
         parts = self._rotated(x, packing.positions if positions is None else positions, 0)
-        query, key, value = map(packing.unpack, parts)
-        out = self._attend(query, key, value, packing.real, None, is_causal)
-        return self._output(packing.pack(out)).squeeze(0)
+        rows, tokens = [], []
+        for group in packing.groups():
+            query, key, value = map(group.unpack, parts)
+            out, _ = self._attend(query, key, value, group.real, None, is_causal)
+            rows.append(group.pack(out))
+            tokens.append(group.tokens)
+        if not rows:
+            return x.squeeze(0)  # no token at all
+        back = torch.cat(tokens).argsort()
+        return self._output(torch.cat(rows, 1)[:, back].unsqueeze(0)).squeeze(0)
 
     def _rotated(self, x: Tensor, positions: Tensor | None, old: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, the first two turned to their positions."""
@@ -132,13 +141,15 @@ class Attention(nn.Module):
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         # Rotations keep lengths, so that the norm of a rotated key is that of the key.
         dropout = self.dropout if self.training else 0.0
         return attend(query, key, value, self.scale, real, visible, is_causal, self._key_norm(key), dropout)
 
-    def _output(self, out: Tensor) -> Tensor:
-        return self.output(out.transpose(1, 2).flatten(2))
+    def _output(self, out: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Heads together; a query that sees nothing in any head gives 0, without the bias."""
+        joined = self.output(out.transpose(1, 2).flatten(2))
+        return joined if seen is None else joined.where(seen.any(1), 0.0)
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
         """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before any rotation."""
@@ -203,6 +214,11 @@ class Attention(nn.Module):
         >>> bool(shares["directional"].max() < 1e-12)
         True
         """
+        self._check(x, mask, None, None)
+        if mask is not None and (mask.ndim != 2 or not bool(mask.any())):
+            raise ValueError("mask must be (batch, n) here, with at least one real token")
+        if x.shape[0] * x.shape[1] == 0:
+            raise ValueError(f"x must hold tokens, got {tuple(x.shape)}")
         with torch.no_grad():
             query, key = self.queries_and_keys(x)
             key = key.repeat_interleave(self.heads // self.kv_heads, 1)
@@ -248,13 +264,19 @@ class Attention(nn.Module):
             raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
         batch, n = x.shape[:2]
         if cache is not None:
+            if not isinstance(cache, Cache):
+                raise TypeError(f"cache must be a kq.Cache, got {type(cache).__name__}")
             cache.check(self, batch)
-        if positions is not None and tuple(positions.shape) not in ((n,), (batch, n)):
-            raise ValueError(f"positions must be ({n},) or ({batch}, {n}), got {tuple(positions.shape)}")
+        if positions is not None:
+            shape = tuple(getattr(positions, "shape", ()))
+            if shape not in ((n,), (batch, n)):
+                raise ValueError(f"positions must be a tensor ({n},) or ({batch}, {n}), got {shape}")
         if mask is None:
             return None, None
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, True where attention may go, got {mask.dtype}")
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            raise TypeError(
+                f"mask must be bool, True where attention may go, got {getattr(mask, 'dtype', type(mask).__name__)}"
+            )
         m = n if cache is None else cache.length + n
         if mask.shape == (batch, n):
             return mask, None

@@ -71,9 +71,12 @@ class LanguageModel(nn.Module):
         if self.places is not None and old + n > self.config.length:
             raise ValueError(f"the model has places for {self.config.length} tokens, got {old + n}")
         x = self.tokens(input_ids)
-        if self.places is not None:
-            x = x + self.places(torch.arange(old, old + n, device=x.device))
         mask = None if attention_mask is None else attention_mask.bool()
+        if self.places is not None:
+            at = torch.arange(old, old + n, device=x.device)
+            if mask is not None and old == 0:  # the first real token stands in the first place, also after padding
+                at = (mask.cumsum(1) - 1).clamp(min=0)
+            x = x + self.places(at)
         return self.body(x, mask, caches=caches) @ self.tokens.weight.mT
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
-from keyquery.training.optimisers import make_optimiser, schedule
+from keyquery.forms.checks import check_count
+from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
 
 Draw = Callable[[int, torch.Generator], Any]
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -35,6 +37,18 @@ class Recipe:
     bf16: bool | None = None  # None: on a GPU
     check_every: int = 100  # steps between validations, log lines and checkpoints
     patience: int | None = None  # validations without a better one, after which it stops
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 0), ("warmup", 0), ("check_every", 1), ("seed", 0)):
+            check_count(name, getattr(self, name), least=least)
+        if self.patience is not None:
+            check_count("patience", self.patience, least=1)
+        for name, value in (("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip)):
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a number from 0 on, got {value}")
+        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"there is no {name} {getattr(self, name)!r}; known: {', '.join(known)}")
 
 
 @dataclass
@@ -75,7 +89,7 @@ def train(
     device = next(model.parameters()).device
     running, rank = _distributed(model, device)
     optimiser = make_optimiser(recipe.optimiser, model, recipe.lr, recipe.weight_decay)
-    run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint))
+    run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint), recipe)
     first = run.restore()
     if after is not None and first == 0:
         after(0, model)
@@ -94,7 +108,7 @@ def train(
             after(done, model)
             model.train()
         if done % recipe.check_every == 0 or done == recipe.steps:
-            run.note(done, recent, validate, recipe, rank)
+            run.note(done, recent, validate, rank)
             recent = []
             if run.log.stopped:
                 break
@@ -136,11 +150,11 @@ class _Run:
     optimiser: Any
     log: Log
     path: Path | None
+    recipe: Recipe
     best: dict[str, Tensor] | None = None
 
-    def note(
-        self, step: int, recent: list[Tensor], validate: Callable[[nn.Module], float] | None, recipe: Recipe, rank: int
-    ) -> None:
+    def note(self, step: int, recent: list[Tensor], validate: Callable[[nn.Module], float] | None, rank: int) -> None:
+        recipe = self.recipe
         mean = torch.stack(recent).mean()
         if is_initialized():
             all_reduce(mean, ReduceOp.SUM)
@@ -159,7 +173,7 @@ class _Run:
     def _validated(self, step: int, validate: Callable[[nn.Module], float]) -> float:
         self.model.eval()
         with torch.no_grad():
-            value = validate(self.model)
+            value = float(validate(self.model))
         self.model.train()
         if value < self.log.best:
             self.log.best, self.log.best_step = value, step
@@ -169,7 +183,7 @@ class _Run:
     def _save(self, step: int) -> None:
         assert self.path is not None
         state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
-        state |= {"log": vars(self.log), "best": self.best}
+        state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe)}
         part = self.path.with_name(self.path.name + ".part")
         torch.save(state, part)
         part.replace(self.path)
@@ -178,7 +192,13 @@ class _Run:
         """The step to go on from."""
         if self.path is None or not self.path.exists():
             return 0
-        state = torch.load(self.path, map_location=next(self.model.parameters()).device, weights_only=True)
+        device = next(self.model.parameters()).device
+        try:
+            state = torch.load(self.path, map_location=device, weights_only=True)
+        except (EOFError, RuntimeError, KeyError, pickle.UnpicklingError):
+            raise ValueError(f"{self.path} is no whole checkpoint: delete it to begin anew") from None
+        if state["recipe"] != asdict(self.recipe):
+            raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.log, self.best = Log(**state["log"]), state["best"]

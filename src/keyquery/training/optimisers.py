@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 OPTIMISERS = ("adamw", "lamb", "lamb+lookahead")
+SCHEDULES = ("flat", "linear", "cosine", "flat+cosine")
 
 
 class Lamb(Optimizer):
@@ -29,6 +30,8 @@ class Lamb(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError("a closure is not used: call backward before step")
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -88,11 +91,12 @@ class Lookahead(Optimizer):
 
 
 def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) -> Optimizer:
-    """An optimiser by name; vectors (biases, gains) and embeddings do not decay."""
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    """An optimiser by name; vectors (biases, gains, a kernel's diagonal) and embeddings do not decay."""
+    kept = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    kept |= {id(weight) for name, weight in model.named_parameters() if weight.ndim <= 1 or name.endswith("gain")}
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    decays = [weight for weight in trained if weight.ndim > 1 and id(weight) not in embedded]
-    rest = [weight for weight in trained if weight.ndim <= 1 or id(weight) in embedded]
+    decays = [weight for weight in trained if id(weight) not in kept]
+    rest = [weight for weight in trained if id(weight) in kept]
     groups = [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     if name == "adamw":
@@ -123,4 +127,4 @@ def schedule(name: str, step: int, steps: int, warmup: int) -> float:
             return (1 + math.cos(math.pi * done)) / 2
         case "flat+cosine":
             return (1 + math.cos(math.pi * max(done - 0.7, 0) / 0.3)) / 2
-    raise ValueError(f"there is no schedule {name!r}; known: flat, linear, cosine, flat+cosine")
+    raise ValueError(f"there is no schedule {name!r}; known: {', '.join(SCHEDULES)}")
