@@ -75,12 +75,10 @@ def test_the_models_written_stand_alone(study):
         assert "A tale." in (folder / "README.md").read_text()
         reading = kq.look(folder, text=kq.models.TEXT, length=16)
         assert len(reading.heads) == 4
-    assert not list(out.glob("*.checkpoint"))
+    assert not list(out.rglob("*.checkpoint"))
 
 
-def test_a_study_that_was_broken_off_goes_on(study, corpus, tmp_path):
-    reading, _ = study
-
+def test_a_study_that_was_broken_off_goes_on(corpus, tmp_path):
     def interrupted(items, what, total):
         for count, item in enumerate(items):
             if count == 17:
@@ -88,10 +86,27 @@ def test_a_study_that_was_broken_off_goes_on(study, corpus, tmp_path):
             yield item
 
     options = {"seeds": (0, 1), "steps": 20, "shape": TINY, "device": "cpu"}
+    reading = objectives(corpus, **options)
     with pytest.raises(KeyboardInterrupt):
         objectives(corpus, tmp_path, **options, progress=interrupted)
     again = objectives(corpus, tmp_path, **options)
     assert json.dumps(again.to_dict()["heads"]) == json.dumps(reading.to_dict()["heads"])
+    told = []
+    third = objectives(corpus, tmp_path, **options, progress=lambda items, what, total: told.append(what) or items)
+    assert told == []  # nothing is trained twice
+    assert third.to_dict()["losses"] == again.to_dict()["losses"]
+
+
+def test_studies_of_other_settings_never_mix(corpus, tmp_path):
+    options = {"steps": 20, "shape": TINY, "device": "cpu"}
+    objectives(corpus, tmp_path, **options)
+    before = (tmp_path / "encoder" / "model.safetensors").read_bytes()
+    other = {**options, "shape": Shape(**{**TINY.to_dict(), "vocab_size": 320})}
+    with pytest.raises(FileExistsError, match="is of another study; --force replaces it"):
+        objectives(corpus, tmp_path, **other)
+    assert (tmp_path / "encoder" / "model.safetensors").read_bytes() == before
+    objectives(corpus, tmp_path, **other, force=True)
+    assert len(Tokenizer.load(tmp_path / "encoder")) == 320
 
 
 def test_masking_follows_the_published_shares(corpus):

@@ -46,5 +46,5 @@ def objectives(
     files = targets(force, json=json, csv=csv, picture=picture)
     shape = Shape(vocab_size=vocabulary, width=width, depth=depth)
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
-        reading = run(corpus, out, seed or [0], steps, shape, device, about, progress)
+        reading = run(corpus, out, seed or [0], steps, shape, device, about, force, progress)
     deliver(reading, files, quiet)

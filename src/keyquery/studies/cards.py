@@ -9,19 +9,19 @@ from typing import Any
 
 from keyquery._version import __version__
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.layers import LanguageModel
+from keyquery.layers import LanguageModel, Shape
 
 CARD = """# {title}
 
-A small Transformer {kind}, trained by keyquery to be looked at, not to be used: {depth} layers of width {width}, \
-{heads} heads each, a vocabulary of {vocabulary} byte-level pieces, learned places for {length} tokens, \
-{parameters:,} parameters in bfloat16. Its twin is the same but for the objective.
+A small Transformer {kind}, trained by keyquery to be looked at, not to be used: depth {depth}, width {width}, {heads} \
+heads a layer, a vocabulary of {vocabulary} byte-level pieces, learned places for {length} tokens, {parameters:,} \
+parameters in bfloat16. Its twin is the same but for the objective.
 
 - Objective: {objective}. Loss on held-out text: {loss:.3f} nats a token.
 - Text: {corpus}, {tokens:,} tokens. {about}
-- Recipe: `keyquery study objectives --corpus {corpus} --steps {steps} --seed {seed}`, keyquery {version}; \
-{batches} windows of {length} tokens a step, AdamW, learning rate {lr}, cosine; the log is in log.json.
-- Licence: Apache-2.0, as the rest of keyquery.
+- Recipe: `keyquery study objectives --corpus {corpus} --vocabulary {vocabulary} --width {width} --depth {depth} \
+--steps {steps} --seed {seed}`, keyquery {version}; {batch} windows of {length} tokens a step, AdamW, learning rate \
+{lr}, cosine; the log is in log.json.
 
 A model speaks of people as its text does. This one knows nothing and should answer nobody.
 """
@@ -31,26 +31,25 @@ def write_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer, facts:
     """Weights in bfloat16, config.json, tokenizer.json, a card (README.md) and the training log."""
     model.save(folder)
     tokenizer.save(folder)
-    shape, recipe = model.config, facts["recipe"]
-    text = CARD.format(
-        title=f"keyquery {folder.name}",
+    count = sum(weight.numel() for weight in model.parameters())
+    (folder / "README.md").write_text(card(folder.name, model.config, count, facts), encoding="utf-8")
+    (folder / "log.json").write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
+
+
+def card(name: str, shape: Shape, parameters: int, facts: Mapping[str, Any]) -> str:
+    """What the model is, what it was trained on, and how to train it again."""
+    recipe = facts["recipe"]
+    return CARD.format(
+        title=f"keyquery {name}",
         kind="decoder" if shape.causal else "encoder",
         depth=shape.depth,
         width=shape.width,
         heads=shape.num_attention_heads,
         vocabulary=shape.vocab_size,
         length=shape.length,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        objective=facts["objective"],
-        loss=facts["loss"],
-        corpus=facts["corpus"],
-        tokens=facts["tokens"],
-        about=facts["about"],
-        steps=recipe["steps"],
-        seed=facts["seed"],
+        parameters=parameters,
         version=__version__,
-        batches=facts["batch"],
+        steps=recipe["steps"],
         lr=recipe["lr"],
+        **{key: facts[key] for key in ("objective", "loss", "corpus", "tokens", "about", "batch", "seed")},
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    (folder / "log.json").write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ models that ship with the package are the first seed of this study.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from keyquery.instruments import look
 from keyquery.layers import LanguageModel, Shape
 from keyquery.reading import Reading, provenance
 from keyquery.studies.cards import write_model
-from keyquery.training import Log, Recipe, train
+from keyquery.training import Recipe, train
 from keyquery.training.loop import Progress
 
 OBJECTIVES = ("masked", "next token")
@@ -102,20 +103,21 @@ def objectives(
     shape: Shape | None = None,
     device: str = "auto",
     about: str = "",
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Objectives:
     """Train an encoder (masked) and a decoder (next token), alike but for the objective, and look at every head.
 
     `corpus` is a text file, packed by xz or not. With `out`, the models of the first seed, their tokenizer, cards and
-    logs are written there, and a run that was broken off is gone on with. `about` is what the cards say of the text.
+    logs are written there, and a study that was broken off is gone on with; models of another study that lie there are
+    kept unless `force`. `about` is what the cards say of the text.
     """
     shape = shape or Shape(vocab_size=4096)
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    seeds = list(dict.fromkeys(seeds))
     text = unwrap(read_corpus(corpus))
-    tokenizer = _tokenizer(text, shape.vocab_size, folder)
+    place = None if out is None else Place(Path(out), text, shape, steps, force)
+    tokenizer = _tokenizer(text, shape.vocab_size, place)
     ids = encode_corpus(text, tokenizer).to(chosen)
     kept = int(len(ids) * (1 - HELD_OUT))  # the rest is held out
     heads: list[dict[str, Any]] = []
@@ -124,15 +126,37 @@ def objectives(
         for objective in OBJECTIVES:
             task = Task(objective, ids[:kept], ids[kept:], shape.length, tokenizer)
             recipe = Recipe(steps, lr=2e-3, warmup=min(300, steps // 4), seed=seed, weight_decay=0.1)
-            model, log, rows = _run(task, shape, recipe, chosen, folder, progress)
-            heads += rows
-            losses.append({"objective": objective, "seed": seed, "loss": task.validate(model), "tokens": kept})
-            if folder is not None and seed == seeds[0]:
-                facts = {"corpus": Path(corpus).name, "about": about, "batch": BATCH, **losses[-1]}
-                facts |= {"recipe": asdict(recipe), "log": log.rows}
-                write_model(folder / NAMES[objective], model, tokenizer, facts)
-    facts = provenance(corpus=Path(corpus).name, device=chosen, seeds=list(seeds))
+            run = Run(task, shape, recipe, place)
+            if not run.done():
+                model = run.train(chosen, progress)
+                if place is not None and seed == seeds[0]:
+                    facts = {"corpus": Path(corpus).name, "about": about, "batch": BATCH, **run.result}
+                    write_model(place.folder / NAMES[objective], model, tokenizer, facts)
+                run.finish()
+            heads += run.rows
+            losses.append({name: run.result[name] for name in ("objective", "seed", "loss", "tokens")})
+    facts = provenance(corpus=Path(corpus).name, device=chosen, seeds=seeds)
     return Objectives(heads=heads, losses=losses, shape=shape.to_dict(), recipe=asdict(recipe), provenance=facts)
+
+
+class Place:
+    """Where a study writes: models in the folder, what a resumed run needs in a part of it that is this study's own.
+
+    That part is named by text, shape and steps, so that runs of other settings never mix.
+    """
+
+    def __init__(self, folder: Path, text: str, shape: Shape, steps: int, force: bool) -> None:
+        settings = json.dumps([hashlib.sha256(text.encode()).hexdigest(), shape.to_dict(), steps])
+        self.folder = folder
+        self.work = folder / "work" / hashlib.sha256(settings.encode()).hexdigest()[:12]
+        there = [name for name in NAMES.values() if (folder / name).exists()]
+        if there and not self.work.exists() and not force:
+            raise FileExistsError(f"{folder / there[0]} is of another study; --force replaces it")
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def file(self, name: str) -> Path:
+        """A file of this study's own part."""
+        return self.work / name
 
 
 class Task:
@@ -191,36 +215,68 @@ def recorded(steps: int) -> set[int]:
     return {0, steps, *(int(2 ** (i / 2)) for i in range(8, 2 * steps.bit_length()) if 2 ** (i / 2) < steps)}
 
 
-def _run(
-    task: Task, shape: Shape, recipe: Recipe, device: str, folder: Path | None, progress: Progress | None
-) -> tuple[LanguageModel, Log, list[dict[str, Any]]]:
-    """Train one model; heads that were recorded before a run was broken off are read back."""
-    torch.manual_seed(recipe.seed)
-    model = LanguageModel(Shape(**{**shape.to_dict(), "causal": task.objective == "next token"})).to(device)
-    wanted, name = recorded(recipe.steps), f"{NAMES[task.objective]}-{recipe.seed}"
-    kept = None if folder is None else folder / f"{name}.heads.json"
-    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept is not None and kept.exists() else []
+class Run:
+    """One model of the study: trained once, gone on with where it was broken off, read back where it is done."""
 
-    def after(step: int, model: nn.Module) -> None:
-        if step in wanted and all(row["step"] != step for row in rows):
-            place = {"objective": task.objective, "seed": recipe.seed, "step": step}
-            rows.extend({**place, **row} for row in task.look(model))
-            if kept is not None:
-                kept.write_text(json.dumps(rows))
+    def __init__(self, task: Task, shape: Shape, recipe: Recipe, place: Place | None) -> None:
+        self.task, self.recipe = task, recipe
+        self.shape = Shape(**{**shape.to_dict(), "causal": task.objective == "next token"})
+        name = f"{NAMES[task.objective]}-{recipe.seed}"
+        endings = ("checkpoint", "heads.json", "done.json")
+        self._checkpoint, self._heads, self._done = (
+            None if place is None else place.file(f"{name}.{ending}") for ending in endings
+        )
+        self.rows: list[dict[str, Any]] = _read(self._heads) or []
+        self.result: dict[str, Any] = {}
 
-    checkpoint = None if folder is None else folder / f"{name}.checkpoint"
-    log = train(model, task.draw, task.loss, recipe, after=after, checkpoint=checkpoint, progress=progress)
-    if kept is not None:
-        kept.unlink()
-    return model, log, rows
+    def done(self) -> bool:
+        """Whether it was trained before; then its results are there."""
+        before = _read(self._done)
+        if before is not None:
+            self.rows, self.result = before["heads"], before["result"]
+        return before is not None
+
+    def train(self, device: str, progress: Progress | None) -> LanguageModel:
+        """The trained model; heads are looked at on the way."""
+        torch.manual_seed(self.recipe.seed)
+        model, wanted = LanguageModel(self.shape).to(device), recorded(self.recipe.steps)
+
+        def after(step: int, model: nn.Module) -> None:
+            if step in wanted and all(row["step"] != step for row in self.rows):
+                place = {"objective": self.task.objective, "seed": self.recipe.seed, "step": step}
+                self.rows.extend({**place, **row} for row in self.task.look(model))
+                _write(self._heads, self.rows)
+
+        task = self.task
+        log = train(
+            model, task.draw, task.loss, self.recipe, after=after, checkpoint=self._checkpoint, progress=progress
+        )
+        self.result = {"objective": task.objective, "seed": self.recipe.seed, "loss": task.validate(model)}
+        self.result |= {"tokens": len(task.ids), "recipe": asdict(self.recipe), "log": log.rows}
+        return model
+
+    def finish(self) -> None:
+        """Keep the results, so that a study which goes on need not train this model again."""
+        _write(self._done, {"heads": self.rows, "result": self.result})
 
 
-def _tokenizer(text: str, size: int, folder: Path | None) -> Tokenizer:
-    """A new tokenizer, or the one that an earlier run left in the folder."""
-    file = None if folder is None else folder / "tokenizer.json"
-    if file is not None and file.exists():
-        return Tokenizer.load(file)
+def _read(path: Path | None) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else None
+
+
+def _write(path: Path | None, value: Any) -> None:
+    """Whole or not at all: a run may be killed at any time."""
+    if path is not None:
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(value), encoding="utf-8")
+        part.replace(path)
+
+
+def _tokenizer(text: str, size: int, place: Place | None) -> Tokenizer:
+    """A new tokenizer, or the one that an earlier run of this study made."""
+    if place is not None and place.file("tokenizer.json").exists():
+        return Tokenizer.load(place.work)
     tokenizer = train_tokenizer(text, size)
-    if folder is not None:
-        tokenizer.save(folder)
+    if place is not None:
+        tokenizer.save(place.work)
     return tokenizer
