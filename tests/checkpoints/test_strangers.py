@@ -93,7 +93,8 @@ def test_the_language_tower_of_a_model_that_sees_is_read(name, tmp_path):
 def test_a_tower_can_be_run_on_data():
     batch = {"input_ids": torch.randint(3, 50, (2, 7))}
     reading = kq.look(wrapped("llava"), inputs=[batch])
-    assert reading.provenance["data"] == {"tokens": 14, "length": 7, "longest": 128, "from": "inputs"}
+    expected = {"tokens": 14, "length": 7, "longest": 128, "from": "inputs"}
+    assert expected.items() <= reading.provenance["data"].items()
     assert len(reading.heads) == 8
 
 

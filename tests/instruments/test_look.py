@@ -352,6 +352,26 @@ def test_without_a_model_the_two_that_ship_stand_side_by_side(tmp_path):
     assert sum(third) / 4 < -0.3
 
 
+def test_few_tokens_are_said_to_be_few(tmp_path):
+    (tmp_path / "two.txt").write_text("hi there")
+    result = run(cli.app, ["look", str(kq.models.ENCODER), "--text", str(tmp_path / "two.txt")])
+    assert "on data, figures are rough" in result.output
+    assert "rough" not in run(cli.app, ["look", str(kq.models.ENCODER), "--text", str(kq.models.TEXT)]).output
+
+
+def test_the_length_of_windows_can_be_chosen_without_a_model(tmp_path):
+    for length in ("32", "256"):
+        assert run(cli.app, ["look", "-q", "--length", length, "--json", str(tmp_path / length)]).exit_code == 0
+    short, long = (json.loads((tmp_path / length).read_text())["readings"][0] for length in ("32", "256"))
+    assert (short["provenance"]["data"]["longest"], long["provenance"]["data"]["longest"]) == (32, 256)
+
+
+def test_directions_name_tokens_that_can_be_read():
+    reading = kq.look(kq.models.ENCODER, directions=4)
+    words = [word for head in reading.heads for found in head["objects"] for word in found["tokens"]]
+    assert all(word.isprintable() and not word.startswith("<0x") for word in words)
+
+
 def test_what_is_said_of_a_model_needs_one():
     result = run(cli.app, ["look", "--heads", "4"])
     assert result.exit_code != 0

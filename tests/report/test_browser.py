@@ -210,7 +210,7 @@ def test_figures_are_copied_as_csv(visit, looks):
     tab = visit(reading, "#1.0", permissions=["clipboard-read", "clipboard-write"])
     head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 0))
     titles = [button.get_attribute("aria-label") for button in tab.locator(".copy").all()]
-    assert len(titles) == tab.locator("figure").count() + 1  # and the map's
+    assert len(titles) == tab.locator("figure").count() + 3  # and those of triangle, map and layers
 
     def copied(name):
         button = tab.get_by_role("button", name=f"copy CSV: {name}", exact=True)

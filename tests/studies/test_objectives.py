@@ -85,7 +85,7 @@ def test_a_study_that_was_broken_off_goes_on(corpus, tmp_path):
                 raise KeyboardInterrupt
             yield item
 
-    options = {"seeds": (0, 1), "steps": 20, "shape": TINY, "device": "cpu"}
+    options = {"steps": 20, "shape": TINY, "device": "cpu"}
     reading = objectives(corpus, **options)
     with pytest.raises(KeyboardInterrupt):
         objectives(corpus, tmp_path, **options, progress=interrupted)

@@ -16,21 +16,26 @@ def vocabulary(path: str | Path) -> list[str] | None:
         return gguf.words(Path(path))
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if (folder / "tokenizer.json").is_file():
-        facts = read_json(folder / "tokenizer.json")
-        words = _by_id(facts.get("model", {}).get("vocab"))
-        return [readable(word) for word in words or []] or None
+        return _readable(_by_id(read_json(folder / "tokenizer.json").get("model", {}).get("vocab")))
     if (folder / "vocab.json").is_file():
-        return [readable(word) for word in _by_id(read_json(folder / "vocab.json")) or []] or None
+        return _readable(_by_id(read_json(folder / "vocab.json")))
     if (folder / "vocab.txt").is_file():
         return (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     return None
 
 
-def readable(token: str) -> str:
-    """A token as people read it: bytes as their text, a leading space as ▁.
+def _readable(words: list[str] | None) -> list[str] | None:
+    """Byte-level vocabularies, which write a space as Ġ, as their texts; any other as it is."""
+    if words is None or not any(word.startswith("Ġ") for word in words):
+        return words
+    return [readable(word) for word in words]
 
-    >>> readable("ĠcafÃ©"), readable("##ing"), readable("▁the")
-    ('▁café', '##ing', '▁the')
+
+def readable(token: str) -> str:
+    """A token of bytes as people read it: its text, a leading space as ▁, and parts of characters as their bytes.
+
+    >>> readable("ĠcafÃ©"), readable("Ã"), readable("▁the")
+    ('▁café', '<0xC3>', '▁the')
     """
     table = from_symbols()
     if not all(symbol in table for symbol in token):
@@ -38,7 +43,7 @@ def readable(token: str) -> str:
     try:
         text = bytes(table[symbol] for symbol in token).decode()
     except UnicodeDecodeError:
-        return token
+        return "".join(f"<0x{table[symbol]:02X}>" for symbol in token)
     return text.replace(" ", "▁").replace("\n", "⏎")
 
 

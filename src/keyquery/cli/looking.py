@@ -32,7 +32,10 @@ Count = Annotated[
         min=0, help="Describe this many directions of each head by their tokens; with --html, 4 unless given."
     ),
 ]
-Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens.")]
+Length = Annotated[
+    int | None,
+    typer.Option(min=2, help="With --text: the length of a window in tokens; 128, or 256 for the models that ship."),
+]
 
 
 def look(
@@ -54,7 +57,7 @@ def look(
     force: Force = False,
     directions: Count = None,
     tokens: Tokens = 20_000,
-    length: Length = 128,
+    length: Length = None,
 ) -> None:
     """Show the geometry of every head: how much of it compares, points and follows the crowd.
 
@@ -87,12 +90,14 @@ def compare(
     quiet: Quiet = False,
     force: Force = False,
     tokens: Tokens = 20_000,
-    length: Length = 128,
+    length: Length = None,
     joined: Annotated[
         bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
     ] = False,
 ) -> None:
     """Show two models, or two steps of one, side by side."""
+    if joined and picture is None:
+        raise ValueError("--joined is about the picture: give --picture FILE")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     sources = [(source, _for_page(html, None, source)) for source in (first, second)]
@@ -105,7 +110,7 @@ def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     for name in ("heads", "query", "key", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
-    options |= {"text": options["text"] or models.TEXT, "length": models.LENGTH}
+    options |= {"text": options["text"] or models.TEXT, "length": options["length"] or models.LENGTH}
     return side_by_side(*(_watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
 
@@ -129,6 +134,7 @@ def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 
 
 def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
+    options = {name: value for name, value in options.items() if name != "length" or value is not None}
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 

@@ -21,6 +21,10 @@ class Directions:
         centred = embedding.float() - embedding.float().mean(0)
         self._rows = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp(min=1e-12)
         self._words = words
+        if words is not None:  # parts of characters and control signs tell nobody anything
+            told = torch.tensor([word.isprintable() and not word.startswith("<0x") for word in words])
+            told = torch.nn.functional.pad(told, (0, max(len(self._rows) - len(told), 0)), value=True)
+            self._rows[~told[: len(self._rows)].to(self._rows.device)] = 0.0
 
     @property
     def width(self) -> int:

@@ -160,7 +160,12 @@ class _Seen:
         moments = joint_moments(model, watching(batches, "running the model", len(batches)), found)
         # Offsets on data are those that occur, often far fewer than the longest window has.
         length = min(facts["longest"], typical_length(batches) or facts["longest"])
-        return cls(moments, {"tokens": next(iter(moments.values())).count, "length": length, **facts}, sample)
+        some = next(iter(moments.values()))
+        count, width = some.count, some.mean.shape[-1]
+        few = (
+            f"only {count} tokens for heads of {width // 2}: on data, figures are rough" if count < 4 * width else None
+        )
+        return cls(moments, {"tokens": count, "length": length, **facts, **({"note": few} if few else {})}, sample)
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:

@@ -159,7 +159,8 @@ def _facts(look: Look) -> str:
     model, data = look.model, look.provenance.get("data")
     facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
     facts += [f"family {model['family']}"] if model.get("family") else []
-    return " · ".join([*facts, f"on {data['from']}, {data['tokens']:,} tokens" if data else "from the weights alone"])
+    facts += [f"on {data['from']}, {data['tokens']:,} tokens" if data else "from the weights alone"]
+    return " · ".join([*facts, *([data["note"]] if data and data.get("note") else [])])
 
 
 def _notes(look: Look, tokens: int, kept: int) -> list[str]:

@@ -114,6 +114,8 @@ def _summary(reading: Look) -> list[str]:
     if len(reading.heads) > MOST_HEADS:
         lines.append("Each head: --layers to choose some, --csv or --json for all.")
     notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
+    few = (reading.provenance.get("data") or {}).get("note")
+    notes += [few] if few else []
     return lines + [f"Note: {note}." for note in notes]
 
 

@@ -19,12 +19,13 @@ STYLE = f"""
 .triangle text {{ font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }}
 .triangle .title {{ font-size: 17px; font-weight: 600 }} .triangle .note {{ fill: #59636e }}
 .triangle .corner {{ font-size: 14px; font-weight: 600 }} .triangle .frame {{ fill: none; stroke: #8b949e }}
-.triangle .grid {{ stroke: #d8dee4; stroke-width: 1 }} .triangle .dot {{ stroke: #fff; stroke-width: 1 }}
+.triangle .grid {{ stroke: #d8dee4; stroke-width: 1 }}
+.triangle .dot {{ stroke: #1f2328; stroke-opacity: .45; stroke-width: .8 }}
 .triangle .ring {{ fill: none; stroke: {LIGHT["position"]}; stroke-opacity: .5 }}
 {" ".join(f".triangle .{part} {{ fill: {LIGHT[part]} }}" for part in PARTS)}
 @media (prefers-color-scheme: dark) {{
   .triangle text {{ fill: #f0f6fc }} .triangle .note {{ fill: #9198a1 }} .triangle .frame {{ stroke: #6e7681 }}
-  .triangle .grid {{ stroke: #2d333b }} .triangle .dot {{ stroke: #0d1117 }}
+  .triangle .grid {{ stroke: #2d333b }} .triangle .dot {{ stroke: #f0f6fc; stroke-opacity: .75 }}
   .triangle .ring {{ stroke: {DARK["position"]} }}
   {" ".join(f".triangle .{part} {{ fill: {DARK[part]} }}" for part in PARTS)}
 }}

@@ -50,7 +50,8 @@ function summary() {
     const words = hasData() ? `mostly ${DO[part]}` : MORE[part];
     return el("span", { class: `tag ${part}` }, el("b", {}, String(counts[i])), words);
   });
-  put("summary", told, el("span", { class: "muted" }, `of ${heads.length} heads`));
+  const rows = () => [["layer", "head", ...PARTS], ...heads.map((one) => [one.layer, one.head, ...shares(one)])];
+  put("summary", told, el("span", { class: "muted" }, `of ${heads.length} heads`), copyButton("the triangle", rows));
 }
 
 function stack(values, kind, label) {
@@ -101,7 +102,8 @@ function map() {
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
-  const bars = el("span", {}, hasData() ? "shares, by layer" : "energy, by layer");
+  const means = () => [["layer", ...PARTS], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
+  const bars = el("span", {}, hasData() ? "shares, by layer " : "energy, by layer ", copyButton("the layers", means));
   const grid = el("div", {
     class: "grid", role: "grid", "aria-label": "symmetry of every head", "--tall": tall, onkeydown: walk,
   }, layers.map(({ layer }) => mapRow(layer, columns)));
