@@ -156,7 +156,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        numbers = all(type(item) is float for item in value)  # long spectra are common, and plain already
+        numbers = set(map(type, value)) <= {float}  # long spectra are common, and plain already
         return list(value) if numbers else [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 

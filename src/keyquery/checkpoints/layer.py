@@ -189,11 +189,11 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tenso
     """W·diag(γ), and W·β in the bias."""
     if norm is None:
         return weight, bias
-    weight, bias = _wide(weight), None if bias is None else _wide(bias)
+    wide, bias = torch.promote_types(weight.dtype, torch.float32), None if bias is None else _wide(bias)
     if norm.shift is not None:
-        shifted = (weight.double() @ norm.shift.double()).to(weight.dtype)
+        shifted = (weight.double() @ norm.shift.double()).to(wide)
         bias = shifted if bias is None else bias + shifted
-    return weight * norm.gain.to(weight.dtype), bias
+    return weight.to(wide, copy=True).mul_(norm.gain.to(wide)), bias  # in place: fresh memory costs more than sums
 
 
 def _wide(tensor: Tensor) -> Tensor:
