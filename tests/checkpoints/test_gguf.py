@@ -79,7 +79,7 @@ def write(path, model, architecture, tensors=(), **facts):
     return path
 
 
-def same_scores(given, expected):
+def assert_same_scores(given, expected):
     assert len(given) == len(expected)
     for one, other in zip(given, expected, strict=True):
         assert one.scale == pytest.approx(other.scale)
@@ -99,7 +99,7 @@ def test_a_converted_model_has_the_scores_of_the_original(architecture, tmp_path
     heads = kq.read(path)
     assert heads.family.name == "gguf"
     assert heads[0].notes == ()
-    same_scores(heads, kq.read(model))
+    assert_same_scores(heads, kq.read(model))
 
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "phi3"])
@@ -141,7 +141,7 @@ def test_llama_3_frequency_factors_divide_the_frequencies(tmp_path):
     factors = plain / model.rotary_emb.inv_freq  # the model's own
     assert factors.max() > 7
     path = write(tmp_path / "model.gguf", model, "llama", {"rope_freqs.weight": factors.float()})
-    same_scores(kq.read(path), kq.read(model))
+    assert_same_scores(kq.read(path), kq.read(model))
 
 
 def test_longrope_factors(tmp_path):
@@ -151,12 +151,12 @@ def test_longrope_factors(tmp_path):
     tensors = {"rope_factors_short.weight": torch.tensor([1.0, 1.1, 1.2, 1.3])}
     factor = model.rotary_emb.attention_scaling
     path = write(tmp_path / "model.gguf", model, "phi3", tensors, **{"rope.scaling.attn_factor": factor})
-    same_scores(kq.read(path), kq.read(model))
+    assert_same_scores(kq.read(path), kq.read(model))
 
 
 def test_the_largest_gemmas_scale_by_width(tmp_path):
     model = tiny_model("gemma2", num_hidden_layers=46, num_attention_heads=4, query_pre_attn_scalar=8)
-    same_scores(kq.read(write(tmp_path / "model.gguf", model, "gemma2")), kq.read(model))
+    assert_same_scores(kq.read(write(tmp_path / "model.gguf", model, "gemma2")), kq.read(model))
 
 
 def test_other_architectures_are_refused(tmp_path):

@@ -39,7 +39,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def same_heads(one, other):
+def assert_same_heads(one, other):
     assert len(one) == len(other) == LAYERS
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a.form.query.float(), b.form.query.float())
@@ -68,7 +68,7 @@ def test_shards_are_read_as_one_file(folder, tmp_path):
     index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
     (shards / "config.json").write_text(json.dumps(CONFIG))
-    same_heads(kq.read(shards), kq.read(folder))
+    assert_same_heads(kq.read(shards), kq.read(folder))
 
 
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"state_dict": t, "epoch": 3}])
@@ -76,7 +76,7 @@ def test_shards_are_read_as_one_file(folder, tmp_path):
 def test_torch_files(folder, tmp_path, wrap, zipped):
     path = tmp_path / "weights.pt"
     torch.save(wrap(weights()), path, _use_new_zipfile_serialization=zipped)
-    same_heads(kq.read(path), kq.read(folder))
+    assert_same_heads(kq.read(path), kq.read(folder))
 
 
 def test_a_bare_file_needs_heads(tmp_path):
@@ -272,7 +272,7 @@ def hub(folder, monkeypatch):
 
 def test_a_hub_model_is_read_by_byte_ranges(hub, folder):
     heads = kq.read("org/name")
-    same_heads(heads, kq.read(folder))
+    assert_same_heads(heads, kq.read(folder))
     file = folder / "model.safetensors"
     header = struct.unpack("<Q", file.read_bytes()[:8])[0]
     data = [last - first + 1 for _, first, last in RangeServer.asked if first >= 8 + header]

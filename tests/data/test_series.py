@@ -33,16 +33,16 @@ def load(folder, text, name="a.ts"):
     return load_ts(folder / name)
 
 
-def same(given, expected):
+def assert_same(given, expected):
     np.testing.assert_array_equal(given, np.array(expected, dtype=np.float64), strict=True)
 
 
 def test_a_file_is_read_as_it_stands(tmp_path):
     series = load(tmp_path, WAVES)
     assert len(series) == 3
-    same(series.values[0], [[1, 4], [2, 5], [3, 6]])
-    same(series.values[1], [[-1.5, 0.2], [nan, 7], [nan, nan]])  # missing, and filled up to the longest
-    same(series.values[2], [[8, 9]])
+    assert_same(series.values[0], [[1, 4], [2, 5], [3, 6]])
+    assert_same(series.values[1], [[-1.5, 0.2], [nan, 7], [nan, nan]])  # missing, and filled up to the longest
+    assert_same(series.values[2], [[8, 9]])
     assert series.labels.tolist() == ["up", "down", "up"]
     assert series.classes == ("up", "down")
     assert repr(series) == "Series(3 series, length 1 … 3, dims 2, 2 classes)"
@@ -60,14 +60,14 @@ def test_case_line_ends_and_packing_do_not_matter(tmp_path):
 
 def test_targets_are_numbers(tmp_path):
     series = load(tmp_path, "@univariate true\n@targetlabel true\n@data\n1,2:0.5\n3:-2\n")
-    same(series.labels, [0.5, -2])
-    same(series.values[1], [[3]])
+    assert_same(series.labels, [0.5, -2])
+    assert_same(series.values[1], [[3]])
     assert series.classes == ()
 
 
 def test_without_labels(tmp_path):
     series = load(tmp_path, "@classLabel false\n@data\n1,2:3\n")
-    same(series.values[0], [[1, 3], [2, nan]])
+    assert_same(series.values[0], [[1, 3], [2, nan]])
     assert (series.labels, series.classes) == (None, ())
 
 
@@ -76,7 +76,7 @@ def test_classes_that_the_header_does_not_name_are_those_that_occur(tmp_path):
 
 
 def test_an_empty_dimension_is_all_missing(tmp_path):
-    same(load(tmp_path, "@dimensions 3\n@data\n1,2::3\n").values[0], [[1, nan, 3], [2, nan, nan]])
+    assert_same(load(tmp_path, "@dimensions 3\n@data\n1,2::3\n").values[0], [[1, nan, 3], [2, nan, nan]])
 
 
 HEAD = "@dimensions 2\n@classLabel true a b\n@data\n"

@@ -39,7 +39,8 @@ def objectives(
 ) -> None:
     """Train an encoder and a decoder that differ in the objective alone, and see what their heads become, and when.
 
-    About three minutes a seed on an H200, some hours on two cores. The models that ship are seed 0 on 21 novels.
+    Minutes on a GPU; a processor alone takes far longer, and may be interrupted: --out goes on. The models that ship
+    are seed 0 on 21 novels.
     """
     from keyquery.studies.objectives import objectives as run
 
