@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from harness import cpu_seconds, publish, row
 
+from keyquery.files import write_text
 from keyquery.instruments.geometry import Look
-from keyquery.report import write_text
 from keyquery.report.page import page
 
 TOKENS, REPEATS = 24, 5

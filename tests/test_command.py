@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
+from keyquery import cli, files
 from keyquery.cli import looking
-from keyquery.report import files
 
 run = CliRunner().invoke
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.files import write_text
 
 KINDS: dict[str, type[Reading]] = {}
 
@@ -75,7 +76,7 @@ class Reading:
             where, what = next(_not_json(data))
             raise ValueError(f"{where} is {what!r}, which JSON cannot hold") from None
         if path is not None:
-            _report().write_text(path, text + "\n")
+            write_text(path, text + "\n")
         return text
 
     @staticmethod

@@ -17,7 +17,7 @@ from keyquery.capture import (
     typical_length,
     watch,
 )
-from keyquery.capture.text import read_text
+from keyquery.capture.text import read_lines
 
 
 @given(
@@ -230,9 +230,9 @@ def test_texts_of_no_use_are_named(tmp_path, content, words):
     path = tmp_path / "text.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=words):
-        read_text(path)
+        read_lines(path)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    assert read_text(tmp_path / "a.txt") == ["one", "two"]
+    assert read_lines(tmp_path / "a.txt") == ["one", "two"]

@@ -10,23 +10,19 @@ import torch
 from torch import Tensor
 
 from keyquery.capture.watch import Batch
+from keyquery.files import read_text
 
 
-def read_text(path: str | Path) -> list[str]:
+def read_lines(path: str | Path) -> list[str]:
     """The lines of a text file that hold anything.
 
-    >>> import tempfile; name = tempfile.mktemp(); _ = Path(name).write_text("one\\n\\n two \\n")
-    >>> read_text(name)
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "a.txt").write_text("one\\n\\n two \\n")
+    ...     read_lines(Path(folder, "a.txt"))
     ['one', 'two']
     """
-    data = Path(path).read_bytes()
-    if b"\0" in data:
-        raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {data[error.start]:#04x} at {error.start}") from None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{path} holds no text")
     return lines

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from keyquery import report
+from keyquery.files import check_target, csv_text, write_all
 from keyquery.reading import Reading
 from keyquery.report import terminal
 
@@ -25,11 +26,11 @@ def deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: boo
     """Write what was asked for, all or nothing, and show the reading."""
     makers: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: reading.to_json() + "\n",
-        "csv": lambda: report.csv_text(reading.records()),
+        "csv": lambda: csv_text(reading.records()),
         "html": lambda: report.page.page(reading),
         "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
     }
-    report.write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
+    write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
     if not quiet:
         terminal.show(reading, Console())
         for path in targets.values():
@@ -40,7 +41,7 @@ def targets(force: bool, **paths: Path | None) -> dict[str, Path]:
     """The files that are asked for, by option. Before any work: could all of them be written?"""
     found = {name: path for name, path in paths.items() if path is not None}
     for path in found.values():
-        report.check_target(path, force)
+        check_target(path, force)
     if "picture" in found:
         report.check_picture(found["picture"])
     places: dict[Path, str] = {}

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from keyquery.data.files import read_text, to_number
+from keyquery.data.numbers import to_number
+from keyquery.files import read_text
 
 
 @dataclass(frozen=True, eq=False, repr=False)

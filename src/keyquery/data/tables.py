@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
-from keyquery.data.files import read_text, to_number
+from keyquery.data.numbers import to_number
+from keyquery.files import read_text
 from keyquery.forms.checks import check_choice, check_count
 
 MISSING = ("", "?", "NA", "nan")

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.data.files import read_text
+from keyquery.files import read_text
 
 # Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from keyquery.forms.checks import check_choice
@@ -130,11 +130,7 @@ class Measures(ABC):
         tensor(4., dtype=torch.float64)
         """
         core = self.core()
-        values, zero = core.singular_values, is_zero(core)
-        share = _ratio(values, values.sum(-1, keepdim=True), zero.unsqueeze(-1))
-        # A share of 0 adds nothing, but its logarithm would poison the gradient.
-        entropy = -(share * torch.where(share > 0, share, 1.0).log()).sum(-1)
-        return torch.where(zero, 0.0, entropy.exp())
+        return entropy_rank(core.singular_values, is_zero(core))
 
     def stable_rank(self) -> Float[Tensor, "*batch"]:
         """‖M‖²/σ₁²; 0 for a zero form.
@@ -189,6 +185,14 @@ def directionality(
     check_choice("kind", kind, ("excess", "norms"))
     row, column = (_outstanding(norms, gamma, kind) for norms in (rows, columns))
     return _ratio(row - column, row + column, row + column == 0)
+
+
+def entropy_rank(values: Float[Tensor, "*batch n"], zero: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """exp(−Σ p ln p), p = v/Σv over values from 0 on: how many of them count; 0 where `zero`."""
+    share = _ratio(values, values.sum(-1, keepdim=True), zero.unsqueeze(-1))
+    # A share of 0 adds nothing, but its logarithm would poison the gradient.
+    entropy = -(share * torch.where(share > 0, share, 1.0).log()).sum(-1)
+    return torch.where(zero, 0.0, entropy.exp())
 
 
 def is_zero(core: Core) -> Tensor:

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.forms.form import Form
+from keyquery.forms.measures import entropy_rank
 from keyquery.forms.offsets import energies, rotations
 from keyquery.forms.rope import Rope
 
@@ -108,10 +109,5 @@ def _position(
 def part_ranks(covariance: Float[Tensor, "heads n n"]) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
     """Effective ranks, on data and at offset 0, of the symmetric and of the skew part of every head."""
     form = Form.from_gram(covariance)
-    return tuple(_effective_rank(values.abs()) for values in (form.eigenvalues(), form.skew_values()))  # type: ignore
-
-
-def _effective_rank(values: Tensor) -> Tensor:
-    total = values.sum(-1, keepdim=True)
-    share = values / torch.where(total > 0, total, 1.0)
-    return torch.special.entr(share).sum(-1).exp() * (total.squeeze(-1) > 0)
+    alike, points = form.eigenvalues().abs(), form.skew_values()
+    return entropy_rank(alike, alike.sum(-1) == 0), entropy_rank(points, points.sum(-1) == 0)

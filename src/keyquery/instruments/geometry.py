@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from keyquery.capture import Moments, joint_moments, text_batches, typical_length
 from keyquery.capture.load import load_model
-from keyquery.capture.text import read_text
+from keyquery.capture.text import read_lines
 from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.vocabulary import vocabulary
@@ -185,7 +185,7 @@ def _prepare(
     source: Any, text: str | Path | None, inputs: Iterable[Batch] | None, tokenizer: Any, length: int, tokens: int
 ) -> tuple[nn.Module, list[Batch], Any, str]:
     """A live model, its batches, its tokenizer or None, and where the batches come from."""
-    lines = None if text is None else read_text(text)
+    lines = None if text is None else read_lines(text)
     model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
     taken = getattr(model, "main_input_name", "input_ids")
     if lines is not None and taken != "input_ids":

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap, windows
+from keyquery.files import write_text
 from keyquery.instruments import look
 from keyquery.layers import LanguageModel, Shape
 from keyquery.reading import Reading, provenance
@@ -265,11 +266,8 @@ def _read(path: Path | None) -> Any:
 
 
 def _write(path: Path | None, value: Any) -> None:
-    """Whole or not at all: a run may be killed at any time."""
     if path is not None:
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(value), encoding="utf-8")
-        part.replace(path)
+        write_text(path, json.dumps(value))  # whole: a run may be killed at any time
 
 
 def _tokenizer(text: str, size: int, place: Place | None) -> Tokenizer:

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from keyquery import report
+from keyquery import files
 
 
 def fifo(folder):
@@ -32,9 +32,9 @@ def test_what_is_no_file_is_never_replaced(make, words, force, tmp_path):
     make(tmp_path)
     before = {path.name: path.lstat().st_mode for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=words):
-        report.check_target(tmp_path / "target", force)
+        files.check_target(tmp_path / "target", force)
     with pytest.raises(ValueError, match=words):
-        report.write_text(tmp_path / "target", "new")
+        files.write_text(tmp_path / "target", "new")
     assert {path.name: path.lstat().st_mode for path in tmp_path.iterdir()} == before
 
 
@@ -43,9 +43,9 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
     (tmp_path / "file").chmod(0o640)
     (tmp_path / "link").symlink_to("file")
     with pytest.raises(FileExistsError, match="--force replaces it"):
-        report.check_target(tmp_path / "link", force=False)
-    report.check_target(tmp_path / "link", force=True)
-    report.write_text(tmp_path / "link", "new")
+        files.check_target(tmp_path / "link", force=False)
+    files.check_target(tmp_path / "link", force=True)
+    files.write_text(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "new"
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
@@ -53,8 +53,8 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
 
 def test_a_link_to_nothing_makes_its_file(tmp_path):
     (tmp_path / "link").symlink_to("file")
-    report.check_target(tmp_path / "link", force=False)
-    report.write_text(tmp_path / "link", "new")
+    files.check_target(tmp_path / "link", force=False)
+    files.write_text(tmp_path / "link", "new")
     assert (tmp_path / "file").read_text() == "new"
 
 
@@ -62,34 +62,36 @@ def test_a_folder_without_permission_is_told_before_any_work(tmp_path, monkeypat
     asked = []
     monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))  # root may write anywhere
     with pytest.raises(PermissionError, match=rf"a\.json cannot be written: no permission to write into {tmp_path}"):
-        report.check_target(tmp_path / "a.json", force=False)
+        files.check_target(tmp_path / "a.json", force=False)
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
 def test_errors_name_the_target(tmp_path):
     with pytest.raises(OSError, match=r"none/a\.json could not be written: No such file") as error:
-        report.write_text(tmp_path / "none" / "a.json", "text")
+        files.write_text(tmp_path / "none" / "a.json", "text")
     assert ".a.json." not in str(error.value)
 
 
 def test_all_files_are_written_or_none(tmp_path):
     (tmp_path / "old").write_text("old")
     with pytest.raises(OSError, match="could not be written"):
-        report.write_all({tmp_path / "a": "text", tmp_path / "old": b"new", tmp_path / "none" / "b": "text"})
+        files.write_all({tmp_path / "a": "text", tmp_path / "old": b"new", tmp_path / "none" / "b": "text"})
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert (tmp_path / "old").read_text() == "old"
-    report.write_all({tmp_path / "a": "text", tmp_path / "old": b"\xff"})
+    files.write_all({tmp_path / "a": "text", tmp_path / "old": b"\xff"})
     assert (tmp_path / "old").read_bytes() == b"\xff"
 
 
 def test_a_long_name_is_a_name(tmp_path):
-    report.write_text(tmp_path / ("n" * 250), "text")
+    files.write_text(tmp_path / ("n" * 250), "text")
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_csv_has_the_keys_of_all_records(tmp_path):
     """The heads of a model with cross-attention have figures on data only where they attend to themselves."""
-    report.write_csv(tmp_path / "a.csv", [{"head": 0}, {"head": 1, "position": 0.25}, {"position": 0.5, "last": "x"}])
+    files.write_text(
+        tmp_path / "a.csv", files.csv_text([{"head": 0}, {"head": 1, "position": 0.25}, {"position": 0.5, "last": "x"}])
+    )
     with open(tmp_path / "a.csv") as file:
         rows = list(csv.DictReader(file))
     assert rows == [

@@ -5,7 +5,8 @@ import lzma
 
 import pytest
 
-from keyquery.data.files import read_text, to_number
+from keyquery.data.numbers import to_number
+from keyquery.files import read_text
 
 TEXT = "Ångström\nline two\n"
 

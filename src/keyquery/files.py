@@ -1,14 +1,45 @@
-"""Files that are written whole or not at all."""
+"""Texts that are read, and files that are written, whole or not at all."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import lzma
 import os
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+UNPACK = {".xz": lzma.decompress, ".gz": gzip.decompress}
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """The text of a file, unpacked where its name ends in .xz or .gz, without a byte-order mark.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "a.txt.gz").write_bytes(gzip.compress(b"some text"))
+    ...     read_text(Path(folder, "a.txt.gz"))
+    'some text'
+    """
+    path = Path(path)
+    data = path.read_bytes()
+    if path.suffix in UNPACK:
+        try:
+            data = UNPACK[path.suffix](data)
+        except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
+            raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+    if b"\0" in data and encoding == "utf-8":
+        raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        found = f"byte {data[error.start]:#04x} at {error.start}"
+        raise ValueError(f"{path} is not {encoding.upper()} text: {found}") from None
+    return text.removeprefix("\ufeff")
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -50,11 +81,6 @@ def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
     finally:
         for name in written:
             os.unlink(name)
-
-
-def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> None:
-    """Records as CSV."""
-    write_text(path, csv_text(records))
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:
