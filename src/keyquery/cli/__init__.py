@@ -19,6 +19,7 @@ app = typer.Typer(
     help="What a Transformer's heads compare, what they point at, how much they follow the crowd.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",  # so that help is wrapped to the terminal, not to the source
     pretty_exceptions_enable=False,
 )
 

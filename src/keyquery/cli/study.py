@@ -12,7 +12,9 @@ from keyquery.cli.options import Csv, Force, Json, Picture, Quiet, deliver, targ
 from keyquery.layers import Shape
 from keyquery.report import terminal
 
-study = typer.Typer(help="Claims about attention, each re-run by one command.", no_args_is_help=True)
+study = typer.Typer(
+    help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
+)
 
 
 @study.callback()

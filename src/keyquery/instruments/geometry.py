@@ -27,11 +27,11 @@ from keyquery.instruments.directions import Directions
 from keyquery.instruments.sample import Sample, take
 from keyquery.instruments.validity import check_look
 from keyquery.instruments.verdict import Thresholds, verdict
+from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
 PIECE = 2**21  # entries of a factor that are measured at a time: small enough for the cache, large enough to be fast
-Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def look(
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
     """
-    watching = progress or (lambda items, what, total: items)
+    watching = progress or silent
     live = isinstance(source, nn.Module)
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words = None if live or not directions else vocabulary(str(source))

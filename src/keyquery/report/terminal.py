@@ -16,16 +16,12 @@ from rich.text import Text
 from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
+from keyquery.report.colours import DOES
 from keyquery.report.tokens import tokens_tables
 from keyquery.studies import Objectives
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
-PARTS = {
-    "compares": ("█", "blue"),
-    "points": ("▓", "yellow"),
-    "follows the crowd": ("▒", "magenta"),
-    "minds the place": ("░", "white"),
-}
+PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
 BAR = 24
 MOST_HEADS = 160
 

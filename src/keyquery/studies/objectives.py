@@ -25,10 +25,10 @@ from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap, w
 from keyquery.files import write_text
 from keyquery.instruments import look
 from keyquery.layers import LanguageModel, Shape
+from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.cards import write_model
 from keyquery.training import Recipe, train
-from keyquery.training.loop import Progress
 
 OBJECTIVES = ("masked", "next token")
 NAMES = {"masked": "encoder", "next token": "decoder"}

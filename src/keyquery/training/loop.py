@@ -15,11 +15,11 @@ from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, in
 from torch.nn.parallel import DistributedDataParallel
 
 from keyquery.forms.checks import check_count
+from keyquery.progress import Progress, silent
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
 
 Draw = Callable[[int, torch.Generator], Any]
 Loss = Callable[[nn.Module, Any], Tensor]
-Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def train(
     if after is not None and first == 0:
         after(0, model)
     steps: Iterable[int] = range(first, recipe.steps)
-    if progress is not None and rank == 0:
-        steps = progress(steps, "training", recipe.steps - first)
+    if rank == 0:
+        steps = (progress or silent)(steps, "training", recipe.steps - first)
     generator, recent = torch.Generator(), []
     model.train()
     for step in steps:

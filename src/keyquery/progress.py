@@ -1,0 +1,18 @@
+"""How long work tells how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# Takes what is gone through, what to call it, and how many there are; gives the same things back, watched.
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+    """Progress that nobody watches.
+
+    >>> list(silent([1, 2], "reading", 2))
+    [1, 2]
+    """
+    return items
