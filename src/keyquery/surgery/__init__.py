@@ -1,0 +1,1 @@
+"""Changes to a live model, and the way back: dial, project, swap."""
