@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from keyquery.instruments.geometry import look
     from keyquery.layers import Attention, Cache, Decoder, Encoder
     from keyquery.reading import Reading
+    from keyquery.surgery.dial import dial
+    from keyquery.surgery.register import register
 
 # Names are imported when they are first used: the command line is up, and can be interrupted, before torch is.
 _LAZY = {
@@ -28,11 +30,13 @@ _LAZY = {
     "Rope": "keyquery.forms",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
+    "dial": "keyquery.surgery.dial",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
     "nystrom": "keyquery.forms",
     "read": "keyquery.checkpoints",
+    "register": "keyquery.surgery.register",
     "testing": "keyquery.testing",
 }
 
@@ -47,11 +51,13 @@ __all__ = [
     "__version__",
     "compare",
     "data",
+    "dial",
     "ksvd",
     "look",
     "models",
     "nystrom",
     "read",
+    "register",
     "testing",
 ]
 

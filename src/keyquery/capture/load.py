@@ -17,10 +17,10 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel
 
 
-def load_model(source: str | Path) -> tuple[nn.Module, Any]:
+def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, Any]:
     """The model of a folder or a .gguf file, and its tokenizer or None. Nothing is fetched, no code of the folder runs.
 
-    Needs the extra `hf`, unless the model is keyquery's own.
+    Needs the extra `hf`, unless the model is keyquery's own. A `speaking` one has the head that gives logits of tokens.
     """
     path = Path(source)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -36,7 +36,8 @@ def load_model(source: str | Path) -> tuple[nn.Module, Any]:
         raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
     with _hushed(transformers):
         try:
-            model, info = transformers.AutoModel.from_pretrained(path, output_loading_info=True, **options)
+            maker = _speaker(transformers, path, options) if speaking else transformers.AutoModel
+            model, info = maker.from_pretrained(path, output_loading_info=True, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
         _require_whole(source, info["missing_keys"])
@@ -45,6 +46,19 @@ def load_model(source: str | Path) -> tuple[nn.Module, Any]:
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             tokenizer = None
     return model, tokenizer
+
+
+def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
+    """The class of a model that gives logits of tokens, as the checkpoint itself names it."""
+    config = transformers.AutoConfig.from_pretrained(path, **options)
+    named = [
+        name for name in config.architectures or [] if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))
+    ]
+    if named:
+        return getattr(transformers, named[0])
+    if "gguf_file" in options:
+        return transformers.AutoModelForCausalLM
+    raise ValueError(f"it has no head that gives logits of tokens, only {', '.join(config.architectures or ['none'])}")
 
 
 def _own(path: Path) -> nn.Module:

@@ -87,6 +87,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def entry(layer: Layer, side: str = "query") -> str:
     """The module that a layer's queries, or keys, enter by."""
+    if layer.position == "disentangled":  # its projections are called for relative positions, too
+        return layer.name
     roles = (side, f"{side}_down", "module", "fused")
     return next(layer.modules[role] for role in roles if role in layer.modules)
 

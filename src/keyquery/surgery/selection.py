@@ -1,0 +1,53 @@
+"""Which heads are meant: pairs of numbers, or texts such as "3.*"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+Selection = str | tuple[int, int] | Iterable["str | tuple[int, int]"] | None
+
+
+def select(heads: Selection, known: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """The chosen heads by layer, of those that are `known`; None chooses all.
+
+    A text is LAYER.HEAD, each a number or *, several divided by commas.
+
+    >>> select("1.*,0.1", {0: [0, 1], 1: [0, 1]})
+    {0: [1], 1: [0, 1]}
+    """
+    if heads is None:
+        return {layer: list(some) for layer, some in known.items()}
+    asked = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
+    texts = [text for one in asked for text in (one.split(",") if isinstance(one, str) else [one])]
+    chosen: dict[int, set[int]] = {}
+    for one in texts:
+        layer, head = _parts(one)
+        for index in _matching(layer, list(known), f"there is no layer {layer} of self-attention", one):
+            some = _matching(head, known[index], f"layer {index} has no head {head}", one)
+            chosen.setdefault(index, set()).update(some)
+    if not chosen:
+        raise ValueError("heads must name at least one head, got none")
+    return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
+
+
+def _parts(one: object) -> tuple[int | None, int | None]:
+    """Layer and head, None for every one."""
+    if _is_pair(one):
+        return one  # type: ignore[return-value]
+    parts = one.strip().split(".") if isinstance(one, str) else []
+    if len(parts) != 2 or not all(part == "*" or part.isdecimal() for part in parts):
+        raise ValueError(f'heads must be pairs (layer, head) or texts such as "3.*" or "0.1", got {one!r}')
+    layer, head = (None if part == "*" else int(part) for part in parts)
+    return layer, head
+
+
+def _is_pair(one: object) -> bool:
+    return isinstance(one, tuple) and len(one) == 2 and all(type(part) is int for part in one)
+
+
+def _matching(wanted: int | None, known: Sequence[int], missing: str, asked: object) -> list[int]:
+    if wanted is None:
+        return list(known)
+    if wanted not in known:
+        raise ValueError(f"{missing}, asked for by {asked!r}; there are {min(known)} to {max(known)}")
+    return [wanted]

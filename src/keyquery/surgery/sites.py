@@ -1,0 +1,217 @@
+"""The attention modules of a live model, and what is done to their queries and keys on the way to the scores.
+
+A rewrite takes the queries and keys of some heads as the scores use them, rotated, and gives others, wider ones
+perhaps: the score of a query and a key is their product, whatever their width, so that fused attention can go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+
+from keyquery.checkpoints import Heads, Layer, read
+from keyquery.forms import Rope
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """How a module turns queries and keys: a rope from dimension `start` on, or not at all."""
+
+    rope: Rope | None = None
+    start: int = 0
+
+    def there(self, x: Float[Tensor, "*#batch n r"], places: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
+        """R(place)·x."""
+        if self.rope is None:
+            return x
+        turned = self.rope.rotate(x[..., self.start :], places)
+        return torch.cat((x[..., : self.start].expand(*turned.shape[:-1], -1), turned), -1) if self.start else turned
+
+    def back(self, x: Float[Tensor, "*#batch n r"], places: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
+        """R(place)⁻¹·x."""
+        if self.rope is None:
+            return x
+        turned = slice(self.start, self.start + self.rope.dims)
+        size = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
+        size[turned] = self.rope.factor**-2  # once for each way
+        return self.there(x * size, -places)
+
+
+@dataclass
+class Past:
+    """What a cache's tokens were, of one module: their queries, which no cache keeps, and the means of the first."""
+
+    queries: Tensor
+    keys: Tensor
+    places: Tensor
+    means: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of an attention module: the new queries are those of the last n of the m tokens that keys are of.
+
+    Queries and keys are as scores use them: rotated, and one key for each query head.
+    """
+
+    queries: Float[Tensor, "batch heads m r"]  # of all m tokens
+    keys: Float[Tensor, "batch heads m r"]
+    new: int
+    places: Shaped[Tensor, "#batch m"]
+    real: Bool[Tensor, "batch m"] | None  # None: all tokens are
+    turn: Turn
+    constants: bool  # whether what is added to all scores of a query matters: sinks and caps see it
+    past: Past
+
+    def at(self, mean: Float[Tensor, "heads r"]) -> Float[Tensor, "#batch heads m r"]:
+        """A mean query or key, turned to the place of every token."""
+        m = self.keys.shape[-2]
+        return self.turn.there(mean.to(self.keys)[None, :, None].expand(-1, -1, m, -1), self.places.unsqueeze(1))
+
+    def means(self) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
+        """Mean query and key, unturned, over the real tokens; of those that a cache began with, if there is one."""
+        if self.past.means is None:
+            both = (self.turn.back(t, self.places.unsqueeze(1)).transpose(1, 2) for t in (self.queries, self.keys))
+            query, key = (t.flatten(0, 1) if self.real is None else t[self.real] for t in both)
+            self.past.means = query.mean(0), key.mean(0)
+        return self.past.means
+
+
+@runtime_checkable
+class Rewrite(Protocol):
+    """Other queries and keys for some of a module's heads."""
+
+    heads: list[int]
+
+    def __call__(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Queries (batch, its heads, n, w) and keys (batch, its heads, m, w)."""
+        ...
+
+    def bias_gain(self) -> Float[Tensor, " heads"]:
+        """What a bias by position, which some models add to the score, is multiplied by."""
+        ...
+
+
+class Site:
+    """An attention module and the rewrites of its heads."""
+
+    def __init__(self, heads: Heads, layer: Layer, module: nn.Module, turn: Turn) -> None:
+        self.found, self.index, self.name, self.count = heads, layer.index, layer.name, layer.heads
+        self.position, self.scale, self.module, self.turn = layer.position, layer.scale, module, turn
+        self.rewrites: list[Rewrite] = []
+        self.calls = 0
+        self.cache: Any = None  # of the call at hand
+        self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
+
+    def read(self) -> Layer:
+        """The layer as its weights are now."""
+        layer: Layer = self.found[self.index]
+        return layer
+
+    def widen(
+        self,
+        query: Float[Tensor, "batch heads n r"],
+        key: Float[Tensor, "batch heads m r"],
+        places: Shaped[Tensor, "#batch n"] | None,
+        real: Bool[Tensor, "batch m"] | None,
+        constants: bool = False,
+    ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
+        """Queries and keys of all heads, rewritten where somebody asked for it."""
+        self.calls += 1
+        call = self._call(query, key, places, real, constants)
+        parts = [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites]
+        if len(parts) == 1 and len(parts[0][0]) == self.count:
+            return parts[0][1], parts[0][2]
+        width = max(query.shape[-1], *(wide.shape[-1] for _, wide, _ in parts))
+        query, key = (nn.functional.pad(t, (0, width - t.shape[-1])) for t in (query, key))
+        for heads, wide_query, wide_key in parts:
+            blank = width - wide_query.shape[-1]
+            query[:, heads], key[:, heads] = (nn.functional.pad(t, (0, blank)) for t in (wide_query, wide_key))
+        return query, key
+
+    def bias_gains(self) -> Float[Tensor, " heads"]:
+        """What each head's bias by position is multiplied by."""
+        gains = torch.ones(self.count, dtype=torch.float64)
+        for rewrite in self.rewrites:
+            gains[rewrite.heads] = rewrite.bias_gain()
+        return gains
+
+    def known(self) -> Past | None:
+        """What is known of the cache at hand."""
+        return None if self.cache is None else self._pasts.get(self.cache)
+
+    def _call(self, query: Tensor, key: Tensor, places: Tensor | None, real: Tensor | None, constants: bool) -> Call:
+        new, old = query.shape[-2], key.shape[-2] - query.shape[-2]
+        past = self.known() if old else None
+        if places is None:
+            places = torch.arange(old, old + new, device=query.device)[None]
+        queries = query
+        if old:
+            known = past is not None and past.keys.shape[-2] >= old
+            if past is None or not (known and torch.equal(past.keys[..., -old:, :], key[..., :old, :])):
+                raise ValueError(
+                    f"{self.name}: the cache holds keys whose queries are unknown; it must be filled under this very "
+                    "change, and neither cut nor reordered (as beam search does): else run with use_cache=False"
+                )
+            queries = torch.cat((past.queries[..., -old:, :], query), -2)
+            places = torch.cat((past.places[:, -old:].expand(len(places), -1), places), -1)
+        means = None if past is None else past.means
+        past = Past(queries, key, places, means)
+        if self.cache is not None:
+            self._pasts[self.cache] = past
+        return Call(queries, key, new, places, real, self.turn, constants, past)
+
+
+def find_sites(model: nn.Module) -> dict[int, Site]:
+    """The self-attention modules of a live model, by the index of their layer."""
+    try:
+        found = read(model)
+    except ValueError as error:
+        known = str(error).split(". Say where")[0]  # which is advice for files
+        raise ValueError(f"{type(model).__name__} has no attention that can be changed: {known}") from None
+    modules = dict(model.named_modules())
+    sites: dict[int, Site] = {}
+    unturned = 0
+    for layer in found:
+        if layer.kind != "self":
+            continue
+        if layer.name.endswith(" (nope)"):  # a latent head's two kernels stand side by side in one query and key
+            unturned = layer.weights.query.shape[2]
+            continue
+        name, turn = layer.name, Turn(layer.rope)
+        if name.endswith(" (rope)"):
+            name, turn = name.removesuffix(" (rope)"), Turn(_halved(layer.rope), unturned)
+        module = modules.get("" if name == "attention" and name not in modules else name)
+        if module is None:
+            raise ValueError(f"{type(model).__name__} has no module {name}, which its attention should be")
+        sites[layer.index] = Site(found, layer, module, turn)
+    if not sites:
+        raise ValueError(f"{type(model).__name__} has no self-attention that can be changed")
+    return sites
+
+
+def _halved(rope: Rope | None) -> Rope | None:
+    """Latent heads sort interleaved pairs into halves before they turn them."""
+    return rope and Rope(rope.dims, rope.base, False, rope.frequencies, rope.factor)
+
+
+class Run:
+    """What a running model says of its tokens: which are real, and where they stand."""
+
+    def __init__(self) -> None:
+        self.masks: list[Tensor] = []
+        self.positions: Tensor | None = None
+
+    def real(self, batch: int, tokens: int) -> Bool[Tensor, "batch m"] | None:
+        """Which tokens are real, by the first mask of their shape."""
+        return next((mask for mask in self.masks if mask.shape == (batch, tokens)), None)
+
+    def places(self, tokens: int) -> Shaped[Tensor, "#batch n"] | None:
+        """Where the new tokens stand, if the model said so."""
+        at = self.positions
+        return at if at is not None and at.ndim == 2 and at.shape[-1] == tokens else None
