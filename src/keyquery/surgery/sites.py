@@ -6,6 +6,7 @@ perhaps: the score of a query and a key is their product, whatever their width, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -105,6 +106,7 @@ class Site:
         self.position, self.scale, self.module, self.turn = layer.position, layer.scale, module, turn
         self.rewrites: list[Rewrite] = []
         self.calls = 0
+        self.heard: Callable[[Tensor, Tensor], None] | None = None  # hears the queries and keys that are used
         self.cache: Any = None  # of the call at hand
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
 
@@ -124,7 +126,15 @@ class Site:
         """Queries and keys of all heads, rewritten where somebody asked for it."""
         self.calls += 1
         call = self._call(query, key, places, real, constants)
-        parts = [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites]
+        query, key = self._joined(query, key, [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites])
+        if self.heard is not None:
+            self.heard(query, key)
+        return query, key
+
+    def _joined(
+        self, query: Tensor, key: Tensor, parts: list[tuple[list[int], Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """All heads' queries and keys in one width, the rewritten ones in their places."""
         if len(parts) == 1 and len(parts[0][0]) == self.count:
             return parts[0][1], parts[0][2]
         width = max(query.shape[-1], *(wide.shape[-1] for _, wide, _ in parts))
