@@ -40,6 +40,22 @@ def cpu_seconds(work: Callable[[], Any], repeats: int) -> list[float]:
     return seconds
 
 
+def seconds(step: Callable[[], Any], times: int, device: str) -> float:
+    """Seconds of one step, the mean of several: on a GPU by its own clock, else of CPU time."""
+    if device != "cuda":
+        start = time.process_time()
+        for _ in range(times):
+            step()
+        return (time.process_time() - start) / times
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / times
+
+
 def row(what: str, samples: list[float], unit: str, goal: str) -> dict[str, Any]:
     """One figure: the median of several measurements, with the lowest and the highest."""
     value, low, high = statistics.median(samples), min(samples), max(samples)

@@ -11,11 +11,10 @@ import argparse
 import copy
 import shutil
 import statistics
-import time
 from pathlib import Path
 
 import torch
-from harness import RESULTS, publish, row
+from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
 from keyquery.layers.kernels import KERNELS
@@ -48,21 +47,6 @@ def stepper(layer, run, batch, n, device):
         torch.autograd.grad(run(x), weights, gradient.to(torch.bfloat16) if device == "cuda" else gradient)
 
     return step
-
-
-def seconds(step, times, device):
-    if device != "cuda":
-        start = time.process_time()
-        for _ in range(times):
-            step()
-        return (time.process_time() - start) / times
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        step()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / times
 
 
 def measure(tokens, lengths, rounds, times, device):

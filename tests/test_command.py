@@ -206,3 +206,41 @@ def test_wrong_options_are_one_sentence(case, blocks, main):
     assert code == 2
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_dial_says_what_is_lost_and_writes_it(tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "out.json"
+    text.write_text("It was a long time before she spoke. He looked at her and said nothing at all.\n" * 3)
+    plain = run(cli.app, ["dial", "--text", str(text), "--samples", "0"])
+    assert plain.exit_code == 0
+    assert "change +0.000" in plain.output
+    turned = run(
+        cli.app,
+        ["dial", "--text", str(text), "--popularity", "0", "--heads", "2.*", "--json", str(out), "--samples", "1"],
+    )
+    assert "decoder: popularity × 0 in heads 2.*" in turned.output
+    assert "after" in turned.output
+    assert kq.Reading.load(out).change > 0
+
+
+def test_ablate_says_which_parts_matter(tmp_path):
+    page, table = tmp_path / "page.html", tmp_path / "rows.csv"
+    files = ["--html", str(page), "--csv", str(table)]
+    done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", *files])
+    assert done.exit_code == 0, done.output
+    assert "popularity off" in done.output
+    assert len(table.read_text().splitlines()) == 1 + 4 * 3
+    assert '"off"' in page.read_text()
+
+
+def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
+    code, said = main("dial", "--heads", "9.*")
+    assert (code, "there is no layer 9" in said) == (2, True)
+    code, said = main("ablate", "--by", "layer", "--html", tmp_path / "a.html")
+    assert (code, "--html shows heads" in said) == (2, True)
+    code, said = main("ablate", "--by", "neuron")
+    assert (code, "--by must be" in said) == (2, True)
+    code, said = main("dial", "--device", "cuda")
+    assert (code, "there is no GPU here" in said) == (2, True)
+    code, said = main("dial", tmp_path)
+    assert (code, "cannot be run" in said) == (2, True)

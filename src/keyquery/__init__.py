@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
     from keyquery.forms import Form, Rope, ksvd, nystrom
+    from keyquery.instruments.ablation import ablate
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.geometry import look
     from keyquery.layers import Attention, Cache, Decoder, Encoder
@@ -28,6 +29,7 @@ _LAZY = {
     "Form": "keyquery.forms",
     "Reading": "keyquery.reading",
     "Rope": "keyquery.forms",
+    "ablate": "keyquery.instruments.ablation",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
     "dial": "keyquery.surgery.dial",
@@ -49,6 +51,7 @@ __all__ = [
     "Reading",
     "Rope",
     "__version__",
+    "ablate",
     "compare",
     "data",
     "dial",

@@ -24,10 +24,6 @@ def hidden(model, **inputs):
     return out if isinstance(out, torch.Tensor) else out[0]
 
 
-def sees_places(site):
-    return site.turn.rope is not None or site.position not in ("none", "disentangled")
-
-
 def fused(name, **changes):
     """A tiny model in float64 where it can be, with fused attention where the family has it."""
     model = tiny_model(name, **changes)
@@ -49,7 +45,7 @@ def test_all_ones_is_the_model_and_every_part_matters(name):
     configs = copy.deepcopy(model.config)
     with kq.dial(model) as dial:
         assert torch.allclose(hidden(model, **inputs), before, atol=1e-6 * scale, rtol=0)
-        placed = {sees_places(site) for site in sites_of(model).values()}
+        placed = {site.placed for site in sites_of(model).values()}
         for part in PARTS:
             if part == "position" and name == "deberta_v2":
                 continue

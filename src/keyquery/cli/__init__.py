@@ -13,6 +13,7 @@ from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
 from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
+from keyquery.cli.surgery import ablate, dial
 
 app = typer.Typer(
     name="keyquery",
@@ -25,6 +26,8 @@ app = typer.Typer(
 
 app.command()(look)
 app.command()(compare)
+app.command()(dial)
+app.command()(ablate)
 app.add_typer(study, name="study")
 
 

@@ -73,8 +73,8 @@ def look(
         "tokens": tokens,
         "length": length,
     }
-    options |= {"text": text, "layers": _numbers(layers), **_for_page(html, directions, model)}
-    reading = _shipped(quiet, options) if model is None else _watched_look(model, quiet, **options)
+    options |= {"text": text, "layers": _numbers(layers), **for_page(html, directions, model)}
+    reading = _shipped(quiet, options) if model is None else watched_look(model, quiet, **options)
     deliver(reading, files, quiet)
 
 
@@ -100,7 +100,7 @@ def compare(
         raise ValueError("--joined is about the picture: give --picture FILE")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
-    sources = [(source, _for_page(html, None, source)) for source in (first, second)]
+    sources = [(source, for_page(html, None, source)) for source in (first, second)]
     looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
     deliver(side_by_side(*_told_apart(looks, (first, second))), files, quiet, joined)
 
@@ -111,7 +111,7 @@ def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
     options |= {"text": options["text"] or models.TEXT, "length": options["length"] or models.LENGTH}
-    return side_by_side(*(_watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
+    return side_by_side(*(watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
 
 def _any_look(source: str, quiet: bool, **options: Any) -> Look:
@@ -120,7 +120,7 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
         if not isinstance(reading, Look):
             raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
         return reading
-    return _watched_look(source, quiet, **options)
+    return watched_look(source, quiet, **options)
 
 
 def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
@@ -133,13 +133,14 @@ def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
     return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, apart, strict=True)]
 
 
-def _watched_look(source: str, quiet: bool, **options: Any) -> Look:
+def watched_look(source: str, quiet: bool, **options: Any) -> Look:
+    """A look with a progress bar."""
     options = {name: value for name, value in options.items() if name != "length" or value is not None}
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 
-def _for_page(html: Path | None, directions: int | None, source: str | None) -> dict[str, int]:
+def for_page(html: Path | None, directions: int | None, source: str | None) -> dict[str, int]:
     """What a page shows beside the figures is measured only for a page, or where it was asked for.
 
     The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
@@ -20,14 +21,25 @@ Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this
 Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to this .svg, .png or .pdf file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 
 
-def deliver(reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False) -> None:
-    """Write what was asked for, all or nothing, and show the reading."""
+def device_of(device: str) -> str:
+    """Where to run: `auto` is a GPU where there is one."""
+    found = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if found.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: there is no GPU here")
+    return found
+
+
+def deliver(
+    reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False, page_of: Reading | None = None
+) -> None:
+    """Write what was asked for, all or nothing, and show the reading; the page may be of another one."""
     makers: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: reading.to_json() + "\n",
         "csv": lambda: csv_text(reading.records()),
-        "html": lambda: report.page.page(reading),
+        "html": lambda: report.page.page(page_of or reading),
         "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
     }
     write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written

@@ -110,6 +110,8 @@ def _head(
     if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
         out["objects"] = [_short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
         out["relations"] = [_short([each["value"], each["pairs"]], 4) for each in head["relations"]]
+    if "ablation" in head:
+        out["off"] = _short(head["ablation"], 3)
     if kept and "scores" in head:
         out["maps"] = _maps(head["scores"], causal, kept)
     return out

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from keyquery.forms.checks import check_choice
-from keyquery.instruments.comparison import Comparison
-from keyquery.instruments.geometry import Look
+from keyquery.instruments import Ablation, Comparison, Look
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
+from keyquery.report.maps import ablation_map
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.studies import Objectives
 
@@ -22,18 +23,22 @@ KINDS = (".pdf", ".png", ".svg")
 PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fonttype": 42, "savefig.dpi": 300}
 
 
+# Kinds that have one picture of their own.
+OWN: dict[type[Reading], Callable[[Any, Any], Any]] = {Objectives: curves, Ablation: ablation_map}
+
+
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
     """The picture of a look or a comparison: "triangle", the default on data, or "map", of symmetry in depth.
 
-    That of a study of objectives is its curves over training.
+    Other kinds have one of their own, such as a study's curves.
     """
     try:
         pyplot = import_module("matplotlib.pyplot")
     except ImportError:
         raise ImportError("plot needs matplotlib: pip install 'keyquery[plot]'") from None
-    if isinstance(reading, Objectives):
+    if type(reading) in OWN:
         with pyplot.rc_context(PAPER):
-            return curves(reading, pyplot)
+            return OWN[type(reading)](reading, pyplot)
     looks = looks_of(reading)
     what = what or ("triangle" if any(map(has_data, looks)) else "map")
     check_choice("what", what, ("triangle", "map"))
@@ -62,15 +67,15 @@ def check_picture(path: Path) -> None:
 
 
 def picture_bytes(path: Path, reading: Reading, joined: bool = False) -> bytes:
-    """The triangle, or a study's curves, as `path` names it: .svg, .png or .pdf.
+    """The triangle, or the kind's own picture, as `path` names it: .svg, .png or .pdf.
 
     The triangle as .svg needs no other package; the rest is drawn by matplotlib.
     """
     check_picture(path)
-    studied = isinstance(reading, Objectives)
-    if path.suffix.lower() == ".svg" and not studied:
+    own = type(reading) in OWN
+    if path.suffix.lower() == ".svg" and not own:
         return svg(*looks_of(reading), joined=joined).encode()
-    figure, data = plot(reading) if studied else plot(reading, "triangle", joined=joined), io.BytesIO()
+    figure, data = plot(reading) if own else plot(reading, "triangle", joined=joined), io.BytesIO()
     with import_module("matplotlib").rc_context(PAPER):
         figure.savefig(data, format=path.suffix.lower()[1:])
     import_module("matplotlib.pyplot").close(figure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.comparison import Comparison
-from keyquery.instruments.geometry import Look
+from keyquery.instruments import Ablation, Comparison, Look, Turned
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES
+from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.tokens import tokens_tables
 from keyquery.studies import Objectives
 
@@ -27,18 +27,10 @@ MOST_HEADS = 160
 
 
 def show(reading: Reading, console: Console) -> None:
-    """Print a reading: looks and comparisons as tables, any other as its records."""
-    if isinstance(reading, Look):
-        console.print(_look(reading))
-    elif isinstance(reading, Comparison):
-        for part in _comparison(reading):
-            console.print(part)
-    elif isinstance(reading, Objectives):
-        for part in _objectives(reading):
-            console.print(part)
-    else:
-        for record in reading.records():
-            console.print(record)
+    """Print a reading as its kind is shown, any other as its records."""
+    lines = LINES.get(type(reading))
+    for line in reading.records() if lines is None else lines(reading):
+        console.print(line)
 
 
 @contextmanager
@@ -195,3 +187,13 @@ def _bar(shares: list[float]) -> Text:
     return Text.assemble(
         *((mark * (end - start), colour) for start, end, (mark, colour) in zip(starts, ends, looks, strict=True))
     )
+
+
+# How each kind of reading is shown: as lines, tables and texts that rich prints.
+LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
+    Look: lambda reading: [_look(reading)],
+    Comparison: _comparison,
+    Objectives: _objectives,
+    Ablation: ablation_lines,
+    Turned: turned_lines,
+}

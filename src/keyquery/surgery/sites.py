@@ -110,6 +110,11 @@ class Site:
         self.cache: Any = None  # of the call at hand
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
 
+    @property
+    def placed(self) -> bool:
+        """Whether positions enter its scores, by rotations or a bias that the dial reaches."""
+        return self.turn.rope is not None or self.position in ("alibi", "scaled alibi", "t5")
+
     def read(self) -> Layer:
         """The layer as its weights are now."""
         layer: Layer = self.found[self.index]

@@ -146,12 +146,16 @@ function table() {
   box.replaceChildren(box.querySelector("summary"));
   if (!box.open) return;
   const columns = views().flatMap((view) => model().columns[view].map((name) => [view, name]));
-  const names = columns.map(([view, name]) => heading(`${VIEWS[view]} ${title(name)}`));
+  const off = PARTS.filter((part) => model().heads.some((one) => one.off?.[part]));
+  const names = [...off.map((part) => heading(`loss, ${part} off`)),
+    ...columns.map(([view, name]) => heading(`${VIEWS[view]} ${title(name)}`))];
+  const lost = (one) => off.map((part) => one.off?.[part]?.[0] ?? null);
   const body = model().heads.map((one) => row(el("th", { scope: "row" }, `${one.layer}.${one.head}`),
     [el("td", { class: "words" }, one.verdict),
+      ...lost(one).map((value) => el("td", {}, figure("change", value))),
       ...columns.map(([view, name]) => el("td", {}, figure(name, number(one, view, name))))]));
-  const rows = () => [["layer", "head", "verdict", ...columns.map((column) => column.join("_"))],
-    ...model().heads.map((one) => [one.layer, one.head, one.verdict, ...columns.map((at) => number(one, ...at))])];
+  const rows = () => [["layer", "head", "verdict", ...off.map((part) => `${part}_off`), ...columns.map((column) => column.join("_"))],
+    ...model().heads.map((one) => [one.layer, one.head, one.verdict, ...lost(one), ...columns.map((at) => number(one, ...at))])];
   box.append(copyButton("all heads", rows), el("div", { class: "wide" }, el("table", {},
     el("caption", { class: "muted" }, `Every head of ${model().name}`),
     el("thead", {}, row(heading("head"), [heading("verdict", "words"), ...names])), el("tbody", {}, body))));

@@ -1,0 +1,106 @@
+"""`keyquery dial` and `keyquery ablate`: what a model loses when parts of its heads are turned down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from torch import nn
+
+from keyquery import models
+from keyquery.capture import text_batches
+from keyquery.capture.load import load_model
+from keyquery.capture.text import read_lines
+from keyquery.cli.looking import for_page, watched_look
+from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, device_of, targets
+from keyquery.forms.checks import check_choice
+from keyquery.instruments import ablate as ablate_parts
+from keyquery.instruments import turned
+from keyquery.instruments.losses import default_loss
+from keyquery.reading import Reading
+from keyquery.report import terminal
+from keyquery.surgery.dial import PARTS
+
+Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file; the decoder that ships, unless given.")]
+Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on; the text that ships, unless given.")]
+Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5; all unless given.")]
+Gain = Annotated[float, typer.Option(help="Gain on that part: 1 as it is, 0 off, 2 twice.")]
+Tokens = Annotated[int, typer.Option(min=4, help="How many tokens to run at most.")]
+Length = Annotated[int, typer.Option(min=4, help="The length of a window in tokens.")]
+
+
+def dial(
+    model: Model = None,
+    text: Text = None,
+    reciprocal: Gain = 1.0,
+    directional: Gain = 1.0,
+    popularity: Gain = 1.0,
+    position: Gain = 1.0,
+    heads: Heads = None,
+    samples: Annotated[int, typer.Option(min=0, help="Of how many sequences to show what the model says.")] = 3,
+    tokens: Tokens = 4096,
+    length: Length = 128,
+    device: Device = "auto",
+    json: Json = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Turn parts of a model's heads up or down while it runs, and see the loss and what it says, before and after.
+
+    Weights stay as they are. Without any gain given, nothing is turned, and the loss must stay what it is.
+    """
+    files = targets(force, json=json)
+    name, live, tokenizer, batches = _running(model, text, length, tokens, device)
+    gains = dict(zip(PARTS, (reciprocal, directional, popularity, position), strict=True))
+    deliver(turned(live, batches, tokenizer, gains, heads, samples=samples, name=name), files, quiet)
+
+
+def ablate(
+    model: Model = None,
+    text: Text = None,
+    heads: Heads = None,
+    by: Annotated[str, typer.Option(help="Turn off a part of one head at a time, of one layer, or of all.")] = "head",
+    tokens: Tokens = 2048,
+    length: Length = 128,
+    device: Device = "auto",
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Turn off every part of every head, one after the other, and measure what the loss becomes.
+
+    The model is run on the text once for each head and part: --heads, --by layer and --tokens make it quicker. The
+    page is that of look, with each head's changes beside its verdict.
+    """
+    check_choice("--by", by, ("head", "layer", "all"))
+    if html is not None and by != "head":
+        raise ValueError(f"--html shows heads: it goes with --by head, not {by}")
+    files = targets(force, json=json, csv=csv, html=html, picture=picture)
+    name, live, tokenizer, batches = _running(model, text, length, tokens, device)
+    _, loss = default_loss(live, tokenizer)
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        found = ablate_parts(live, batches, loss, heads=heads, by=by, name=name, progress=progress)
+    shown: Reading | None = None
+    if html is not None:
+        source = model or str(models.DECODER)
+        options: dict[str, Any] = {"text": text or models.TEXT, "tokens": tokens, "length": length}
+        shown = found.onto(watched_look(source, quiet, **options, **for_page(html, None, source)))
+    deliver(found, files, quiet, page_of=shown)
+
+
+def _running(
+    source: str | None, text: Path | None, length: int, tokens: int, device: str
+) -> tuple[str, nn.Module, Any, list[Any]]:
+    """A model that gives logits, its tokenizer, and the text as batches."""
+    path = Path(source or models.DECODER)
+    lines = read_lines(text or models.TEXT)
+    model, tokenizer = load_model(path, speaking=True)
+    if tokenizer is None:
+        raise ValueError(f"{path} has no tokenizer: a text cannot be run")
+    batches = list(text_batches(lines, tokenizer, length, tokens))
+    return path.name, model.to(device_of(device)), tokenizer, batches

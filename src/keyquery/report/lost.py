@@ -1,0 +1,71 @@
+"""What a model loses with a part of its heads, as tables in the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.instruments.ablation import Ablation
+from keyquery.instruments.turned import Turned
+
+MOST = 48  # rows of a table; beyond, those that matter most
+
+
+def turned_lines(reading: Turned) -> list[Any]:
+    """The loss before and after, then what the model says."""
+    gains = ", ".join(f"{part} × {gain:g}" for part, gain in reading.gains.items() if gain != 1) or "all parts × 1"
+    where = "all heads" if reading.heads == "all" else f"heads {reading.heads}"
+    title = Text(f"{reading.model['name']}: {gains} in {where}", style="bold")
+    sure = "" if reading.low is None else f", 95 % interval {reading.low:+z.3f} to {reading.high:+z.3f}"
+    loss = f"loss ({reading.objective}, {reading.sequences} sequences)"
+    lines: list[Any] = [
+        title,
+        f"{loss}: {reading.before:.3f} before, {reading.after:.3f} after; change {reading.change:+z.3f}{sure}",
+    ]
+    for sample in reading.samples:
+        lines += ["", Text(_one_line(sample["text"]), style="dim")]
+        lines += [Text(f"  before  {_one_line(sample['says'])}"), Text(f"  after   {_one_line(sample['turned'])}")]
+    return lines
+
+
+def ablation_lines(reading: Ablation) -> list[Any]:
+    """A row a head (or layer), a column a part; changes whose interval excludes 0 are bold."""
+    parts = list(dict.fromkeys(row["part"] for row in reading.rows))
+    cells: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for row in reading.rows:
+        cells.setdefault((row["layer"], row["head"]), {})[row["part"]] = row
+    places = list(cells)
+    cut = len(places) > MOST
+    if cut:
+        places = sorted(places, key=lambda place: -max(abs(row["change"]) for row in cells[place].values()))[:MOST]
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(reading.by)
+    for part in parts:
+        table.add_column(f"{part} off", justify="right", no_wrap=True)
+    for place in places:
+        table.add_row(_name(*place), *(_change(cells[place][part]) for part in parts))
+    title = (
+        f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; change with a part off"
+    )
+    notes = ["", "Bold: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
+    if cut:
+        notes.append(f"The {MOST} of {len(cells)} that change most; --csv or --json for all.")
+    return [Text(title, style="bold"), table, *notes]
+
+
+def _name(layer: int | None, head: int | None) -> str:
+    return "all" if layer is None else str(layer) if head is None else f"{layer}.{head}"
+
+
+def _change(row: dict[str, Any]) -> Text:
+    if row["low"] is None:
+        return Text(f"{row['change']:+z.4f}")
+    half = (row["high"] - row["low"]) / 2
+    sure = row["low"] > 0 or row["high"] < 0
+    return Text(f"{row['change']:+z.4f} ± {half:.4f}", style="bold" if sure else "dim")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,35 @@
+"""What a model loses with a part of each head, as maps of heads."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from keyquery.instruments.ablation import Ablation
+from keyquery.report.colours import DOES, LIGHT
+
+
+def ablation_map(reading: Ablation, pyplot: Any) -> Any:
+    """A panel a part, layers by heads: the change of the loss, one colour scale for all."""
+    parts = list(dict.fromkeys(row["part"] for row in reading.rows))
+    layers = 1 + max(row["layer"] or 0 for row in reading.rows)
+    heads = 1 + max(row["head"] or 0 for row in reading.rows)
+    most = max(abs(row["change"]) for row in reading.rows) or 1.0
+    size = (len(parts) * (0.7 + 0.25 * heads) + 0.9, 1.1 + 0.25 * layers)
+    figure, axes = pyplot.subplots(1, len(parts), figsize=size, layout="constrained", squeeze=False, sharey=True)
+    for axis, part in zip(axes[0], parts, strict=True):
+        grid = [[float("nan")] * heads for _ in range(layers)]
+        for row in reading.rows:
+            if row["part"] == part:
+                grid[row["layer"] or 0][row["head"] or 0] = row["change"]
+        steps = ["#1a7f37", "#f2f4f6", LIGHT[part]]
+        colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list(part, steps)
+        image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
+        axis.set_title(f"{part} off\n{DOES[part]}", color=LIGHT[part])
+        axis.set_xlabel("head" if reading.by == "head" else "")
+        axis.locator_params(integer=True, nbins=10)
+        bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.9, ticks=[-most, 0, most])
+        bar.ax.set_xticklabels([f"−{most:.2g}", "0", f"+{most:.2g}"])
+    axes[0][0].set_ylabel("layer")
+    figure.suptitle(f"{reading.model['name']}: change of the loss ({reading.loss:.2f})")
+    return figure

@@ -1,0 +1,161 @@
+"""Ablation: what parts of heads are worth, each sequence compared with itself."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import keyquery as kq
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.instruments import Ablation, turned
+from keyquery.instruments.intervals import paired, student
+from keyquery.instruments.losses import default_loss, hide, masked_loss, next_token_loss
+from keyquery.layers import LanguageModel
+from keyquery.testing.families import tiny_model
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return LanguageModel.load(kq.models.DECODER)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    tokenizer = Tokenizer.load(kq.models.DECODER)
+    ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:192])
+    return [{"input_ids": half} for half in ids.reshape(2, 4, 24)]
+
+
+def test_students_quantiles_are_those_of_the_tables():
+    for freedom, expected in ((1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (9, 2.2622), (30, 2.0423)):
+        assert student(freedom) == pytest.approx(expected, rel=2e-3)
+    assert student(10**6) == pytest.approx(1.95996, rel=1e-5)
+
+
+def test_an_interval_of_pairs_is_students():
+    before, after = torch.tensor([1.0, 2.0, 4.0, 4.0]), torch.tensor([2.0, 2.0, 6.0, 5.0])
+    change, low, high = paired(before, after)  # differences 1, 0, 2, 1: mean 1, variance 2/3
+    assert (change, high - change) == pytest.approx((1, 3.1824 * math.sqrt(2 / 3) / 2), rel=2e-3)
+    assert high - change == pytest.approx(change - low)
+    assert paired(before[:1], after[:1]) == (1, None, None)
+
+
+class Table(nn.Module):
+    """Logits by the token at hand alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 9))
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.table[input_ids]
+
+
+def test_losses_are_cross_entropies_of_the_real_tokens():
+    model = Table()
+    batch = {
+        "input_ids": torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 0], [1] * 4]),
+    }
+    first = cross_entropy(model.table[[1, 2]], torch.tensor([2, 3]))
+    second = cross_entropy(model.table[[4, 5, 6]], torch.tensor([5, 6, 7]))
+    torch.testing.assert_close(next_token_loss(model, batch), torch.stack((first, second)).double())
+    hidden = hide(batch, special={4}, seed=3)
+    assert hidden.any(1).all()
+    assert not (hidden & (batch["attention_mask"] == 0)).any()
+    assert not hidden[1, 0]
+    losses = masked_loss(8, {4}, seed=3)(model, batch)
+    for row in range(2):
+        targets = batch["input_ids"][row][hidden[row]]
+        expected = cross_entropy(model.table[[8] * len(targets)], targets)
+        torch.testing.assert_close(losses[row], expected.double())
+    torch.testing.assert_close(losses, masked_loss(8, {4}, seed=3)(model, batch))
+
+
+def test_a_model_is_asked_for_what_it_was_made_for(decoder):
+    encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
+    assert default_loss(decoder, tokenizer)[0] == "next token"
+    assert default_loss(encoder, tokenizer)[0] == "masked"
+    with pytest.raises(ValueError, match="no mask token: give a loss"):
+        default_loss(encoder, None)
+
+
+def test_a_change_is_that_of_a_dialled_model(decoder, batches):
+    state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    found = kq.ablate(decoder, batches, heads="2.*")
+    assert [(row["layer"], row["head"], row["part"]) for row in found.rows][:4] == [
+        (2, 0, "reciprocal"),
+        (2, 0, "directional"),
+        (2, 0, "popularity"),
+        (2, 1, "reciprocal"),
+    ]
+    with torch.no_grad():
+        before = torch.cat([next_token_loss(decoder, batch) for batch in batches])
+        with kq.dial(decoder, popularity=0, heads=[(2, 3)], data=batches):
+            after = torch.cat([next_token_loss(decoder, batch) for batch in batches])
+    expected = paired(before, after)
+    row = next(row for row in found.rows if (row["head"], row["part"]) == (3, "popularity"))
+    assert [row[name] for name in ("change", "low", "high")] == pytest.approx(list(expected), abs=1e-6)
+    assert found.loss == pytest.approx(float(before.mean()))
+    assert found.sequences == 8
+    assert kq.Reading.load(found.to_json()) == found
+    assert all(torch.equal(tensor, state[name]) for name, tensor in decoder.state_dict().items())
+
+
+def test_layers_and_all_heads_at_once(decoder, batches):
+    found = kq.ablate(decoder, batches, by="layer", parts=["popularity"])
+    assert [(row["layer"], row["head"]) for row in found.rows] == [(layer, None) for layer in range(4)]
+    whole = kq.ablate(decoder, batches, by="all", parts=["popularity"])
+    assert [row["layer"] for row in whole.rows] == [None]
+    assert whole.rows[0]["change"] > max(row["change"] for row in found.rows) > 0
+
+
+def test_position_is_turned_off_only_where_there_is_one():
+    model = tiny_model("llama", model="LlamaForCausalLM")
+    data = [{"input_ids": torch.randint(3, 60, (3, 8))}]
+    assert {row["part"] for row in kq.ablate(model, data, heads="0.0").rows} == {
+        "reciprocal",
+        "directional",
+        "popularity",
+        "position",
+    }
+
+
+def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
+    found = kq.ablate(decoder, batches, heads="3.*")
+    shown = found.onto(kq.look(decoder, inputs=batches, name="decoder"))
+    assert set(shown.heads[-1]["ablation"]) == {"reciprocal", "directional", "popularity"}
+    assert "ablation" not in shown.heads[0]
+    assert '"off":{"reciprocal":[' in shown._repr_html_().replace("&quot;", '"')
+    with pytest.raises(ValueError, match="only an ablation by head goes onto a look, this one is by layer"):
+        kq.ablate(decoder, batches, heads="3.*", by="layer").onto(shown)
+    with pytest.raises(ValueError, match=r"no head \(3, 0\): it is of another model"):
+        found.onto(kq.look(nn.MultiheadAttention(8, 2)))
+
+
+def test_bad_input_is_told(decoder, batches):
+    with pytest.raises(ValueError, match="at least one batch, got none"):
+        kq.ablate(decoder, [])
+    with pytest.raises(ValueError, match="layer 0 has no head 9"):
+        kq.ablate(decoder, batches, heads="0.9")
+    with pytest.raises(ValueError, match="by must be"):
+        kq.ablate(decoder, batches, by="neuron")
+    with pytest.raises(ValueError, match=r"one number a sequence, \(batch,\), got \(\)"):
+        kq.ablate(decoder, batches, lambda model, batch: next_token_loss(model, batch).mean())
+    bare = tiny_model("llama")
+    with pytest.raises(ValueError, match="LlamaModel gives no logits"):
+        kq.ablate(bare, [{"input_ids": torch.randint(3, 60, (3, 8))}])
+    assert isinstance(kq.ablate(decoder, batches, heads="0.0"), Ablation)  # the model still works
+
+
+def test_a_turned_encoder_fills_in_other_words():
+    encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
+    ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:128]).reshape(4, 32)
+    found = turned(encoder, [{"input_ids": ids}], tokenizer, {"reciprocal": 0.0}, samples=2)
+    assert found.objective == "masked"
+    assert found.change > 0
+    assert len(found.samples) == 2
+    assert " ___" in found.samples[0]["text"]
+    assert found.samples[0]["says"] != found.samples[0]["turned"]
