@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
-from keyquery.checkpoints.layouts import count_heads, latent, projections, read_rows, read_weight
+from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Form
@@ -147,19 +147,21 @@ class Heads:
         part = place.attention.config
         return self.config.get(part) or self.config if part else self.config
 
-    def _read_output(self, index: int) -> Form:
+    def values(self, index: int) -> Values:
+        """What the heads of layer `index` carry: value and output weights, with their biases.
+
+        >>> kq.read(torch.nn.MultiheadAttention(8, 2)).values(0).value.shape
+        torch.Size([2, 1, 4, 8])
+        """
         place, _ = self._places[index]
-        attention, names = place.attention, place.names
-        if "output" not in names or attention.order == "latent":
+        if "output" not in place.names or place.attention.order == "latent":
             raise ValueError(f"{module_name(place)}: its output map is not read")
-        groups, shared, rank = self._read(index).weights.query.shape[:3]
-        packed = read_weight(self.source, names.get("value", names.get("fused", "")) + attention.weight, attention)
-        if attention.order == "groups":
-            packed = packed.reshape(groups, shared + 2, rank, -1)[:, -1]
-        value = packed.reshape(-1, packed.shape[-1])[-groups * rank :].reshape(groups, 1, rank, -1)
-        out = read_weight(self.source, names["output"] + ".weight", attention)
-        # Rows of W_Oᵀ are a head's own outputs, so that queryᵀ·key = W_O·W_V.
-        return Projections(out.mT.reshape(groups, shared, rank, -1), value).form()
+        return values(place, self.source, *self._read(index).weights.query.shape[:3])
+
+    def _read_output(self, index: int) -> Form:
+        carried = self.values(index)
+        # queryᵀ·key = W_O·W_V.
+        return Projections(carried.output, carried.value).form()
 
 
 def module_name(place: Place) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints.family import Attention, Place
@@ -38,6 +39,40 @@ def projections(place: Place, source: Source, heads: int, head_dim: int | None) 
     if place.attention.order == "apart":
         return _apart(place, source, heads)
     return _fused(place, source, heads, head_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What the heads of one layer carry, and how that is written: W_V, and W_Oᵀ cut into heads, with their biases."""
+
+    value: Float[Tensor, "groups 1 r d"]
+    output: Float[Tensor, "groups shared r width"]
+    value_bias: Float[Tensor, "groups 1 r"] | None = None
+    output_bias: Float[Tensor, " width"] | None = None
+
+
+def values(place: Place, source: Source, groups: int, shared: int, rank: int) -> Values:
+    """Read value and output of one layer; rows of W_Oᵀ are a head's own outputs."""
+    attention, names = place.attention, place.names
+    carrier = names.get("value", names.get("fused", ""))
+    value = _last(read_weight(source, carrier + attention.weight, attention), place, groups, shared, rank)
+    out = read_weight(source, names["output"] + ".weight", attention)
+    bias = names.get("packed_bias", carrier) + attention.bias
+    out_bias = names["output"] + ".bias"
+    return Values(
+        value,
+        out.mT.reshape(groups, shared, rank, -1),
+        _last(read_rows(source, bias), place, groups, shared, rank) if bias in source.shapes else None,
+        read_rows(source, out_bias) if out_bias in source.shapes else None,
+    )
+
+
+def _last(packed: Tensor, place: Place, groups: int, shared: int, rank: int) -> Tensor:
+    """The values among rows: they stand behind queries and keys, of all heads or of each group."""
+    rest = packed.shape[1:]
+    if place.attention.order == "groups":
+        packed = packed.reshape(groups, shared + 2, rank, *rest)[:, -1].flatten(0, 1)
+    return packed[-groups * rank :].reshape(groups, 1, rank, *rest)
 
 
 def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None) -> Tensor:
