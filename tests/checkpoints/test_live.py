@@ -49,3 +49,19 @@ def test_instruments_see_what_a_kernel_is():
     reading = kq.look(model, inputs=[{"input_ids": torch.randint(20, (4, 12))}])
     assert all(head["raw"]["symmetry"] == pytest.approx(-1) for head in reading.heads)
     assert all(head["on_data"]["symmetry"] == pytest.approx(-1) for head in reading.heads)
+
+
+def test_a_model_of_two_kinds_of_layers_lists_both_in_order():
+    layers = [nn.TransformerEncoderLayer(16, 4, 32, batch_first=True) for _ in range(11)]
+    model = nn.ModuleDict({"stack": nn.ModuleList(layers)})
+    before = list(kq.read(model))
+    model.stack[9].self_attn = kq.Attention(16, 4)
+    after = kq.read(model)
+    assert [layer.name for layer in after] == [layer.name for layer in before]
+    assert [layer.index for layer in after] == list(range(11))
+    torch.testing.assert_close(after[10].form.dense(), before[10].form.dense())
+    torch.testing.assert_close(after[9].form.dense(), model.stack[9].self_attn.form().dense())
+    assert len(list(after.output)) == 11
+    assert after.values(0).value.shape == (4, 1, 4, 16)
+    with pytest.raises(ValueError, match=r"stack\.9\.self_attn: its values are read as its output map alone"):
+        after.values(9)

@@ -132,7 +132,7 @@ def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Pla
         stacks: dict[str, list[int]] = {}
         for match in found:
             stacks.setdefault(match["prefix"], []).append(int(match.groupdict().get("layer", 0)))
-        for prefix in sorted(stacks, key=_natural):
+        for prefix in sorted(stacks, key=natural):
             for layer in sorted(stacks[prefix]):
                 numbers = {"layer": layer, "previous": layer - 1, "last": max(stacks[prefix])}
                 yield _place(names, prefix, numbers, attention, tensors)
@@ -211,6 +211,6 @@ def _pattern(name: str, suffix: str) -> re.Pattern[str]:
     return re.compile(rf"(?P<prefix>(?:.+\.)?){layer}{re.escape(suffix)}")
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Sorts layer.2 before layer.10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

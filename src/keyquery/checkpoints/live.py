@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from keyquery.checkpoints.family import Family
+from keyquery.checkpoints.family import Family, natural
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer, Norm, Projections
+from keyquery.checkpoints.layouts import Values
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Form, Rope
 
@@ -63,6 +65,10 @@ class FormedHeads(Heads):
             notes=tuple(notes),
         )
 
+    def values(self, index: int) -> Values:
+        """Not read: a layer that says its form says its output map, too."""
+        raise ValueError(f"{self._layers[index]}: its values are read as its output map alone")
+
     def _read_output(self, index: int) -> Form:
         module: Any = self._model.get_submodule(self._layers[index])
         return module.output_form()
@@ -76,12 +82,40 @@ class FormedHeads(Heads):
         )
 
     def _norm(self, name: str) -> Norm | None:
-        """The norm that feeds a layer stands beside it, under the layer's name and _norm."""
-        beside = dict(self._model.named_modules()).get(f"{name}_norm")
-        if not isinstance(beside, nn.LayerNorm) or beside.weight is None:
+        """The norm that feeds a layer stands beside it, under the layer's name and _norm; or its owner says which."""
+        modules: dict[str, Any] = dict(self._model.named_modules())
+        beside = modules.get(f"{name}_norm")
+        fed_by, kind, eps = getattr(modules.get(name.rpartition(".")[0]), "fed_by", None) or (None, "layer", None)
+        norm = modules.get(fed_by) if fed_by else beside if isinstance(beside, nn.LayerNorm) else None
+        if norm is None or norm.weight is None:
             return None
-        shift = None if beside.bias is None else beside.bias.detach()
-        return Norm("layer", beside.weight.detach(), shift, beside.eps)
+        shift = getattr(norm, "bias", None)
+        return Norm(kind, norm.weight.detach(), None if shift is None else shift.detach(), eps or norm.eps)
+
+
+class MixedHeads(Heads):
+    """Layers that say their forms among layers that are read by their tensors, in the order of their names."""
+
+    def __init__(self, said: FormedHeads, others: Heads) -> None:
+        self.source, self.family = others.source, others.family
+        found = [(layer.name, heads, layer.index) for heads in (said, others) for layer in heads]
+        self._order = [(heads, index) for _, heads, index in sorted(found, key=lambda row: natural(row[0]))]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def _read(self, index: int) -> Layer:
+        heads, there = self._order[index]
+        return replace(heads[there], index=index)
+
+    def values(self, index: int) -> Values:
+        """As the part that the layer belongs to reads it."""
+        heads, there = self._order[index]
+        return heads.values(there)
+
+    def _read_output(self, index: int) -> Form:
+        heads, there = self._order[index]
+        return heads._read_output(there)
 
 
 def formed(model: nn.Module) -> list[str]:

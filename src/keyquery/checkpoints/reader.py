@@ -11,7 +11,7 @@ from torch import nn
 
 from keyquery.checkpoints.family import Attention, Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
-from keyquery.checkpoints.live import FormedHeads, formed
+from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
 
 TORCH = (".bin", ".pt", ".pth")
@@ -36,8 +36,11 @@ def read(
     (1, 'torch')
     """
     opened = _open(source, config)
-    if isinstance(source, nn.Module) and not query and not key and formed(source):
-        return FormedHeads(opened, source)
+    if isinstance(source, nn.Module) and not query and not key and (said := formed(source)):
+        rest = Live(source, without=said)
+        family = _family_by_type(rest) or recognise(rest.shapes)
+        own = FormedHeads(opened, source)
+        return own if family is None else MixedHeads(own, Heads(rest, family, heads, gaps=True))
     if query or key:
         family = _custom(query, key)
         if not places(family, opened.shapes, opened.config):
@@ -144,11 +147,16 @@ def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
     )
 
 
+def _family_by_type(source: Source) -> Family | None:
+    said = source.config.get("model_type")
+    fitting = (family for family in families().values() if family.goes_by(said))
+    return next((family for family in fitting if places(family, source.shapes, source.config)), None)
+
+
 def _family_of(source: Source) -> Family:
     said = source.config.get("model_type")
-    for family in families().values():
-        if family.goes_by(said) and places(family, source.shapes, source.config):
-            return family
+    if (family := _family_by_type(source)) is not None:
+        return family
     if isinstance(said, str) and said.startswith("gguf-"):
         read_ones = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
         raise ValueError(

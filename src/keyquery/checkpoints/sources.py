@@ -87,12 +87,14 @@ class Tower:
 
 
 class Live(Loaded):
-    """The parameters of a live module."""
+    """The parameters of a live module, but for those of the submodules that are left out."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, without: Iterable[str] = ()) -> None:
         config: Any = getattr(model, "config", None)
         facts = config.to_dict() if hasattr(config, "to_dict") else {}
-        super().__init__(model.state_dict(keep_vars=True), type(model).__name__, facts)
+        tensors, out = model.state_dict(keep_vars=True), tuple(f"{name}." if name else "" for name in without)
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(out)}
+        super().__init__(kept, type(model).__name__, facts)
         self.model = model
         meta = [name for name, tensor in self._tensors.items() if tensor.is_meta]
         if meta:
