@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keyquery.reading import Reading
     from keyquery.surgery.dial import dial
     from keyquery.surgery.register import register
+    from keyquery.surgery.swap import swap
 
 # Names are imported when they are first used: the command line is up, and can be interrupted, before torch is.
 _LAZY = {
@@ -39,6 +40,7 @@ _LAZY = {
     "nystrom": "keyquery.forms",
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
+    "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "nystrom",
     "read",
     "register",
+    "swap",
     "testing",
 ]
 
