@@ -15,6 +15,8 @@ from keyquery.surgery.handles import put
 
 # Where families keep the share of attention weights that they drop: a number, or an nn.Dropout.
 DROPOUTS = ("attn_dropout", "attention_dropout", "dropout")
+# What transformers hangs on a model's modules when it is first asked for inner outputs, and its sign that it did.
+RECORDERS, RECORDED = "transformers.utils.output_capturing", "_output_capturing_hooks_installed"
 
 
 class Swapped(nn.Module):
@@ -88,16 +90,14 @@ class TorchAttention(Swapped):
         return (out.transpose(0, 1) if apart else out if query.ndim == 3 else out.squeeze(0)), None
 
     def _mask(self, x: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """True where attention may go: (batch, n) of padding alone, else (batch, n, n) or (batch, heads, n, n)."""
+        """True where attention may go, (batch, n, n) or (batch, heads, n, n); queries at padding go on as before."""
         batch, n = x.shape[:2]
-        real = None if padding is None else ~_hidden(padding).reshape(batch, n)
+        real = None if padding is None else ~_hidden(padding).reshape(batch, 1, n).expand(batch, n, n)
         if mask is None:
             return real
         visible = ~_hidden(mask)
         visible = visible.expand(batch, n, n) if visible.numel() == n * n else visible.reshape(batch, -1, n, n)
-        if real is None:
-            return visible
-        return visible & (real[:, None] if visible.ndim == 3 else real[:, None, None])
+        return visible if real is None else visible & (real if visible.ndim == 3 else real[:, None])
 
 
 class Borrowed(Cache):
@@ -151,6 +151,21 @@ def unnest(model: nn.Module, names: list[str], changes: ExitStack) -> None:
             changes.callback(_nest, encoder)
             vars(encoder)["nested_before_swap"] = True
             encoder.use_nested_tensor = False
+
+
+def unrecord(model: nn.Module, changes: ExitStack) -> None:
+    """Recorders that come while layers are swapped miss the modules that come back: they go then, to come again."""
+    before = {module for module in model.modules() if vars(module).get(RECORDED)}
+    changes.callback(_unrecord, model, before)
+
+
+def _unrecord(model: nn.Module, before: set[nn.Module]) -> None:
+    for module in [module for module in model.modules() if vars(module).get(RECORDED) and module not in before]:
+        for part in module.modules():
+            vars(part).pop(RECORDED, None)
+            for key, hook in list(part._forward_hooks.items()):
+                if getattr(hook, "__module__", None) == RECORDERS:
+                    del part._forward_hooks[key]
 
 
 def _nest(encoder: Any) -> None:

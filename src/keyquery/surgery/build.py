@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.layer import LatentLayer
 from keyquery.checkpoints.layouts import Values
 from keyquery.layers import Attention
 from keyquery.layers.kernels import Diagonal, Pairwise, Split
@@ -43,6 +44,8 @@ def place_of(layer: Layer) -> str:
 
 def check_layer(model: nn.Module, heads: Heads, layer: Layer) -> None:
     """Refuse a layer whose scores a kq.Attention cannot keep, or whose calls it does not understand."""
+    if isinstance(layer, LatentLayer):
+        raise ValueError(f"layer {layer.index} ({layer.name}) cannot be swapped: a kq.Attention has no latents")
     module = model.get_submodule(place_of(layer))
     owner = model.get_submodule(place_of(layer).rpartition(".")[0])
     if isinstance(owner, Swapped):

@@ -20,11 +20,11 @@ from keyquery.checkpoints import Heads, Layer, read
 from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention
-from keyquery.surgery.adapters import Swapped, replace, unnest
+from keyquery.surgery.adapters import Swapped, replace, unnest, unrecord
 from keyquery.surgery.build import adapt, build, carried_state, check_layer, place_of, start_nearest
 from keyquery.surgery.handles import Handle, check_model, put
 
-FORMAT = "keyquery swap 1"
+FORMAT = "keyquery swap 1"  # one key of the metadata, whose keys have no order: equal swaps are equal files
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # whose masks say all that a kq.Attention needs
 
 
@@ -75,7 +75,7 @@ class Swap(Handle):
                     tensors[f"{name}.{key}"] = tensor.detach().cpu().contiguous()
         recipe = {"kernel": self._recipe.kernel, "symmetric_dims": self._recipe.symmetric_dims}
         facts = {**recipe, "layers": self._recipe.layers, "names": self._recipe.names}
-        write_all({path: to_bytes(tensors, {"format": FORMAT, "swap": json.dumps(facts)})})
+        write_all({path: to_bytes(tensors, {FORMAT: json.dumps(facts)})})
 
 
 def swap(
@@ -136,6 +136,7 @@ def swap(
 
 def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention], changes: ExitStack) -> None:
     """The one step that changes the model; whatever fails in it is undone."""
+    unrecord(model, changes)
     unnest(model, [place_of(layer) for layer in chosen], changes)
     for layer, attention in zip(chosen, attentions, strict=True):
         place, output = place_of(layer), layer.modules["output"]
@@ -209,10 +210,14 @@ def _read_saved(path: Path) -> tuple[Recipe, dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
-    if facts.get("format") != FORMAT:
-        raise ValueError(f"{path} is no saved swap: its format is {facts.get('format')!r}, not {FORMAT!r}")
-    said = json.loads(facts["swap"])
-    return Recipe(said["kernel"], said["symmetric_dims"], tuple(said["layers"]), tuple(said["names"])), tensors
+    if FORMAT not in facts:
+        raise ValueError(f"{path} is no saved swap: its metadata has no {FORMAT!r}")
+    try:
+        said = json.loads(facts[FORMAT])
+        recipe = Recipe(said["kernel"], said["symmetric_dims"], tuple(said["layers"]), tuple(said["names"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no saved swap: its metadata cannot be read ({error!r})") from None
+    return recipe, tensors
 
 
 def _load(recipe: Recipe, attentions: list[Attention], tensors: Mapping[str, Tensor], label: str) -> None:
