@@ -61,6 +61,17 @@ def test_padding_changes_nothing(name, kernel, left):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt_neox", "llama"])
+def test_rotary_positions_are_those_that_are_given(name):
+    model = tiny(name)
+    for positions in (torch.tensor([[0, 1, 5, 6, 20]]), torch.tensor([[0, 1, 2, 3, 9], [4, 0, 1, 7, 8]])):
+        inputs = {"input_ids": torch.randint(3, 60, (2, 5)), "position_ids": positions}
+        expected = model(**inputs)[0]
+        with kq.swap(model, "general"):
+            assert_close(model(**inputs)[0], expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("cache", ["dynamic", "static", None])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_copy_generates_the_same(name, cache):

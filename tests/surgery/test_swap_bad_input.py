@@ -87,6 +87,8 @@ def test_refusals_of_models():
     flash = tiny("bert")
     flash.config._attn_implementation = "flash_attention_2"
     assert_refused(flash, "attends by flash_attention_2")
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()
+    assert_refused(nn.Sequential(layer, layer), "one module, used twice")
     hooked = tiny("vit")
     hooked.layers[0].attention.forward = hooked.layers[0].attention.forward
     assert_refused(hooked, "its forward was replaced")

@@ -117,6 +117,8 @@ def swap(
     chosen = _chosen(heads, layers if stored is None else stored.layers)
     for layer in chosen:
         check_layer(model, heads, layer)
+    if len({model.get_submodule(place_of(layer)) for layer in chosen}) < len(chosen):
+        raise ValueError("some of these layers are one module, used twice: give `layers` that names it once")
     names = tuple(place_of(layer) or "attention" for layer in chosen)
     recipe = stored or Recipe(kernel, symmetric_dims, tuple(layer.index for layer in chosen), names)
     if recipe.names != names:
