@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keyquery.layers import Attention, Cache, Decoder, Encoder
     from keyquery.reading import Reading
     from keyquery.surgery.dial import dial
+    from keyquery.surgery.project import project
     from keyquery.surgery.register import register
     from keyquery.surgery.swap import swap
 
@@ -38,6 +39,7 @@ _LAZY = {
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
     "nystrom": "keyquery.forms",
+    "project": "keyquery.surgery.project",
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
     "swap": "keyquery.surgery.swap",
@@ -61,6 +63,7 @@ __all__ = [
     "look",
     "models",
     "nystrom",
+    "project",
     "read",
     "register",
     "swap",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from keyquery.forms import Form, Rope
 from keyquery.forms.checks import check_choice, check_count, check_float
+from keyquery.surgery.planes import fill, inverse, pairs, plane_rows
 
 KERNELS = ("symmetric", "psd", "rbf", "skew", "split", "pairwise")
 
@@ -100,7 +101,7 @@ def _still(kernel: str, gram: Tensor, symmetric: int) -> _Part:
             core = None if kernel == "skew" else gain
     whole = form.query.mT @ form.key
     error = (whole - rows.mT @ inner @ rows).square().sum((-2, -1))
-    return _Part(rows @ _inverse(torch.cat((form.query, form.key), -2)), core, error, whole.square().sum((-2, -1)))
+    return _Part(rows @ inverse(torch.cat((form.query, form.key), -2)), core, error, whole.square().sum((-2, -1)))
 
 
 def _split(form: Form, symmetric: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,20 +130,18 @@ def _compressed(form: Form) -> tuple[Tensor, Tensor]:
 def _turned(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> _Part:
     """Rotary planes: M_p is complex of rank one, and the Hermitian part of e^{iφ}·M_p gives z_p, φ by the kernel."""
     rank = gram.shape[-1] // 2
-    first, second = _pairs(rope, gram.device)
-    values, vectors = torch.linalg.eigh(_plane_gram(gram, first, second))
-    floor = rank * torch.finfo(values.dtype).eps * values[..., -1:].clamp(min=0)
-    rows = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)
+    first, second = pairs(rope, gram.device)
+    rows = plane_rows(gram, first, second)
     whole = rows[..., :1, :].mH @ rows[..., 1:, :]
     phase = _phase(kernel, whole.diagonal(dim1=-2, dim2=-1).sum(-1), symmetric)
     tilted = phase[..., None, None] * whole
     sizes, directions = torch.linalg.eigh((tilted + tilted.mH) / 2)
     z = directions[..., 1:].mH * sizes[..., 1, None, None].clamp(min=0).sqrt()
     near = phase.conj()[..., None, None] * (z.mH @ z)
-    weights = z @ _inverse(rows)
+    weights = z @ inverse(rows)
     mix = gram.new_zeros(*gram.shape[:-2], rank, 2 * rank)
-    _fill(mix, first, second, first, second, weights[..., 0, 0])
-    _fill(mix, first, second, first + rank, second + rank, weights[..., 0, 1])
+    fill(mix, first, second, first, second, weights[..., 0, 0])
+    fill(mix, first, second, first + rank, second + rank, weights[..., 0, 1])
     # A rotation by every angle: the mean of (Re e^{iθ}w)² is |w|²/2.
     size = rope.factor**4 / 2
     error, energy = (size * t.abs().square().sum((-3, -2, -1)) for t in (whole - near, whole))
@@ -172,33 +171,9 @@ def _plane_core(kernel: str, phase: Tensor, first: Tensor, second: Tensor, symme
             return phase.real[..., : symmetric // 2]
         case "pairwise":
             matrix = phase.real.new_zeros(*phase.shape[:-1], dims, dims)
-            _fill(matrix, first, second, first, second, phase.conj())
+            fill(matrix, first, second, first, second, phase.conj())
             return matrix
     return None
-
-
-def _plane_gram(gram: Tensor, first: Tensor, second: Tensor) -> Complex[Tensor, "*batch pairs 2 2"]:
-    """E[u u*] of u = (q_p, k_p), complex, for every plane p: what a rotation of both leaves as it is."""
-    rank = gram.shape[-1] // 2
-    real, imaginary = (torch.stack((index, index + rank), -1) for index in (first, second))
-
-    def between(rows: Tensor, columns: Tensor) -> Tensor:
-        return gram[..., rows.unsqueeze(-1), columns.unsqueeze(-2)]
-
-    same = between(real, real) + between(imaginary, imaginary)
-    return torch.complex(same, between(imaginary, real) - between(real, imaginary))
-
-
-def _pairs(rope: Rope, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which dimensions are the real and the imaginary part of each plane."""
-    every = torch.arange(rope.dims, device=device)
-    return (every[0::2], every[1::2]) if rope.interleaved else (every[: rope.dims // 2], every[rope.dims // 2 :])
-
-
-def _fill(matrix: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, number: Tensor) -> None:
-    """Complex numbers as 2×2 blocks: rows (a, b) are the number times columns (c, d), plane by plane."""
-    matrix[..., a, c] = matrix[..., b, d] = number.real
-    matrix[..., a, d], matrix[..., b, c] = -number.imag, number.imag
 
 
 def _joined(kernel: str, turned: Tensor | None, still: Tensor | None, dims: int) -> Tensor | None:
@@ -216,12 +191,6 @@ def _joined(kernel: str, turned: Tensor | None, still: Tensor | None, dims: int)
 def _rows(values: Tensor, vectors: Tensor) -> Tensor:
     """√λ·vᵀ."""
     return vectors.mT * values.sqrt().unsqueeze(-1)
-
-
-def _inverse(rows: Tensor) -> Tensor:
-    """The pseudo-inverse of rows V√Λ, whose columns are orthogonal; those of length 0 stay 0."""
-    sizes = rows.abs().square().sum(-2, keepdim=True)
-    return (rows / torch.where(sizes > 0, sizes, torch.inf)).mH
 
 
 def _share(error: Tensor, energy: Tensor) -> Tensor:

@@ -143,6 +143,7 @@ class Site:
         if len(parts) == 1 and len(parts[0][0]) == self.count:
             return parts[0][1], parts[0][2]
         width = max(query.shape[-1], *(wide.shape[-1] for _, wide, _ in parts))
+        width = -(-width // 8) * 8  # as fused kernels want it
         query, key = (nn.functional.pad(t, (0, width - t.shape[-1])) for t in (query, key))
         for heads, wide_query, wide_key in parts:
             blank = width - wide_query.shape[-1]
