@@ -188,3 +188,17 @@ def test_bad_input_is_told_and_changes_nothing():
     with kq.dial(model, popularity=0), pytest.raises(ValueError, match="take means before"):
         kq.dial(model, heads="0.0", data=[text(1, 5)])
     assert model not in _CHANGED
+
+
+def test_a_swapped_model_is_dialled_as_the_original_is():
+    """A copy of the attention has the same queries and keys, and so the same parts; with a cache, too."""
+    model, data = decoder("llama"), text(4, 12)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    inputs = text(1, 5)
+    with kq.dial(model, **GAINS, data=[data]):
+        expected = model.generate(**inputs, **options)
+    with kq.swap(model, "general"), kq.dial(model, **GAINS, data=[data]):
+        found = model.generate(**inputs, **options)
+    for one, other in zip(found.logits, expected.logits, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)

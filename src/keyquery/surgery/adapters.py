@@ -105,10 +105,10 @@ class Borrowed(Cache):
 
     def __init__(self, past: Any, layer: Any, visible: Tensor | None, first: int | None) -> None:
         super().__init__()
-        self._past, self._layer, self._first = getattr(past, "self_attention_cache", past), layer, first
+        self.past, self._layer, self._first = getattr(past, "self_attention_cache", past), layer, first
         # A static cache has room for tokens that are still to come, as its masks know.
         known = None if visible is None else visible.shape[-1] - visible.shape[-2]
-        self._old = int(self._past.get_seq_length(layer)) if known is None else known
+        self._old = int(self.past.get_seq_length(layer)) if known is None else known
 
     @property
     def length(self) -> int:
@@ -119,7 +119,7 @@ class Borrowed(Cache):
         self, layer: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add new tokens; of an empty static cache, only these are there yet."""
-        key, value = self._past.update(key, value, self._layer)
+        key, value = self.past.update(key, value, self._layer)
         return key[:, :, : self._first], value[:, :, : self._first], mask
 
 

@@ -128,7 +128,8 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
     def note(site: Site) -> Callable[..., None]:
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             values = [*args, *kwargs.values()]
-            site.cache = next((v for v in values if isinstance(v, Cache) or hasattr(v, "get_seq_length")), None)
+            found = next((v for v in values if isinstance(v, Cache) or hasattr(v, "get_seq_length")), None)
+            site.cache = getattr(found, "past", found)  # a swapped layer wraps the model's own anew for each call
             if kwargs.get("offsets") is not None:
                 raise ValueError("packed sequences cannot be changed: give them as a batch with a mask")
             own = kwargs.get("positions", kwargs.get("position_ids"))
