@@ -63,6 +63,16 @@ def attend(
     return (out, None) if visible is None and real is None else (out.where(seen, 0.0), seen)
 
 
+def as_wide(value: Float[Tensor, "batch kv m v"], width: int) -> Float[Tensor, "batch kv m w"]:
+    """Values padded to the width of queries and keys, as most fused kernels want it.
+
+    cuDNN's, which torch prefers from Hopper on, takes narrower ones, and is faster with them.
+    """
+    if value.is_cuda and torch.backends.cuda.cudnn_sdp_enabled() and torch.cuda.get_device_capability()[0] >= 9:
+        return value
+    return pad(value, (0, width - value.shape[-1]))
+
+
 def _lower_right(query: Tensor, n: int, m: int) -> Any:
     """Causal for the last n of m tokens."""
     if torch.compiler.is_compiling():  # which does not know the lazy mask

@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 
 from keyquery.capture.watch import MASKS
 from keyquery.layers import Attention, Cache
-from keyquery.layers.attend import attend
+from keyquery.layers.attend import as_wide, attend
 from keyquery.surgery.handles import put
 from keyquery.surgery.register import ACTIVE, EAGER, FUSED, register, uses_interface
-from keyquery.surgery.sites import Rewrite, Run, Site, find_sites
+from keyquery.surgery.sites import Rewrite, Run, Site, find_sites, repeated
 
 
 @dataclass(eq=False)
@@ -159,13 +159,13 @@ def _own(module: Attention, site: Site, run: Run) -> Callable[..., Any]:
     ) -> tuple[Tensor, Tensor | None]:
         if not site.rewrites:
             return Attention._attend(module, query, key, value, real, visible, is_causal)
-        key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+        key, value = (repeated(t, query.shape[1]) for t in (key, value))
         if module.kernel == "rbf":  # what it takes off is a dimension of the key, where the query has 1
             query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
             key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
         query, key = site.widen(query, key, run.places(query.shape[-2]), real)
         width = value.shape[-1]
-        value = nn.functional.pad(value, (0, query.shape[-1] - width))
+        value = as_wide(value, query.shape[-1])
         dropout = module.dropout if module.training else 0.0
         out, seen = attend(query, key, value, module.scale, real, visible, is_causal, (), dropout)
         return out[..., :width], seen
@@ -196,7 +196,7 @@ def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[T
     """What the rewrites change of the scaled scores of tokens x (batch, n, d)."""
     layer, past = site.read(), site.known()
     query, key = (t.flatten(1, 2) for t in layer.project(x))
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    key = repeated(key, query.shape[1])
     n, old = x.shape[1], 0 if past is None else past.keys.shape[-2]
     at = run.places(n)
     at = torch.arange(old, old + n, device=x.device)[None] if at is None else at

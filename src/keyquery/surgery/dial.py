@@ -37,21 +37,25 @@ class Gains:
         self.heads, self.gains, self._means = list(heads), gains, means
 
     def __call__(self, call: Call) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
-        """q̃ of the new tokens and k̃ of all."""
-        at_query, at_key = (call.at(mean)[:, self.heads] for mean in self._means or call.means())
-        queries, keys, n = call.queries[:, self.heads], call.keys[:, self.heads], call.new
-        own_queries, own_keys = queries - at_query, keys - at_key
+        """q̃ of the new tokens and k̃ of all, each block as gain·x + shift in one pass."""
+        at_query, at_key = (self._own(call.at(mean)) for mean in self._means or call.means())
+        queries, keys, n = self._own(call.queries), self._own(call.keys), slice(-call.new, None)
         alike, points, crowd, place = self.gains.to(keys)[:, :, None, None]
-        both, across = (alike + points) / 2, (alike - points) / 2
-        wide_query = [both * own_queries[..., -n:, :] + crowd * at_query[..., -n:, :]]
-        wide_key = [own_keys]
+        both, across, one = (alike + points) / 2, (alike - points) / 2, torch.ones_like(alike)
+        query, key = queries[..., n, :], keys[..., n, :]
+        wide_query = [(both, query, (crowd - both) * at_query[..., n, :])]
+        wide_key = [(one, keys, -at_key)]
         if not torch.equal(self.gains[0], self.gains[1]):
-            wide_query.append(across * own_keys[..., -n:, :])
-            wide_key.append(own_queries)
+            wide_query.append((across, key, -across * at_key[..., n, :]))
+            wide_key.append((one, queries, -at_query))
         if call.turn.rope is not None or call.constants:  # else the same for every key, and softmax does not see it
-            wide_query.append(place * queries[..., -n:, :])
-            wide_key.append(at_key.expand_as(keys))
-        return torch.cat(wide_query, -1), torch.cat(wide_key, -1)
+            wide_query.append((place, query, torch.zeros_like(query[:1, ..., :1])))
+            wide_key.append((torch.zeros_like(one), keys, at_key))
+        return _side_by_side(wide_query), _side_by_side(wide_key)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Of its heads; all of them need no copy."""
+        return x if len(self.heads) == x.shape[1] else x[:, self.heads]
 
     def bias_gain(self) -> Float[Tensor, " heads"]:
         """A bias by position is part of position."""
@@ -142,6 +146,17 @@ class Means:
         mean = self._of[site.index]
         rank = mean.shape[-1] // 2
         return mean[:, :rank], mean[:, rank:]
+
+
+def _side_by_side(blocks: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """gain·x + shift of every block, along the last dimension; written in place where no gradient has to pass."""
+    if torch.is_grad_enabled() and any(t.requires_grad for block in blocks for t in block):
+        return torch.cat([torch.addcmul(shift, gain, x) for gain, x, shift in blocks], -1)
+    width = blocks[0][1].shape[-1]
+    out = blocks[0][1].new_empty(*blocks[0][1].shape[:-1], width * len(blocks))
+    for part, (gain, x, shift) in zip(out.split(width, -1), blocks, strict=True):
+        torch.addcmul(shift, gain, x, out=part)
+    return out
 
 
 def _checked(*gains: Any) -> Float[Tensor, 4]:

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from keyquery.surgery.sites import Run, Site
+from keyquery.layers.attend import as_wide
+from keyquery.surgery.sites import Run, Site, repeated
 
 FUSED, EAGER = "keyquery", "keyquery_eager"
 # Modules whose queries and keys are rewritten; all others attend as they always do.
@@ -73,16 +74,14 @@ def _attend(
     if rest.get("scaling") is not None:
         query = query * (rest["scaling"] / site.scale)  # some families scale their queries themselves
     rest["scaling"] = site.scale
-    shared = query.shape[1] // key.shape[1]
-    key, value = (t.repeat_interleave(shared, 1) for t in (key, value))
+    key, value = (repeated(t, query.shape[1]) for t in (key, value))
     constants = rest.get("softcap") is not None or rest.get("s_aux") is not None
     places, real = run.places(query.shape[-2]), run.real(len(key), key.shape[-2])
     query, key = site.widen(query, key, places, real, constants)
     if rest.get("position_bias") is not None:
         rest["position_bias"] = rest["position_bias"] * site.bias_gains().to(query)[:, None, None]
     width = value.shape[-1]
-    if padded:  # fused kernels want one width
-        value = nn.functional.pad(value, (0, query.shape[-1] - width))
+    value = as_wide(value, query.shape[-1]) if padded else value
     out, weights = inner(_Ungrouped(module), query, key, value, mask, **rest)
     return out[..., :width], weights
 

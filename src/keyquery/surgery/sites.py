@@ -77,10 +77,16 @@ class Call:
     def means(self) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
         """Mean query and key, unturned, over the real tokens; of those that a cache began with, if there is one."""
         if self.past.means is None:
-            both = (self.turn.back(t, self.places.unsqueeze(1)).transpose(1, 2) for t in (self.queries, self.keys))
-            query, key = (t.flatten(0, 1) if self.real is None else t[self.real] for t in both)
-            self.past.means = query.mean(0), key.mean(0)
+            self.past.means = self._mean(self.queries), self._mean(self.keys)
         return self.past.means
+
+    def _mean(self, x: Float[Tensor, "batch heads m r"]) -> Float[Tensor, "heads r"]:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        count = x.shape[0] * x.shape[2] if self.real is None else self.real.sum()
+        x = x if self.real is None else x * self.real[:, None, :, None]
+        if len(self.places) == 1:  # all sequences stand in the same places: their sum is turned back, not each of them
+            x = x.sum(0, keepdim=True, dtype=wide)
+        return self.turn.back(x, self.places.unsqueeze(1)).sum((0, 2), dtype=wide) / count
 
 
 @runtime_checkable
@@ -181,6 +187,11 @@ class Site:
         if self.cache is not None:
             self._pasts[self.cache] = past
         return Call(queries, key, new, places, real, self.turn, constants, past)
+
+
+def repeated(x: Float[Tensor, "batch kv m r"], heads: int) -> Float[Tensor, "batch heads m r"]:
+    """One key or value for each query head."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def find_sites(model: nn.Module) -> dict[int, Site]:
