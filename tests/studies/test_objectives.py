@@ -8,7 +8,8 @@ import torch
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import Shape
-from keyquery.studies.objectives import Objectives, Task, objectives, recorded
+from keyquery.studies.objectives import Objectives, objectives, recorded
+from keyquery.studies.texts import Task
 
 TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16)
 

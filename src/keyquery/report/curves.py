@@ -6,7 +6,8 @@ from statistics import mean
 from typing import Any
 
 from keyquery.report.colours import DOES, LIGHT
-from keyquery.studies.objectives import NAMES, OBJECTIVES, SHARES, Objectives
+from keyquery.studies.objectives import NAMES, SHARES, Objectives
+from keyquery.studies.texts import OBJECTIVES
 
 
 def curves(reading: Objectives, pyplot: Any) -> Any:

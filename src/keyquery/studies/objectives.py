@@ -17,25 +17,21 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap, windows
+from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.files import write_text
 from keyquery.instruments import look
 from keyquery.layers import LanguageModel, Shape
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.cards import write_model
+from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task, pick_device
 from keyquery.training import Recipe, train
 
-OBJECTIVES = ("masked", "next token")
 NAMES = {"masked": "encoder", "next token": "decoder"}
 SHARES = ("reciprocal", "directional", "popularity")
-MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left
-HELD_OUT = 0.02  # of the corpus, at its end
-BATCH = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +110,7 @@ def objectives(
     kept unless `force`. `about` is what the cards say of the text.
     """
     shape = shape or Shape(vocab_size=4096)
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    chosen = pick_device(device)
     seeds = list(dict.fromkeys(seeds))
     text = unwrap(read_corpus(corpus))
     place = None if out is None else Place(Path(out), text, shape, steps, force)
@@ -160,53 +156,6 @@ class Place:
         return self.work / name
 
 
-class Task:
-    """One objective on one corpus: batches, loss, and validation on text that was held out."""
-
-    def __init__(self, objective: str, ids: Tensor, held_out: Tensor, length: int, tokenizer: Tokenizer) -> None:
-        self.objective, self.ids, self.length, self.tokenizer = objective, ids, length, tokenizer
-        generator = torch.Generator().manual_seed(0)
-        found = windows(held_out, 256, length + 1, generator)
-        self.texts = found[:16, :-1]
-        self.held_out = [self._batch(part, generator) for part in found.split(32)]
-
-    def draw(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and targets; −100 where nothing is asked."""
-        return self._batch(windows(self.ids, BATCH, self.length + 1, generator), generator)
-
-    def _batch(self, found: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        if self.objective == "next token":
-            return found[:, :-1], found[:, 1:]
-        found = found[:, :-1]
-        dice, fate = torch.rand(2, *found.shape, generator=generator).to(found.device)
-        random = torch.randint(2, len(self.tokenizer), found.shape, generator=generator).to(found.device)
-        asked = dice < MASKED
-        mask = self.tokenizer.mask_token_id
-        assert mask is not None
-        inputs = found.masked_fill(asked & (fate < 0.8), mask).where(~asked | (fate < 0.9), random)
-        return inputs, found.masked_fill(~asked, -100)
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy of the tokens that are asked for."""
-        inputs, targets = batch
-        return cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
-
-    def validate(self, model: nn.Module) -> float:
-        """The loss on held-out text."""
-        with torch.no_grad():
-            return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
-
-    def look(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Every head's symmetry and shares on held-out text, unmasked."""
-        still = copy.deepcopy(model).cpu().eval()
-        reading = look(still, inputs=[{"input_ids": self.texts.cpu()}], length=self.length)
-        return [
-            {"layer": head["layer"], "head": head["head"], "raw_symmetry": head["raw"]["symmetry"]}
-            | {name: head["on_data"][name] for name in ("symmetry", *SHARES)}
-            for head in reading.heads
-        ]
-
-
 def recorded(steps: int) -> set[int]:
     """At which steps heads are looked at: the start, then every half power of two, and the end.
 
@@ -245,7 +194,7 @@ class Run:
         def after(step: int, model: nn.Module) -> None:
             if step in wanted and all(row["step"] != step for row in self.rows):
                 place = {"objective": self.task.objective, "seed": self.recipe.seed, "step": step}
-                self.rows.extend({**place, **row} for row in self.task.look(model))
+                self.rows.extend({**place, **row} for row in self._look(model))
                 _write(self._heads, self.rows)
 
         task = self.task
@@ -255,6 +204,16 @@ class Run:
         self.result = {"objective": task.objective, "seed": self.recipe.seed, "loss": task.validate(model)}
         self.result |= {"tokens": len(task.ids), "recipe": asdict(self.recipe), "log": log.rows}
         return model
+
+    def _look(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Every head's symmetry and shares on held-out text, unmasked."""
+        still = copy.deepcopy(model).cpu().eval()
+        reading = look(still, inputs=[{"input_ids": self.task.texts.cpu()}], length=self.task.length)
+        return [
+            {"layer": head["layer"], "head": head["head"], "raw_symmetry": head["raw"]["symmetry"]}
+            | {name: head["on_data"][name] for name in ("symmetry", *SHARES)}
+            for head in reading.heads
+        ]
 
     def finish(self) -> None:
         """Keep the results, so that a study which goes on need not train this model again."""

@@ -1,0 +1,71 @@
+"""The two objectives on text: batches, loss, and validation on text that was held out."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.data import windows
+
+OBJECTIVES = ("masked", "next token")
+MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left
+HELD_OUT = 0.02  # of the corpus, at its end
+BATCH = 128
+
+
+class Task:
+    """One objective on one corpus; `checks` windows of the held-out text are what it is validated on."""
+
+    def __init__(
+        self,
+        objective: str,
+        ids: Int[Tensor, " tokens"],
+        held_out: Int[Tensor, " held"],
+        length: int,
+        tokenizer: Tokenizer,
+        batch: int = BATCH,
+        checks: int = 256,
+    ) -> None:
+        self.objective, self.ids, self.length, self.tokenizer, self.batch = objective, ids, length, tokenizer, batch
+        generator = torch.Generator().manual_seed(0)
+        found = windows(held_out, checks, length + 1, generator)
+        self.texts = found[:16, :-1]
+        self.held_out = [self._batch(part, generator) for part in found.split(32)]
+
+    def draw(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and targets; −100 where nothing is asked."""
+        return self._batch(windows(self.ids, self.batch, self.length + 1, generator), generator)
+
+    def _batch(self, found: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if self.objective == "next token":
+            return found[:, :-1], found[:, 1:]
+        found = found[:, :-1]
+        dice, fate = torch.rand(2, *found.shape, generator=generator).to(found.device)
+        random = torch.randint(2, len(self.tokenizer), found.shape, generator=generator).to(found.device)
+        asked = dice < MASKED
+        mask = self.tokenizer.mask_token_id
+        assert mask is not None
+        inputs = found.masked_fill(asked & (fate < 0.8), mask).where(~asked | (fate < 0.9), random)
+        return inputs, found.masked_fill(~asked, -100)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-entropy of the tokens that are asked for."""
+        inputs, targets = batch
+        return cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
+
+    def validate(self, model: nn.Module) -> float:
+        """The loss on held-out text."""
+        with torch.no_grad():
+            return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
+
+
+def pick_device(device: str) -> str:
+    """The device that is meant: for "auto" a GPU where there is one.
+
+    >>> pick_device("cpu")
+    'cpu'
+    """
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
