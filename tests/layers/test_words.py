@@ -47,3 +47,13 @@ def test_a_text_that_is_too_long_is_told():
 def test_each_block_has_its_own_cache():
     with pytest.raises(ValueError, match="one for each of 2 blocks, got 1"):
         kq.Decoder(8, depth=2, heads=2)(torch.zeros(1, 3, 8), caches=[kq.Cache()])
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_heads_may_be_wider_than_their_share_and_are_read_so(rope, tmp_path):
+    model = LanguageModel(Shape(vocab_size=20, width=16, depth=1, causal=True, rope=rope, head_dim=6))
+    model.save(tmp_path, dtype=torch.float32)
+    head = kq.read(tmp_path)[0]
+    layer = model.body.blocks[0].attention
+    assert torch.allclose(head.form.dense(), layer.form().dense())
+    assert head.scale == layer.scale == 6**-0.5

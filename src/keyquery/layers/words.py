@@ -30,6 +30,7 @@ class Shape:
     kernel: str = "general"
     rope: bool = False  # rotary positions in place of learned ones
     dropout: float = 0.0
+    head_dim: int | None = None  # None: width / heads
     model_type: str = "keyquery"
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,13 +49,12 @@ class LanguageModel(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.config = shape
-        rope = Rope(shape.width // shape.num_attention_heads) if shape.rope else None
+        rope = Rope(shape.head_dim or shape.width // shape.num_attention_heads) if shape.rope else None
         stack = Decoder if shape.causal else Encoder
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.places = None if shape.rope else nn.Embedding(shape.length, shape.width)
-        self.body = stack(
-            shape.width, shape.depth, shape.num_attention_heads, kernel=shape.kernel, rope=rope, dropout=shape.dropout
-        )
+        options = {"kernel": shape.kernel, "rope": rope, "dropout": shape.dropout, "head_dim": shape.head_dim}
+        self.body = stack(shape.width, shape.depth, shape.num_attention_heads, **options)
         for embedding in (self.tokens, self.places):
             if embedding is not None:
                 nn.init.normal_(embedding.weight, std=0.02)
