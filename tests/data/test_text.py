@@ -5,7 +5,7 @@ import lzma
 import pytest
 import torch
 
-from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap, windows
+from keyquery.data import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap, windows
 
 TEXT = "The cat sat on the mat.\nThe dog sat on the cat.\n\nThe end of the tale.\n" * 20
 
@@ -23,6 +23,25 @@ def test_what_is_no_text_is_told(tmp_path):
         read_corpus(tmp_path / "latin.txt")
     with pytest.raises(ValueError, match="holds no text"):
         read_corpus(tmp_path / "empty.txt")
+
+
+def test_a_column_of_texts_may_be_packed_and_hold_quotes(tmp_path):
+    rows = ["label\ttext", '1\t"Fine", he said', "0\tit's too long"]
+    (tmp_path / "a.tsv.xz").write_bytes(lzma.compress("\r\n".join(rows).encode()))
+    assert read_column(tmp_path / "a.tsv.xz") == ['"Fine", he said', "it's too long"]
+    assert read_column(tmp_path / "a.tsv.xz", "label") == ["1", "0"]
+
+
+def test_a_table_that_has_no_such_texts_is_told(tmp_path):
+    (tmp_path / "a.tsv").write_text("label\ttexts\n1\tfine\n")
+    with pytest.raises(ValueError, match="column must be one of 'label', 'texts', got 'text'; did you mean 'texts'"):
+        read_column(tmp_path / "a.tsv")
+    (tmp_path / "b.tsv").write_text("label\ttext\n1\tfine\n0\n")
+    with pytest.raises(ValueError, match=r"b.tsv, line 3: expected 2 columns, as in the header, got 1"):
+        read_column(tmp_path / "b.tsv")
+    (tmp_path / "c.tsv").write_text("label\ttext\n")
+    with pytest.raises(ValueError, match="a header and no rows"):
+        read_column(tmp_path / "c.tsv")
 
 
 def test_broken_lines_are_joined():

@@ -3,7 +3,7 @@
 from keyquery.data.images import Images, load_images
 from keyquery.data.series import Series, load_ts
 from keyquery.data.tables import Table, load_table
-from keyquery.data.text import encode_corpus, read_corpus, train_tokenizer, unwrap, windows
+from keyquery.data.text import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap, windows
 
 __all__ = [
     "Images",
@@ -13,6 +13,7 @@ __all__ = [
     "load_images",
     "load_table",
     "load_ts",
+    "read_column",
     "read_corpus",
     "train_tokenizer",
     "unwrap",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.files import read_text
+from keyquery.forms.checks import check_choice
 
 # Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
@@ -24,6 +25,27 @@ def read_corpus(path: str | Path) -> str:
     if not text.strip():
         raise ValueError(f"{path} holds no text")
     return text
+
+
+def read_column(path: str | Path, column: str = "text") -> list[str]:
+    """One text a row: a column of a tab-separated file with a header, packed or not; quotes are plain characters.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "films.tsv").write_text('label\\ttext\\n1\\tA "fine" film.\\n0\\tToo long.\\n')
+    ...     read_column(Path(folder, "films.tsv"))
+    ['A "fine" film.', 'Too long.']
+    """
+    header, *lines = read_corpus(path).rstrip("\n").split("\n")
+    names = header.rstrip("\r").split("\t")
+    check_choice("column", column, names)
+    rows = [line.rstrip("\r").split("\t") for line in lines]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise ValueError(f"{path}, line {number}: expected {len(names)} columns, as in the header, got {len(row)}")
+    if not rows:
+        raise ValueError(f"{path} holds a header and no rows")
+    return [row[names.index(column)] for row in rows]
 
 
 def unwrap(text: str) -> str:
