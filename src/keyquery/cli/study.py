@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,19 @@ from keyquery.cli.options import Csv, Force, Json, Picture, Quiet, deliver, targ
 from keyquery.layers import Shape
 from keyquery.report import terminal
 
+Texts = Annotated[
+    Path | None,
+    typer.Option(help="A text file, or a .tsv with a column `text`, packed or not; without, the tokens in --out."),
+]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option(help="A seed; may be given several times. Without: three, and ten of the synthetic part."),
+]
+Samples = Annotated[
+    list[int] | None,
+    typer.Option(help="Sequences that the synthetic part learns from; may be given several times."),
+]
+Rows = Annotated[Path | None, typer.Option(help="Write one line a training to this CSV file.")]
 study = typer.Typer(
     help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
 )
@@ -50,4 +63,45 @@ def objectives(
     shape = Shape(vocab_size=vocabulary, width=width, depth=depth)
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         reading = run(corpus, out, seed or [0], steps, shape, device, about, force, progress)
+    deliver(reading, files, quiet)
+
+
+@study.command("kernels")
+def kernels(
+    corpus: Texts = None,
+    out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
+    part: Annotated[str, typer.Option(help="synthetic, language, init, or all.")] = "all",
+    seed: Seeds = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each language model on all the text.")] = 800,
+    few_steps: Annotated[int, typer.Option(min=1, help="Training steps on a small share of it.")] = 400,
+    few: Annotated[float, typer.Option(help="That share.")] = 0.02,
+    samples: Samples = None,
+    width: Annotated[int, typer.Option(min=8, help="The language models' width.")] = 256,
+    depth: Annotated[int, typer.Option(min=1, help="How many layers.")] = 4,
+    length: Annotated[int, typer.Option(min=2, help="Tokens a window.")] = 128,
+    vocabulary: Annotated[int, typer.Option(min=260, help="How many tokens the tokenizer learns.")] = 4096,
+    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto; of the language models.")] = "auto",
+    json: Json = None,
+    csv: Rows = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Does structure pay? Every kernel on two tasks of known truth and in language models, and three other starts.
+
+    Minutes on a GPU with several --workers; the synthetic part takes minutes on any machine and needs no text.
+    """
+    from keyquery.studies.kernels import Plan
+    from keyquery.studies.kernels import kernels as run
+
+    files = targets(force, json=json, csv=csv, picture=picture)
+    if picture is not None and part == "init":
+        raise ValueError("--picture draws the parts synthetic and language, not init")
+    sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary}
+    given: dict[str, Any] = {"part": part, "steps": steps, "few_steps": few_steps, "few": few, **sizes}
+    given |= {"seeds": tuple(seed), "trial_seeds": tuple(seed)} if seed else {}
+    given |= {"samples": tuple(samples)} if samples else {}
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        reading = run(corpus, out, Plan(**given), device, workers, force, progress)
     deliver(reading, files, quiet)

@@ -12,6 +12,16 @@ DOES = {
     "popularity": "follows the crowd",
     "position": "minds the place",
 }
+# Kernels in the tones of the parts they have: blues compare, orange points, purple has both, grey is unstructured.
+KERNELS = {
+    "general": "#24292f",
+    "pairwise": "#8c959f",
+    "symmetric": "#2166ac",
+    "psd": "#54aeff",
+    "rbf": "#2a9d8f",
+    "skew": "#d6701c",
+    "split": "#8250df",
+}
 # Equal steps of lightness, light to dark, from the middle of viridis: visible on white and on black.
 DEPTHS = ("#9bd93c", "#5ec962", "#2fb47c", "#1fa187", "#21918c", "#2a788e", "#355f8d", "#414487")
 

@@ -15,8 +15,9 @@ from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.maps import ablation_map
+from keyquery.report.panels import panels
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
-from keyquery.studies import Objectives
+from keyquery.studies import Kernels, Objectives
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -24,7 +25,7 @@ PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fontty
 
 
 # Kinds that have one picture of their own.
-OWN: dict[type[Reading], Callable[[Any, Any], Any]] = {Objectives: curves, Ablation: ablation_map}
+OWN: dict[type[Reading], Callable[[Any, Any], Any]] = {Objectives: curves, Kernels: panels, Ablation: ablation_map}
 
 
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:

@@ -18,7 +18,8 @@ from keyquery.reading import Reading
 from keyquery.report.colours import DOES
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.tokens import tokens_tables
-from keyquery.studies import Objectives
+from keyquery.report.trainings import kernels_tables
+from keyquery.studies import Kernels, Objectives
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -194,6 +195,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Look: lambda reading: [_look(reading)],
     Comparison: _comparison,
     Objectives: _objectives,
+    Kernels: lambda reading: kernels_tables(reading, _table),
     Ablation: ablation_lines,
     Turned: turned_lines,
 }

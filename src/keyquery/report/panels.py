@@ -1,0 +1,74 @@
+"""The study of kernels as a picture: what each learns from how much, and what it is worth in a language model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keyquery.report.colours import KERNELS
+from keyquery.studies.kernels import Kernels
+from keyquery.studies.synthetic import TASKS
+from keyquery.studies.texts import OBJECTIVES
+
+TRUTHS = {"smoothing": "reciprocal truth: smoothing", "look-up": "directional truth: look-up"}
+
+
+def panels(reading: Kernels, pyplot: Any) -> Any:
+    """Above, the error on both tasks of known truth against the sample size; below, losses less that of general."""
+    rows = reading.summary()
+    synthetic = [row for row in rows if row["part"] == "synthetic"]
+    usual = {"part": "language", "rope": False, "wide": False, "init": "default"}
+    language = [row for row in rows if all(row.get(key) == value for key, value in usual.items())]
+    language = [row for row in language if row["gap"] is not None and row["kernel"] != "general"]
+    if not synthetic and not language:
+        raise ValueError("a study of the start alone has no picture: it needs the part synthetic or language")
+    heights = [2.6] * bool(synthetic) + [1.9] * bool(language)
+    figure = pyplot.figure(figsize=(7.2, sum(heights)), layout="constrained")
+    places = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    if synthetic:
+        _errors(next(places), synthetic)
+    if language:
+        _gaps(next(places), language)
+    return figure
+
+
+def _errors(figure: Any, rows: list[dict[str, Any]]) -> None:
+    axes = figure.subplots(1, len(TASKS), sharey=True)
+    for axis, task in zip(axes, TASKS, strict=True):
+        for kernel, colour in KERNELS.items():
+            found = [row for row in rows if (row["task"], row["kernel"]) == (task, kernel)]
+            at, error = [row["samples"] for row in found], [row["error"] for row in found]
+            spread = [row["error_sd"] or 0.0 for row in found]
+            low = [max(e - s, e / 3) for e, s in zip(error, spread, strict=True)]  # a log axis has no zero
+            high = [e + s for e, s in zip(error, spread, strict=True)]
+            axis.plot(at, error, color=colour, label=kernel, linewidth=1.3, marker="o", markersize=2.5)
+            axis.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.axhline(1, color="#8c959f", linewidth=0.6, linestyle=":")
+        axis.set(xscale="log", yscale="log", xlabel="training sequences", title=TRUTHS[task])
+        sizes = sorted({row["samples"] for row in rows})
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].set_ylabel("error (1: knows nothing)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+
+
+def _gaps(figure: Any, rows: list[dict[str, Any]]) -> None:
+    shares = sorted({row["share"] for row in rows}, reverse=True)
+    columns = [(objective, share) for objective in OBJECTIVES for share in shares]
+    names = [kernel for kernel in KERNELS if any(row["kernel"] == kernel for row in rows)][::-1]
+    axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for axis, (objective, share) in zip(axes, columns, strict=True):
+        axis.axvline(0, color=KERNELS["general"], linewidth=0.8)
+        for row in rows:
+            if (row["objective"], row["share"]) == (objective, share):
+                look = {"color": KERNELS[row["kernel"]], "fmt": "o", "markersize": 4, "capsize": 2}
+                axis.errorbar(row["gap"], names.index(row["kernel"]), xerr=row["gap_sd"] or 0.0, **look)
+        axis.set(
+            title=f"{objective}, {'all text' if share == 1 else f'{share:.0%} of it'}", ylim=(-0.6, len(names) - 0.4)
+        )
+        axis.set_yticks(range(len(names)), names)
+        axis.margins(x=0.2)
+        axis.locator_params(axis="x", nbins=4)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("loss less that of general, nats a token (left of the line is better)", fontsize=8)

@@ -1,0 +1,69 @@
+"""The study of kernels as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.studies.kernels import Kernels
+
+
+def kernels_tables(reading: Kernels, table: Callable[..., Table]) -> list[Any]:
+    """Fresh heads, then errors by sample size, then losses beside those of general."""
+    rows = reading.summary()
+    shown: list[Any] = []
+    parts = {"start": _starts, "synthetic": _synthetic, "language": _language}
+    for part, show in parts.items():
+        found = [row for row in rows if row["part"] == part]
+        if found:
+            shown += [*([""] if shown else []), *show(found, table)]
+    return shown
+
+
+def _starts(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
+    made = table("layer", "width", "seeds", "directional")
+    for row in rows:
+        made.add_row(row["layer"], str(row["width"]), str(row["seeds"]), _spread(row, "directional", 4))
+    return [Text("fresh heads: directional share of their energy", style="bold"), made]
+
+
+def _synthetic(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
+    sizes = sorted({row["samples"] for row in rows})
+    made = table("task", Text("kernel"), *(f"{size:,}" for size in sizes))
+    for task, kernel in dict.fromkeys((row["task"], row["kernel"]) for row in rows):
+        at = {row["samples"]: row["error"] for row in rows if (row["task"], row["kernel"]) == (task, kernel)}
+        made.add_row(task, kernel, *(f"{at[size]:.3f}" if size in at else "–" for size in sizes))
+    return [Text(f"error (1: knows nothing) by training sequences, mean of {_seeds(rows)}", style="bold"), made]
+
+
+def _language(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
+    made = table("objective", "text", "kernel", "with", "loss", "less general's", "faster")
+    for column in made.columns[:4]:
+        column.justify, column.no_wrap = "left", True
+    for row in sorted(rows, key=lambda row: (row["objective"], -row["share"], row["init"] != "default", row["rope"])):
+        marks = {"rope": row["rope"], "wide": row["wide"], row["init"]: row["init"] != "default"}
+        made.add_row(
+            row["objective"],
+            "all" if row["share"] == 1 else f"{row['share']:.0%}",
+            row["kernel"],
+            ", ".join(mark for mark, there in marks.items() if there),
+            _spread(row, "loss", 3),
+            "–" if row["gap"] is None else _spread(row, "gap", 3, sign="+"),
+            "–" if row["faster"] is None else f"{row['faster']:+.0%}",
+        )
+    said = "rope: rotary positions. wide: heads so wide that it has as many parameters as general. The rest are starts."
+    title = f"language models: loss on text not seen, nats a token, mean of {_seeds(rows)}"
+    return [Text(title, style="bold"), made, said]
+
+
+def _seeds(rows: list[dict[str, Any]]) -> str:
+    count = max(row["seeds"] for row in rows)
+    return f"{count} seed{'s' if count > 1 else ''}"
+
+
+def _spread(row: dict[str, Any], name: str, places: int, sign: str = "") -> str:
+    spread = row[f"{name}_sd"]
+    return f"{row[name]:{sign}.{places}f}" + ("" if spread is None else f" ± {spread:.{places}f}")

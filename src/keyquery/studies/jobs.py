@@ -1,0 +1,77 @@
+"""Many trainings, side by side and each only once: its result lies in a file that is named by its settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from keyquery.files import write_text
+from keyquery.progress import Progress, silent
+
+
+@runtime_checkable
+class Job(Protocol):
+    """A training: settings that name it, and a row of figures that comes of it."""
+
+    @property
+    def name(self) -> str:
+        """What its file is called; another for any other settings."""
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Train; the row is plain data. `folder` is where the study keeps what all its jobs need."""
+
+
+def name_of(words: Sequence[object], settings: Mapping[str, Any]) -> str:
+    """A name that a person can read and that no other settings have.
+
+    >>> name_of(("next token", "psd", 0), {"steps": 800})
+    'next-token-psd-0-f966387e7e.json'
+    """
+    said = "-".join(str(word).replace(" ", "-") for word in words)
+    return f"{said}-{hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]}.json"
+
+
+def finish(
+    jobs: Sequence[Job], folder: Path, device: str, workers: int = 1, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """The rows of all jobs, in their order; only those are run of which `folder` has no file yet.
+
+    With several `workers` as many processes share the device. A job that fails does not stop the others; the first
+    failure is raised when they are done.
+    """
+    results = folder / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    todo = [job for job in {job.name: job for job in jobs}.values() if not (results / job.name).exists()]
+    watch = progress or silent
+    if workers == 1 or len(todo) < 2:
+        for job in watch(todo, "training", len(todo)) if todo else ():
+            _work(job, folder, device)
+    else:
+        _share(todo, folder, device, min(workers, len(todo)), watch)
+    return [json.loads((results / job.name).read_text(encoding="utf-8")) for job in jobs]
+
+
+def _share(todo: Sequence[Job], folder: Path, device: str, workers: int, watch: Progress) -> None:
+    threads = max((os.cpu_count() or 1) // workers, 1)
+    context = get_context("spawn")  # a forked process could not use the GPU
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+        futures = [pool.submit(_work, job, folder, device) for job in todo]
+        try:
+            failed = [f.exception() for f in watch(as_completed(futures), "training", len(todo)) if f.exception()]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # at an interrupt, those that wait are not begun
+            raise
+    for error in failed:
+        raise error
+
+
+def _work(job: Job, folder: Path, device: str) -> None:
+    write_text(folder / "results" / job.name, json.dumps(job.run(folder, device), allow_nan=False) + "\n")

@@ -1,0 +1,215 @@
+"""Study `kernels`: does structure pay? Every kernel on two tasks of known truth, and in language models on real text.
+
+The claims: at the start a standard head spends half its energy on direction; where the task is reciprocal, M = S ⪰ 0
+does better, the more so with less data; where it is directional, the skew part does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from keyquery.forms import Form
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers import Attention
+from keyquery.layers.kernels import KERNELS
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.jobs import finish
+from keyquery.studies.language import INITS, Training, first_below, prepare
+from keyquery.studies.synthetic import TASKS, Trial
+from keyquery.studies.texts import OBJECTIVES, pick_device
+
+PARTS = ("synthetic", "language", "init", "all")
+READ = ("general", "symmetric", "psd", "skew", "split")  # the kernels that read text
+VARIED = ("general", "symmetric", "split")  # those that are also tried with rotary positions and wide heads
+SETTING = ("objective", "share", "steps", "rope", "wide", "kernel", "init")
+STARTS = ((64, 4), (256, 4), (768, 12))  # widths and heads whose start is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels(Reading, kind="kernels"):
+    """How every kernel did, training by training."""
+
+    starts: Sequence[Mapping[str, Any]]  # one a fresh layer and seed: the directional share of its heads' energy
+    synthetic: Sequence[Mapping[str, Any]]  # one a task, kernel, sample size and seed
+    language: Sequence[Mapping[str, Any]]  # one a language model
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a fresh layer and a training, named by its part; curves are left to JSON."""
+        parts = {"start": self.starts, "synthetic": self.synthetic, "language": self.language}
+        return [
+            {"part": part, **{key: value for key, value in row.items() if key != "curve"}}
+            for part, rows in parts.items()
+            for row in rows
+        ]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds of everything that was measured; the rows of one part have the same keys.
+
+        Of language models, `gap` is the loss less that of the general kernel of the same seed, started as usual, with
+        the same positions, and `faster` the share of steps saved in reaching the best validation loss of that one.
+        """
+        rows = [{"part": "start", **row} for row in _over_seeds(self.starts, ("layer", "width"), ("directional",))]
+        found = _over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
+        rows += [{"part": "synthetic", **row} for row in found]
+        found = _over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
+        return rows + [{"part": "language", **row} for row in found]
+
+    def _compared(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        usual = {**row, "kernel": "general", "init": "default", "wide": False}
+        keys = (*SETTING, "seed")
+        base = next((r for r in self.language if all(r[key] == usual[key] for key in keys)), None)
+        if base is None:
+            return {**row, "gap": None, "faster": None}
+        reached = first_below(row["curve"], min(loss for _, loss in base["curve"]))
+        return {
+            **row,
+            "gap": row["loss"] - base["loss"],
+            "faster": None if reached is None else 1 - reached / row["steps"],
+        }
+
+
+def _over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows that are alike but for the seed as one, each figure with its spread; None where a seed has none."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    found = []
+    for place, alike in groups.items():
+        one: dict[str, Any] = {**dict(zip(keys, place, strict=True)), "seeds": len(alike)}
+        for name in names:
+            values = [row[name] for row in alike]
+            there = None not in values
+            one[name] = mean(values) if there else None
+            one[f"{name}_sd"] = stdev(values) if there and len(values) > 1 else None
+        found.append(one)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained. Seeds of language models and of the small tasks are apart: the latter cost next to nothing."""
+
+    part: str = "all"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    trial_seeds: tuple[int, ...] = tuple(range(10))
+    samples: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
+    trial_steps: int = 1000
+    steps: int = 800
+    few_steps: int = 400
+    few: float = 0.02
+    vocabulary: int = 4096
+    width: int = 256
+    depth: int = 4
+    length: int = 128
+
+    def __post_init__(self) -> None:
+        check_choice("part", self.part, PARTS)
+        for name in ("trial_steps", "steps", "few_steps", "width", "depth", "length"):
+            check_count(name, getattr(self, name), least=1)
+        if not 0 < self.few <= 1:
+            raise ValueError(f"few must be a share above 0 and at most 1, got {self.few}")
+
+    def has(self, part: str) -> bool:
+        """Whether a part is asked for."""
+        return self.part in (part, "all")
+
+    def trials(self) -> list[Trial]:
+        """Every kernel on both tasks of known truth."""
+        if not self.has("synthetic"):
+            return []
+        return [
+            Trial(task, kernel, samples, seed, self.trial_steps)
+            for seed in self.trial_seeds
+            for task in TASKS
+            for kernel in KERNELS
+            for samples in self.samples
+        ]
+
+    def trainings(self, text: str) -> list[Training]:
+        """Language models, seed after seed, so that a study broken off has whole comparisons."""
+        sizes = {"width": self.width, "depth": self.depth, "length": self.length}
+        common = {"text": text, "vocabulary": self.vocabulary, **sizes}
+        return [
+            Training(objective=objective, seed=seed, **{"steps": self.steps, **common, **chosen})
+            for seed in self.seeds
+            for chosen in self._settings()
+            for objective in OBJECTIVES
+        ]
+
+    def _settings(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if self.has("language"):
+            found += [{"kernel": kernel} for kernel in READ]
+            found += [{"kernel": kernel, "share": self.few, "steps": self.few_steps} for kernel in READ]
+            found += [{"kernel": kernel, "rope": True} for kernel in VARIED]
+            found += [{"kernel": k, "rope": rope, "wide": True} for k in VARIED[1:] for rope in (False, True)]
+        if self.has("init"):
+            others = INITS[1:] if found else INITS  # the language part trains the usual start too
+            found += [{"kernel": "general", "init": init} for init in others]
+        return found
+
+
+def kernels(
+    corpus: str | Path | None = None,
+    out: str | Path | None = None,
+    plan: Plan | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Kernels:
+    """Train what the plan says, and read how every kernel did.
+
+    `corpus` is a text file, or a .tsv file with a column `text`, packed or not; the synthetic part needs none. With
+    `out`, the corpus's tokens and every training's result are kept there: what is done is not done again, a study may
+    be broken off and go on, and later ones may add seeds. Without a corpus the tokens that lie there are used.
+    `workers` processes share the device.
+    """
+    plan = plan or Plan()
+    check_count("workers", workers)
+    chosen = pick_device(device)
+    if plan.part != "synthetic" and corpus is None and out is None:
+        raise ValueError(f"corpus must be a text file for part {plan.part!r}; only 'synthetic' needs none")
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder, facts = Path(place), None
+        if plan.part != "synthetic":
+            facts = prepare(corpus, folder, plan.vocabulary, force)
+        trials = plan.trials()
+        trainings = plan.trainings(facts["digest"]) if facts else []
+        rows = finish([*trainings, *trials], folder, chosen, workers, progress)
+    language, synthetic = rows[: len(trainings)], rows[len(trainings) :]
+    return Kernels(
+        starts=starts(plan.trial_seeds) if plan.has("synthetic") else [],
+        synthetic=synthetic,
+        language=language,
+        provenance=provenance(corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in language})),
+    )
+
+
+def starts(seeds: Iterable[int]) -> list[dict[str, Any]]:
+    """The directional share of fresh heads' energy, ½(1 − symmetry) = ‖A‖²/‖M‖²; of iid weights ½(1 − 1/d) is expected.
+
+    >>> round(starts([0])[-1]["directional"], 2)
+    0.5
+    """
+    rows = []
+    for width, heads in STARTS:
+        for seed in seeds:
+            torch.manual_seed(seed)
+            query, key, _ = nn.MultiheadAttention(width, heads).in_proj_weight.unflatten(0, (3, heads, -1))
+            forms = {"keyquery": Attention(width, heads).form(), "torch": Form(query, key)}
+            rows += [
+                {"layer": layer, "width": width, "seed": seed, "directional": (1 - form.symmetry).mean().item() / 2}
+                for layer, form in forms.items()
+            ]
+    return rows

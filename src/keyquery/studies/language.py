@@ -1,0 +1,216 @@
+"""Language models of any kernel, trained alike: what a study of kernels asks of real text."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.data import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap
+from keyquery.files import write_all
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers import Attention, LanguageModel, Shape
+from keyquery.studies.jobs import name_of
+from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task
+from keyquery.training import Recipe, train
+
+INITS = ("default", "tied", "matched", "small")
+SMALL = 0.02  # standard deviation of BERT's weights at the start
+EXAM = 1024  # windows of text that no decision of a training has seen
+
+
+def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: bool = False) -> dict[str, Any]:
+    """The facts of a corpus whose token ids lie in `folder`; they are made where they are not there yet.
+
+    `corpus` is a text file, or a .tsv file with a column `text`, whose rows are shuffled; packed or not. Without one,
+    what lies there is used.
+    """
+    check_count("vocabulary", vocabulary, least=260, most=65536)
+    kept = folder / "tokens.json"
+    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if corpus is None:
+        if not facts:
+            raise ValueError(f"corpus must be a text file: {folder} holds no tokens of an earlier run")
+        if facts["vocabulary"] != vocabulary:
+            raise ValueError(
+                f"vocabulary must be {facts['vocabulary']}, as of the tokens in {folder}, got {vocabulary}"
+            )
+        return facts
+    documents = _documents(Path(corpus))
+    text = "\n".join(documents)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if (facts.get("digest"), facts.get("vocabulary")) == (digest, vocabulary):
+        return facts
+    if facts and not force:
+        raise FileExistsError(f"{folder} holds tokens of {facts['corpus']}, made otherwise; --force replaces them")
+    tokenizer = train_tokenizer(text, vocabulary)
+    ids = torch.cat([encode_corpus(document + "\n", tokenizer) for document in documents])
+    facts = {"corpus": Path(corpus).name, "digest": digest, "vocabulary": vocabulary, "tokens": len(ids)}
+    packed = io.BytesIO()
+    np.save(packed, ids.numpy().astype(np.uint16))
+    folder.mkdir(parents=True, exist_ok=True)
+    contents: dict[str | Path, str | bytes] = {
+        folder / "tokens.npy": packed.getvalue(),
+        folder / "tokenizer.json": json.dumps(tokenizer.facts, ensure_ascii=False),
+        folder / "tokens.json": json.dumps(facts) + "\n",
+    }
+    write_all(contents)
+    return facts
+
+
+def _documents(path: Path) -> list[str]:
+    """Texts in the order they are learned in; rows of a table have none of their own, and often stand by class."""
+    if ".tsv" not in path.suffixes:
+        return [unwrap(read_corpus(path))]
+    rows = read_column(path)
+    return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+
+
+@lru_cache(maxsize=1)
+def _load(folder: Path, device: str) -> tuple[Int[Tensor, " tokens"], Tokenizer]:
+    """All tokens, on the device they are drawn on, and what they mean."""
+    ids = np.load(folder / "tokens.npy").astype(np.int32)
+    return torch.from_numpy(ids).to(device), Tokenizer.load(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One language model. With `wide`, heads are so wide that a structured kernel has as many parameters as general."""
+
+    objective: str
+    kernel: str
+    seed: int
+    steps: int
+    text: str  # the digest of the corpus
+    vocabulary: int
+    share: float = 1.0  # of the text that is trained on
+    rope: bool = False
+    wide: bool = False
+    init: str = "default"
+    width: int = 256
+    depth: int = 4
+    heads: int = 4
+    length: int = 128
+
+    def __post_init__(self) -> None:
+        check_choice("objective", self.objective, OBJECTIVES)
+        check_choice("init", self.init, INITS)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
+        if self.init != "default" and self.kernel != "general":
+            raise ValueError(f"init {self.init!r} is of queries and keys that differ, not of kernel {self.kernel!r}")
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        marks = [word for word, there in (("rope", self.rope), ("wide", self.wide)) if there]
+        words = (self.objective, self.kernel, *marks, self.init, self.share, self.steps, self.seed)
+        return name_of(words, {**asdict(self), "batch": BATCH, "exam": EXAM, "recipe": asdict(self.recipe())})
+
+    def shape(self) -> Shape:
+        """What the model is made of."""
+        # A structured kernel has three maps of the width to a head where general has four.
+        wider = 2 * round(self.width / self.heads * 2 / 3)
+        return Shape(
+            vocab_size=self.vocabulary,
+            width=self.width,
+            depth=self.depth,
+            num_attention_heads=self.heads,
+            length=self.length,
+            causal=self.objective == "next token",
+            kernel=self.kernel,
+            rope=self.rope,
+            head_dim=wider if self.wide and self.kernel != "general" else None,
+        )
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Train, with the validation loss on the way, and test on text that neither training nor choosing has seen."""
+        ids, tokenizer = _load(folder, device)
+        kept = int(len(ids) * (1 - HELD_OUT))
+        learned, half = ids[: int(kept * self.share)], (len(ids) - kept) // 2
+        task = Task(self.objective, learned, ids[kept : kept + half], self.length, tokenizer)
+        exam = Task(self.objective, learned, ids[kept + half :], self.length, tokenizer, checks=EXAM)
+        torch.manual_seed(self.seed)
+        model = LanguageModel(self.shape())
+        begin(model, self.init)
+        model = model.to(device)
+        start = perf_counter()
+        log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate)
+        return {
+            **asdict(self),
+            "batch": BATCH,
+            "tokens": len(learned),
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "loss": exam.validate(model),
+            "best_step": log.best_step,
+            "curve": [[int(row["step"]), row["validation"]] for row in log.rows],
+            "seconds": perf_counter() - start,
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        }
+
+    def recipe(self) -> Recipe:
+        """That of the study of objectives, with sixteen checks on the way."""
+        warmup, every = min(300, self.steps // 4), max(self.steps // 16, 1)
+        return Recipe(self.steps, lr=2e-3, warmup=warmup, seed=self.seed, weight_decay=0.1, check_every=every)
+
+
+def begin(model: nn.Module, init: str) -> None:
+    """Start the queries and keys of every general head otherwise than torch does.
+
+    - tied: Wq := Wk, as published
+    - matched: tied, and both scaled so that each head's ‖M‖ stays what it was
+    - small: normal with standard deviation 0.02 and no bias, as the published baseline starts
+
+    >>> layer = kq.Attention(8, heads=2)
+    >>> begin(layer, "tied")
+    >>> bool(layer.form().symmetry.min() > 1 - 1e-12)
+    True
+    """
+    check_choice("init", init, INITS)
+    for layer in model.modules():
+        if isinstance(layer, Attention) and layer.query is not None and init != "default":
+            with torch.no_grad():
+                _begin(layer, layer.query, layer.key, init)
+
+
+def _begin(layer: Attention, query: nn.Linear, key: nn.Linear, init: str) -> None:
+    if init == "small":
+        for part in (query, key):
+            nn.init.normal_(part.weight, std=SMALL)
+            nn.init.zeros_(part.bias)
+        return
+    before = layer.form().norm2
+    query.load_state_dict(key.state_dict())
+    if init == "matched":
+        # ‖M‖² is of the fourth order in the weights; what is scaled is the map, its bias with it.
+        gain = ((before / layer.form().norm2) ** 0.25).repeat_interleave(layer.head_dim).to(key.weight.dtype)
+        for part in (query, key):
+            part.weight.mul_(gain.unsqueeze(-1))
+            part.bias.mul_(gain)
+
+
+def first_below(curve: list[list[float]], loss: float) -> float | None:
+    """The step at which a validation curve, straight between its points, first reaches `loss`; None if it never does.
+
+    >>> first_below([[50, 5.0], [100, 4.0]], 4.5)
+    75.0
+    """
+    last_step, last_loss = 0.0, math.inf
+    for step, value in curve:
+        if value <= loss:
+            far = 1.0 if math.isinf(last_loss) else (last_loss - loss) / (last_loss - value)
+            return float(last_step + far * (step - last_step))
+        last_step, last_loss = step, value
+    return None

@@ -1,0 +1,375 @@
+"""The study of kernels, small: its tasks have the truth they promise, and every training is done once."""
+
+import io
+import json
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli, report
+from keyquery.layers import LanguageModel
+from keyquery.layers.kernels import KERNELS
+from keyquery.report import terminal
+from keyquery.studies.jobs import finish
+from keyquery.studies.kernels import Kernels, Plan, kernels, starts
+from keyquery.studies.language import INITS, Training, begin, first_below, prepare
+from keyquery.studies.synthetic import HEAD, SEEN, SHARPNESS, TASKS, TOKENS, WIDTH, Teller, Trial, Truth, alike, turn
+
+TINY = Plan(
+    seeds=(0,),
+    trial_seeds=(0,),
+    samples=(8,),
+    trial_steps=10,
+    steps=4,
+    few_steps=2,
+    few=0.5,
+    vocabulary=300,
+    width=16,
+    depth=1,
+    length=8,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "tale.txt"
+    path.write_text(kq.models.TEXT.read_text() * 6)
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return kernels(corpus, out, TINY, device="cpu"), out
+
+
+def known(kernel, truth):
+    """A head that is set to the truth by hand: r = 8 has room for both halves of what a skew kernel pairs."""
+    head = Teller(kernel)
+    seen = truth.directions[:, :SEEN].T.float() * math.sqrt(SHARPNESS / SEEN * math.sqrt(HEAD))
+    weight = head.attention.key.weight.data.zero_()
+    if kernel == "skew":
+        weight[: SEEN // 2, :WIDTH], weight[HEAD // 2 : HEAD // 2 + SEEN // 2, :WIDTH] = seen.chunk(2)
+    else:
+        weight[:SEEN, :WIDTH] = seen
+    return head
+
+
+@pytest.mark.parametrize(("kernel", "task"), [("psd", 0), ("symmetric", 0), ("rbf", 0), ("skew", 1)])
+def test_the_right_kernel_holds_the_truth_exactly(kernel, task):
+    truth = Truth(TASKS[task], seed=3)
+    data = truth.draw(20, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(known(kernel, truth)(data.tokens), data.targets, atol=1e-4)
+
+
+def test_smoothing_is_by_distance():
+    truth = Truth("smoothing", seed=1)
+    data = truth.draw(3, torch.Generator().manual_seed(0))
+    x, labels = data.tokens[1, :, :-1].double().numpy(), data.tokens[1, :, -1].numpy()
+    z = x @ truth.directions.numpy()[:, :SEEN]
+    for query in range(TOKENS):
+        near = [math.exp(-SHARPNESS * np.sum((z[query] - other) ** 2) / 8) for other in z]
+        near[query] = 0.0
+        assert np.dot(near, labels) / sum(near) == pytest.approx(float(data.targets[1, query]), abs=1e-5)
+
+
+def test_look_up_tells_the_successor_and_a_symmetric_form_is_wrong_as_often_as_right():
+    truth = Truth("look-up", seed=2)
+    data = truth.draw(50, torch.Generator().manual_seed(0))
+    z = data.tokens[..., :-1].double() @ truth.directions[:, :SEEN]
+    quarter = TOKENS // 4
+    assert torch.allclose(z[:, quarter : 2 * quarter], z[:, :quarter] @ turn().T, atol=1e-5)
+    successor = z.roll(-quarter, 1)  # z, Jz, −z and −Jz stand in this order
+    predecessor = z.roll(quarter, 1)
+
+    def right(form):
+        return ((z @ form * successor).sum(-1) > (z @ form * predecessor).sum(-1)).double().mean()
+
+    true = truth.directions[:, :SEEN].T @ truth.form() @ truth.directions[:, :SEEN]
+    assert right(true) == 1
+    for _ in range(5):
+        any_ = torch.randn(SEEN, SEEN, dtype=torch.float64)
+        assert right(any_ + any_.T) == 0.5
+
+
+def test_both_tasks_have_the_same_inputs():
+    one, other = (Truth(task, seed=0).draw(4, torch.Generator().manual_seed(5)) for task in TASKS)
+    assert torch.equal(one.tokens, other.tokens)
+    assert not torch.allclose(one.targets, other.targets)
+
+
+def test_noise_is_in_units_of_the_targets():
+    clean, noisy = (Truth("look-up", 0).draw(2000, torch.Generator().manual_seed(0), noise) for noise in (0.0, 0.5))
+    assert (noisy.targets - clean.targets).std() / clean.targets.std() == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_head_that_knows_nothing_tells_the_mean_of_the_others():
+    tokens = torch.randn(2, TOKENS, WIDTH + 1)
+    labels = tokens[1, :, -1]
+    assert alike(tokens)[1, 3] == pytest.approx(float((labels.sum() - labels[3]) / (TOKENS - 1)), abs=1e-5)
+
+
+def test_skew_learns_to_look_up_and_symmetric_does_not(tmp_path):
+    errors = {k: Trial("look-up", k, 128, 0, steps=150).run(tmp_path, "cpu")["error"] for k in ("skew", "symmetric")}
+    assert errors["skew"] < 0.3
+    assert errors["symmetric"] > 0.95
+
+
+def test_fresh_heads_spend_half_their_energy_on_direction():
+    rows = starts(range(6))
+    assert {row["layer"] for row in rows} == {"keyquery", "torch"}
+    for (
+        row
+    ) in rows:  # E[symmetry] = 1/d for iid weights; one head's spread is about 1/d too, and four or more are meant
+        assert row["directional"] == pytest.approx((1 - 1 / row["width"]) / 2, abs=1.2 / row["width"])
+
+
+def test_starts_of_queries_and_keys():
+    torch.manual_seed(0)
+    model = kq.Encoder(32, depth=2, heads=4)
+    before = [block.attention.form().norm2 for block in model.blocks]
+    begin(model, "tied")
+    for block in model.blocks:
+        layer = block.attention
+        assert torch.equal(layer.query.weight, layer.key.weight)
+        assert torch.equal(layer.query.bias, layer.key.bias)
+    torch.manual_seed(0)
+    model = kq.Encoder(32, depth=2, heads=4)
+    begin(model, "matched")
+    for block, was in zip(model.blocks, before, strict=True):
+        assert torch.allclose(block.attention.form().norm2, was, rtol=1e-5)
+        assert block.attention.form().symmetry.min() > 1 - 1e-9
+    begin(model, "small")
+    assert model.blocks[1].attention.query.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.blocks[1].attention.form().symmetry.abs().max() < 0.3
+    assert not model.blocks[1].attention.key.bias.any()
+    with pytest.raises(ValueError, match="init must be one of 'default', 'tied', 'matched', 'small', got 'tide'"):
+        begin(model, "tide")
+
+
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("kernel", ["symmetric", "split"])
+def test_wide_heads_give_as_many_parameters_as_general(kernel, rope):
+    def count(kernel, wide):
+        options = {"objective": "masked", "seed": 0, "steps": 1, "text": "", "vocabulary": 300, "rope": rope}
+        model = LanguageModel(Training(kernel=kernel, wide=wide, **options).shape())
+        return sum(weight.numel() for weight in model.body.parameters())
+
+    assert count(kernel, True) == pytest.approx(count("general", True), rel=0.005)
+    assert count(kernel, False) < 0.93 * count("general", False)
+
+
+def test_a_speed_up_is_read_off_the_curve():
+    curve = [[10, 6.0], [20, 5.0], [30, 5.5], [40, 4.0]]
+    assert first_below(curve, 5.25) == pytest.approx(17.5)
+    assert first_below(curve, 4.0) == 40
+    assert first_below(curve, 7.0) == 10
+    assert first_below(curve, 3.9) is None
+
+
+def test_the_plan_is_the_promised_one():
+    all_ = Plan().trainings("digest")
+    assert len({job.name for job in all_}) == len(all_) == 3 * 2 * (5 + 5 + 3 + 4 + 3)
+    assert len(Plan(part="init").trainings("digest")) == 3 * 2 * 4
+    assert len(Plan().trials()) == 2 * 7 * 7 * 10
+    assert Plan(part="language").trials() == Plan(part="synthetic").trainings("digest")[:0] == []
+    steps = {(job.share, job.steps) for job in all_}
+    assert steps == {(1.0, 800), (0.02, 400)}
+
+
+def test_everything_planned_is_measured(study):
+    reading, _ = study
+    assert len(reading.synthetic) == 2 * len(KERNELS)
+    assert len(reading.language) == 2 * 20
+    assert all(row["loss"] < 6.2 for row in reading.language)  # a uniform guess is 5.7
+    few, full = ({r["tokens"] for r in reading.language if r["share"] == share} for share in (0.5, 1.0))
+    assert max(few) == pytest.approx(max(full) / 2, abs=1)
+    assert [step for step, _ in reading.language[0]["curve"]] == [1, 2, 3, 4]
+
+
+def made(seed, loss, curve, **changes):
+    """A language row by hand."""
+    usual = {"objective": "masked", "share": 1.0, "steps": 40, "rope": False, "wide": False, "kernel": "general"}
+    facts = {"init": "default", "parameters": 10, "seed": seed, "loss": loss, "curve": curve}
+    return {**usual, **facts, **changes}
+
+
+def test_gaps_are_to_general_of_the_same_seed_and_positions():
+    rows = [
+        made(0, 4.0, [[20, 5.0], [40, 4.0]]),
+        made(1, 4.2, [[20, 5.0], [40, 4.5]]),
+        made(0, 3.0, [[20, 4.0], [40, 3.0]], rope=True),
+        made(0, 3.5, [[20, 4.0], [40, 3.5]], kernel="split"),
+        made(1, 4.0, [[20, 4.5], [40, 4.0]], kernel="split"),
+        made(0, 3.1, [[20, 4.0], [40, 3.1]], kernel="split", rope=True, wide=True),
+        made(2, 3.1, [[20, 4.0]], kernel="skew"),
+    ]
+    found = Kernels(starts=[], synthetic=[], language=rows).summary()
+    general, rotated, split, both, lonely = found
+    assert (general["gap"], rotated["gap"]) == (0, 0)
+    assert split["gap"] == pytest.approx(-0.35)
+    assert split["gap_sd"] == pytest.approx(0.15 * math.sqrt(2))
+    assert split["faster"] == pytest.approx(0.5)  # both are there at half of the steps
+    assert both["gap"] == pytest.approx(0.1)
+    assert both["faster"] is None  # it never gets there
+    assert (lonely["gap"], lonely["gap_sd"]) == (None, None)  # nothing to compare it with
+    assert [row["seeds"] for row in found] == [2, 1, 2, 1, 1]
+
+
+def test_a_reading_comes_back_from_json(study):
+    reading, _ = study
+    again = kq.Reading.load(reading.to_json())
+    assert isinstance(again, Kernels)
+    assert again.summary() == reading.summary()
+    assert len(again.records()) == len(again.starts) + len(again.synthetic) + len(again.language)
+    assert all("curve" not in row for row in again.records())
+
+
+def test_a_study_that_was_broken_off_goes_on_and_may_grow(corpus, study, tmp_path):
+    def interrupted(items, what, total):
+        for count, item in enumerate(items):
+            if count == 3:
+                raise KeyboardInterrupt
+            yield item
+
+    plan = replace(TINY, part="init", seeds=(0,))
+    with pytest.raises(KeyboardInterrupt):
+        kernels(corpus, tmp_path, plan, "cpu", progress=interrupted)
+    done = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}
+    assert len(done) == 3
+    told = []
+
+    def watch(items, what, total):
+        told.append(total)
+        return items
+
+    reading = kernels(corpus, tmp_path, plan, "cpu", progress=watch)
+    assert told == [2 * len(INITS) - 3]
+    assert all((tmp_path / "results" / name).read_bytes() == content for name, content in done.items())
+    kernels(corpus, tmp_path, plan, "cpu", progress=watch)
+    assert told[1:] == []  # nothing is trained twice
+    more = kernels(None, tmp_path, replace(plan, seeds=(0, 1)), "cpu", progress=watch)
+    assert told[1:] == [2 * len(INITS)]
+    assert more.language[: len(reading.language)] == reading.language
+
+    def without_time(rows):
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows if row["seed"] == 0]
+
+    of_all = {json.dumps(row) for row in without_time(study[0].language)}
+    assert {json.dumps(row) for row in without_time(reading.language)} <= of_all  # whoever trains it
+
+
+@dataclass(frozen=True)
+class Small:
+    """A job that is no training."""
+
+    number: int
+
+    @property
+    def name(self):
+        return f"{self.number}.json"
+
+    def run(self, folder, device):
+        if self.number == 1:
+            raise FloatingPointError("the loss is nan")
+        return {"number": self.number}
+
+
+def test_a_job_that_fails_beside_others_does_not_stop_them(tmp_path):
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        finish([Small(number) for number in range(4)], tmp_path, "cpu", workers=2)
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"0.json", "2.json", "3.json"}
+    assert finish([Small(3), Small(0)], tmp_path, "cpu", workers=2) == [{"number": 3}, {"number": 0}]
+
+
+def test_tokens_are_kept_and_never_mixed(corpus, tmp_path):
+    facts = prepare(corpus, tmp_path, 300)
+    ids = np.load(tmp_path / "tokens.npy")
+    assert (ids.dtype, len(ids), ids.max() < 300) == (np.uint16, facts["tokens"], True)
+    assert prepare(None, tmp_path, 300) == prepare(corpus, tmp_path, 300) == facts
+    other = tmp_path / "other.tsv"
+    other.write_text("label\ttext\n" + "".join(f"{i}\treview {i} is fine\n" for i in range(50)))
+    with pytest.raises(FileExistsError, match=r"holds tokens of tale.txt, made otherwise; --force replaces them"):
+        prepare(other, tmp_path, 300)
+    with pytest.raises(ValueError, match=r"vocabulary must be 300, as of the tokens in .*, got 280"):
+        prepare(None, tmp_path, 280)
+    assert prepare(other, tmp_path, 280, force=True)["corpus"] == "other.tsv"
+
+
+def test_rows_of_a_table_are_shuffled_whole(tmp_path):
+    rows = [f"review {i} is fine" for i in range(50)]
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + "".join(f"0\t{row}\n" for row in rows))
+    prepare(tmp_path / "a.tsv", tmp_path, 300)
+    tokenizer = kq.studies.language.Tokenizer.load(tmp_path)
+    said = tokenizer.decode(np.load(tmp_path / "tokens.npy").tolist()).splitlines()
+    assert said != rows
+    assert sorted(said) == sorted(rows)
+
+
+def test_what_cannot_be_trained_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"corpus must be a text file: .* holds no tokens of an earlier run"):
+        kernels(None, tmp_path, TINY)
+    with pytest.raises(ValueError, match="part must be one of 'synthetic', 'language', 'init', 'all', got 'word'"):
+        Plan(part="word")
+    with pytest.raises(ValueError, match="corpus must be a text file for part 'all'; only 'synthetic' needs none"):
+        kernels(None, None, TINY)
+    with pytest.raises(ValueError, match="few must be a share above 0 and at most 1, got 2"):
+        Plan(few=2.0)
+    with pytest.raises(ValueError, match="share must be above 0 and at most 1, got 0"):
+        Training(objective="masked", kernel="psd", share=0.0, seed=0, steps=1, text="", vocabulary=300)
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(ValueError, match="too few for windows of 9"):
+        kernels(tmp_path / "short.txt", None, TINY, "cpu")
+    with pytest.raises(ValueError, match="init 'tied' is of queries and keys that differ, not of kernel 'psd'"):
+        Training(objective="masked", kernel="psd", init="tied", seed=0, steps=1, text="", vocabulary=300)
+    with pytest.raises(ValueError, match="samples must be at least 2, got 1"):
+        Trial("look-up", "psd", 1, 0)
+
+
+def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study):
+    reading, _ = study
+    figure = reading.plot()
+    titles = [axis.get_title() for axis in figure.get_axes()]
+    assert titles == [
+        "reciprocal truth: smoothing",
+        "directional truth: look-up",
+        "masked, all text",
+        "masked, 50% of it",
+        "next token, all text",
+        "next token, 50% of it",
+    ]
+    assert [line.get_label() for line in figure.get_axes()[0].get_lines()[: len(KERNELS)]] == list(
+        report.colours.KERNELS
+    )
+    nothing = Kernels(starts=starts([0]), synthetic=[], language=[])
+    with pytest.raises(ValueError, match="it needs the part synthetic or language"):
+        nothing.plot()
+
+
+def test_tables_fit_the_terminal(study):
+    console = Console(width=80, file=io.StringIO())
+    terminal.show(study[0], console)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "next token  50%   symmetric" in text
+    assert "rope, wide" in text
+
+
+def test_the_command_runs(corpus, tmp_path):
+    sizes = "--steps 2 --few-steps 1 --few 0.5 --width 16 --depth 1 --length 8 --vocabulary 300 --seed 4 --device cpu"
+    arguments = ["study", "kernels", "--part", "init", "--corpus", str(corpus), *sizes.split()]
+    files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, [*arguments, *files], env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    reading = kq.Reading.load(tmp_path / "a.json")
+    assert {row["seed"] for row in reading.language} == {4}
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language) == 1 + 2 * 4
+    refused = CliRunner().invoke(cli.app, [*arguments, "--picture", str(tmp_path / "a.svg")])
+    assert "--picture draws the parts synthetic and language, not init" in str(refused.exception)  # before any work
