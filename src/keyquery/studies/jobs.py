@@ -67,7 +67,7 @@ def _share(todo: Sequence[Job], folder: Path, device: str, workers: int, watch: 
         try:
             failed = [f.exception() for f in watch(as_completed(futures), "training", len(todo)) if f.exception()]
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # at an interrupt, those that wait are not begun
+            pool.shutdown(cancel_futures=True)  # at an interrupt, those that wait are not begun
             raise
     for error in failed:
         raise error
