@@ -69,6 +69,10 @@ class Gguf:
         values = self._library.quants.dequantize(data, tensor.tensor_type)
         return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(-1, *self.shapes[name][1:])
 
+    def stored(self, name: str) -> str:
+        """How the file holds a tensor: F32, Q4_1 and the like."""
+        return str(self._tensors[name].tensor_type.name)
+
 
 def words(path: Path) -> list[str] | None:
     """The texts of a GGUF file's tokens by id, where it has them."""

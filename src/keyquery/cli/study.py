@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from keyquery import models as shipped
 from keyquery.cli.options import Csv, Force, Json, Picture, Quiet, deliver, targets
 from keyquery.layers import Shape
 from keyquery.report import terminal
@@ -104,4 +105,37 @@ def kernels(
     given |= {"samples": tuple(samples)} if samples else {}
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         reading = run(corpus, out, Plan(**given), device, workers, force, progress)
+    deliver(reading, files, quiet)
+
+
+@study.command("dial")
+def dial(
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="Folders or .gguf files; the two that ship if none.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="A text file, packed by xz or not; may be given several times.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="Turn parts off in all heads, by layer too, or by head too.")] = "layer",
+    seed: Annotated[list[int] | None, typer.Option(help="A seed of random tokens; may be given several times.")] = None,
+    sequences: Annotated[int, typer.Option(min=2, help="How many of each text and seed.")] = 16,
+    length: Annotated[int, typer.Option(min=16, help="How many tokens each has.")] = shipped.LENGTH,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    json: Json = None,
+    csv: Csv = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Turn off each part of the scores, and see which abilities go with it.
+
+    Decoders: the next token of a text, repeated random tokens, look-ups, duplicates, attention to the first token.
+    Encoders: masked words, and which halves of a passage belong together.
+    """
+    from keyquery.studies.dial import dial_abilities
+
+    files = targets(force, json=json, csv=csv, picture=picture)
+    chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.TEXT]
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        reading = dial_abilities(chosen, texts, by, seed or [0], sequences, length, device, progress)
     deliver(reading, files, quiet)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

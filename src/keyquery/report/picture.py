@@ -14,32 +14,41 @@ from keyquery.instruments import Ablation, Comparison, Look
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
+from keyquery.report.dials import PICTURES
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
-from keyquery.studies import Kernels, Objectives
+from keyquery.studies import Abilities, Kernels, Objectives
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
 PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fonttype": 42, "savefig.dpi": 300}
 
 
-# Kinds that have one picture of their own.
-OWN: dict[type[Reading], Callable[[Any, Any], Any]] = {Objectives: curves, Kernels: panels, Ablation: ablation_map}
+# Kinds that have pictures of their own, by name; the first is the one that is meant.
+OWN: dict[type[Reading], dict[str, Callable[..., Any]]] = {
+    Objectives: {"curves": curves},
+    Kernels: {"panels": panels},
+    Abilities: PICTURES,
+    Ablation: {"map": ablation_map},
+}
 
 
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
     """The picture of a look or a comparison: "triangle", the default on data, or "map", of symmetry in depth.
 
-    Other kinds have one of their own, such as a study's curves.
+    Other kinds have their own, such as a study's curves; that of the dial has "parts" and "layers".
     """
     try:
         pyplot = import_module("matplotlib.pyplot")
     except ImportError:
         raise ImportError("plot needs matplotlib: pip install 'keyquery[plot]'") from None
     if type(reading) in OWN:
+        drawers = OWN[type(reading)]
+        what = what or next(iter(drawers))
+        check_choice("what", what, tuple(drawers))
         with pyplot.rc_context(PAPER):
-            return OWN[type(reading)](reading, pyplot)
+            return drawers[what](reading, pyplot, **options)
     looks = looks_of(reading)
     what = what or ("triangle" if any(map(has_data, looks)) else "map")
     check_choice("what", what, ("triangle", "map"))

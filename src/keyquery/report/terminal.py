@@ -15,11 +15,12 @@ from rich.text import Text
 
 from keyquery.instruments import Ablation, Comparison, Look, Turned
 from keyquery.reading import Reading
+from keyquery.report.abilities import abilities_tables
 from keyquery.report.colours import DOES
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Kernels, Objectives
+from keyquery.studies import Abilities, Kernels, Objectives
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -196,6 +197,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Comparison: _comparison,
     Objectives: _objectives,
     Kernels: lambda reading: kernels_tables(reading, _table),
+    Abilities: abilities_tables,
     Ablation: ablation_lines,
     Turned: turned_lines,
 }

@@ -1,0 +1,140 @@
+"""The study of the dial as pictures: what is lost when a part of the scores is turned off, and in which layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from keyquery.forms.checks import check_choice
+from keyquery.report.colours import DOES, LIGHT
+from keyquery.studies.dial import Abilities
+
+# The two abilities of each kind of model that are set side by side, and what stands above them.
+SHOWN = {
+    "decoders": {"next token": "plain text", "repeated tokens": "repeated random tokens"},
+    "encoders": {"masked words": "masked words", "sentence halves": "sentence halves"},
+}
+CHANGE = {"decoders": "rise in loss (nats a token)", "encoders": "change of accuracy"}
+GREY = "#59636e"
+
+
+def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
+    """A row a model, two abilities side by side: the change by each part turned off in all heads, and its interval."""
+    of, models, shown = _chosen(reading, of)
+    figure, axes = _panels(pyplot, models, shown, 0.34 + 0.24 * len(LIGHT))
+    summary = [row for row in reading.summary() if row["means"] == "data" and row["part"] != "none"]
+    for line, model in zip(axes, models, strict=True):
+        rows = [row for row in summary if row["model"] == model["name"]]
+        for axis, ability in zip(line, shown, strict=True):
+            own = [row for row in rows if row["ability"] == ability]
+            _bars(axis, own)
+            if own:
+                said = _whole(model, own[0]["before"], of)
+                axis.text(0.5, 1.01, said, transform=axis.transAxes, ha="center", va="bottom", size=6.5, color=GREY)
+        ends = [value for axis in line for value in axis.get_xlim()]
+        for axis in line:  # one scale, or lengths could not be compared
+            axis.set_xlim(min(ends), max(ends) * 1.16)
+        _label(line, model)
+    figure.supxlabel(f"{CHANGE[of]} when the part is turned off in all heads; 95 % intervals", color=GREY, size=8)
+    return figure
+
+
+def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
+    """A row a model, two abilities side by side: for each part, how much it matters in each layer, dark for most."""
+    of, models, shown = _chosen(reading, of)
+    summary = [row for row in reading.summary("layer") if row["means"] == "data"]
+    if not summary:
+        raise ValueError("this study turned parts off in all heads only: --by layer tells of layers")
+    figure, axes = _panels(pyplot, models, shown, 0.4 + 0.19 * len(LIGHT))
+    for line, model in zip(axes, models, strict=True):
+        for axis, ability in zip(line, shown, strict=True):
+            rows = [row for row in summary if (row["model"], row["ability"]) == (model["name"], ability)]
+            _strips(axis, rows, model["layers"], worse=1 if of == "decoders" else -1)
+        _label(line, model)
+    figure.supxlabel(f"layer; at the right, the largest {CHANGE[of]} by one layer", color=GREY, size=8)
+    return figure
+
+
+PICTURES: Mapping[str, Callable[..., Any]] = {"parts": parts, "layers": layers}
+
+
+def _chosen(reading: Abilities, of: str | None) -> tuple[str, list[Mapping[str, Any]], dict[str, str]]:
+    """One kind of models, decoders if there are any, these, and those of its two abilities that were measured."""
+    kinds = {kind: [m for m in reading.models if m["causal"] == (kind == "decoders")] for kind in SHOWN}
+    of = of or ("decoders" if kinds["decoders"] else "encoders")
+    check_choice("of", of, tuple(SHOWN))
+    if not kinds[of]:
+        raise ValueError(f"this study has no {of}")
+    measured = {row["ability"] for row in reading.rows}
+    return of, kinds[of], {ability: title for ability, title in SHOWN[of].items() if ability in measured}
+
+
+def _panels(pyplot: Any, models: list[Mapping[str, Any]], shown: dict[str, str], height: float) -> tuple[Any, Any]:
+    size = (3.4 * len(shown), 0.5 + height * len(models))
+    figure, axes = pyplot.subplots(len(models), len(shown), figsize=size, layout="constrained", squeeze=False)
+    for axis, title in zip(axes[0], shown.values(), strict=True):
+        axis.set_title(title, pad=10, weight="bold")
+    return figure, axes
+
+
+def _label(line: Any, model: Mapping[str, Any]) -> None:
+    """The model's name and the parts' names, once a row."""
+    line[0].set_ylabel(model["name"], weight="bold", labelpad=8)
+    for axis in line[1:]:
+        axis.tick_params(labelleft=False)
+
+
+def _bars(axis: Any, rows: list[dict[str, Any]]) -> None:
+    shown = _named(axis, rows, told=True)
+    for row in rows:
+        y, error = shown.index(row["part"]), [[row["change"] - row["low"]], [row["high"] - row["change"]]]
+        axis.barh(y, row["change"], height=0.7, color=LIGHT[row["part"]])
+        axis.errorbar(row["change"], y, xerr=error, color="#1f2328", lw=0.8, capsize=2)
+        end = max(row["high"], 0.0)
+        axis.annotate(_signed(row["change"]), (end, y), (3, 0), textcoords="offset points", va="center", size=7)
+    axis.axvline(0, color="#8b949e", lw=0.6)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _named(axis: Any, rows: list[dict[str, Any]], told: bool) -> list[str]:
+    """A line for each part that was measured, named in its colour; what it does is `told` if there is room."""
+    shown = [part for part in LIGHT if any(row["part"] == part for row in rows)]
+    axis.set_ylim(len(shown) - 0.5, -0.5)
+    axis.set_yticks(range(len(shown)), [f"{part} ({DOES[part]})" if told else part for part in shown])
+    axis.tick_params(axis="y", length=0)
+    for label, part in zip(axis.get_yticklabels(), shown, strict=True):
+        label.set_color(LIGHT[part])
+    return shown
+
+
+def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> None:
+    """A strip a part, in its colour; one scale for all, so that they can be compared."""
+    most = max((worse * row["change"] for row in rows), default=0.0)
+    shown = _named(axis, rows, told=False)
+    colours = import_module("matplotlib.colors").LinearSegmentedColormap
+    for y, part in enumerate(shown):
+        found = {row["layer"]: row["change"] for row in rows if row["part"] == part}
+        strip = [[worse * found.get(layer, 0.0) for layer in range(count)]]
+        shades = colours.from_list(part, ["#f6f8fa", LIGHT[part]])
+        place = (-0.5, count - 0.5, y + 0.42, y - 0.42)
+        axis.imshow(strip, cmap=shades, vmin=0, vmax=max(most, 1e-9), extent=place, aspect="auto")
+        worst = max(found, key=lambda layer: worse * found[layer])
+        said = f"{_signed(found[worst])} in {worst}"
+        axis.annotate(said, (1.01, y), xycoords=("axes fraction", "data"), va="center", size=6.5)
+    axis.set(xlim=(-0.5, count - 0.5), ylim=(len(shown) - 0.5, -0.5))  # which each strip has set anew
+    axis.locator_params(axis="x", integer=True, nbins=8)
+    axis.spines[:].set_visible(False)
+
+
+def _whole(model: Mapping[str, Any], before: float, of: str) -> str:
+    """How well the whole model does, and what a blind guess would: who cannot copy has nothing to lose by a part."""
+    if of == "encoders":
+        return f"the whole model's accuracy: {before:.2f}"
+    guess = f", a blind guess: {math.log(model['vocabulary']):.1f}" if model["vocabulary"] else ""
+    return f"the whole model's loss: {before:.2f}{guess}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+z.2f}".replace("-", "−")

@@ -1,0 +1,228 @@
+"""What a language model can do: each ability as one value a sequence, so that ways of running it can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from keyquery.capture import Batch
+from keyquery.instruments.losses import hide, logits, real_tokens
+from keyquery.studies.material import NOTHING, Material, Sequences
+from keyquery.surgery.attach import sites_of
+from keyquery.surgery.dial import dial
+from keyquery.surgery.sites import Site
+
+RIDGE = 0.1  # of the features' variance, in the probe
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What is measured, in which unit, which way is better, and of which models.
+
+    `make` gives sequences: of a material, a source (the name of a text, or a seed), how many, how long, and whether
+    these are only for means (others of the same kind). `measure` gives one value for each.
+    """
+
+    name: str
+    unit: str
+    better: str  # lower, higher, or neither
+    of: str  # decoders or encoders
+    source: str  # text or seed
+    make: Callable[[Material, Any, int, int, bool], Sequences]
+    measure: Callable[[nn.Module, Sequences], Tensor]
+    speaking: bool = True  # whether it needs logits
+    by_head: bool = False  # whether it is worth a pass for every single head
+
+
+def text(material: Material, source: str, count: int, length: int, others: bool = False) -> Sequences:
+    """Windows of a text; each token is asked for the next."""
+    return _following(material.windows(source, count, length, others))
+
+
+def repeated(material: Material, seed: int, count: int, length: int, others: bool = False) -> Sequences:
+    """Random tokens and the same again, [r; r]; in the second half each token is asked for the next."""
+    ids = material.random(count, _half(material, length), _seed(seed, others))
+    asked = _following(material.framed(torch.cat((ids, ids), 1)))
+    assert asked.targets is not None
+    start = len(material.before) + ids.shape[1]
+    return Sequences(asked.inputs, asked.targets.index_fill(1, torch.arange(start), NOTHING))
+
+
+def look_ups(material: Material, seed: int, count: int, length: int, others: bool = False) -> Sequences:
+    """Random pairs (key, value), then the same in another order; a key that comes again is asked for its value.
+
+    What stood before the key is of no help: unlike in a repeat, nothing can be followed from token to token.
+    """
+    seed = _seed(seed, others)
+    pairs = material.random(count, _half(material, length) // 2 * 2, seed).unflatten(1, (-1, 2))
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(pairs.shape[1], generator=generator) for _ in range(count)]
+    again = torch.stack([row[order] for row, order in zip(pairs, orders, strict=True)])
+    asked = _following(material.framed(torch.cat((pairs, again), 1).flatten(1)))
+    assert asked.targets is not None
+    at = len(material.before) + 2 * pairs.shape[1] + torch.arange(0, 2 * pairs.shape[1], 2)
+    blank = torch.full_like(asked.targets, NOTHING)
+    return Sequences(asked.inputs, blank.index_copy(1, at, asked.targets[:, at]))
+
+
+def doubles(material: Material, seed: int, count: int, length: int, others: bool = False) -> Sequences:
+    """Random tokens; in the second half every other one, by chance, stood in the first: 1 where it did, 0 where not."""
+    half, seed = _half(material, length) // 2 * 2, _seed(seed, others)
+    drawn = material.random(2 * count, half + half // 2, seed)  # twice as many: a probe has to learn from them
+    generator = torch.Generator().manual_seed(seed)
+    first, fresh = drawn[:, :half], drawn[:, half:]
+    olds = torch.stack([row[torch.randperm(half, generator=generator)[: half // 2]] for row in first])
+    both = torch.cat((olds, fresh), 1)
+    orders = torch.stack([torch.randperm(half, generator=generator) for _ in both])
+    ids = material.framed(torch.cat((first, both.gather(1, orders)), 1))
+    targets = torch.full_like(ids, NOTHING)
+    targets[:, len(material.before) + half :] = (orders < half // 2).long()
+    return Sequences({"input_ids": ids}, targets)
+
+
+def hidden_words(material: Material, source: str, count: int, length: int, others: bool = False) -> Sequences:
+    """Windows of a text with some tokens hidden, which are asked for."""
+    ids = material.windows(source, count, length, others)
+    hidden = hide({"input_ids": ids}, material.special)
+    assert material.mask is not None
+    return Sequences({"input_ids": ids.masked_fill(hidden, material.mask)}, ids.masked_fill(~hidden, NOTHING))
+
+
+def halves(material: Material, source: str, count: int, length: int, others: bool = False) -> Sequences:
+    """The first halves of a text's windows, then their second halves, each a sequence of its own."""
+    ids = material.windows(source, count, length, others)
+    ids = ids[:, len(material.before) : ids.shape[1] - len(material.after)]
+    half = ids.shape[1] // 2
+    return Sequences({"input_ids": material.framed(torch.cat((ids[:, :half], ids[:, half : 2 * half])))})
+
+
+def loss(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
+    """−log p of what is asked for, mean over a sequence, in nats."""
+    assert given.targets is not None
+    asked = given.targets >= 0
+    found = _asked(logits(model, given.inputs), asked)
+    return _mean(cross_entropy(found, given.targets[asked].to(found.device), reduction="none"), asked)
+
+
+def accuracy(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
+    """How often the likeliest token is the one asked for."""
+    assert given.targets is not None
+    asked = given.targets >= 0
+    found = _asked(logits(model, given.inputs), asked).argmax(-1)
+    return _mean(found.cpu() == given.targets[asked], asked)
+
+
+def probe(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
+    """How often a linear reader of the last hidden state tells 1 from 0, fitted on the other half of the sequences."""
+    assert given.targets is not None
+    return read_out(last_hidden(model, given.inputs), given.targets)
+
+
+def read_out(hidden: Float[Tensor, "batch n d"], targets: Tensor) -> Float[Tensor, " batch"]:
+    """The accuracy of w = (XᵀX + λnI)⁻¹Xᵀy on sequences it was not fitted on, X standardised, y = ±1, in float64."""
+    asked, fold = targets >= 0, torch.arange(len(targets)) % 2 == 0
+    right = torch.zeros(targets.shape, dtype=torch.float64)
+    for fitted in (fold, ~fold):
+        at, to = (asked & some[:, None] for some in (fitted, ~fitted))
+        x, y = hidden[at.to(hidden.device)].cpu().double(), 2.0 * targets[at].double() - 1
+        mean, size = x.mean(0), x.std(0).clamp(min=1e-12)
+        x = (x - mean) / size
+        gram = x.mT @ x + RIDGE * len(x) * torch.eye(x.shape[1], dtype=torch.float64)
+        weights = torch.linalg.solve(gram, x.mT @ y)
+        told = ((hidden[to.to(hidden.device)].cpu().double() - mean) / size) @ weights > 0
+        right[to] = (told == (targets[to] == 1)).double()
+    return right.sum(1) / asked.sum(1)
+
+
+def neighbours(model: nn.Module, given: Sequences) -> Float[Tensor, " passages"]:
+    """1 where a first half's own second half is the nearest of all, by cosine of mean hidden states; else 0."""
+    hidden = last_hidden(model, given.inputs).cpu().double()
+    real = real_tokens(given.inputs)[..., None].cpu()
+    first, second = normalize((hidden * real).sum(1) / real.sum(1), dim=-1).chunk(2)
+    return ((first @ second.mT).argmax(1) == torch.arange(len(first))).double()
+
+
+def first_token_mass(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
+    """The attention that later tokens pay to the first, mean over layers, heads and these tokens.
+
+    Without rewrites nothing is heard, so a model that is not dialled gets a dial of ones.
+    """
+    masses: list[Tensor] = []
+
+    def hear(site: Site) -> Callable[[Tensor, Tensor], None]:
+        def listen(query: Tensor, key: Tensor) -> None:
+            scores = site.scale * query @ key.mT
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            masses.append(scores.masked_fill(later, -torch.inf).softmax(-1)[..., 1:, 0].mean((1, 2)).cpu().double())
+
+        return listen
+
+    with ExitStack() as stack:
+        if not any(site.rewrites for site in sites_of(model).values()):
+            stack.enter_context(dial(model))
+        for site in sites_of(model).values():
+            stack.callback(setattr, site, "heard", site.heard)
+            site.heard = hear(site)
+        run(model, given.inputs)
+    return torch.stack(masses).mean(0)
+
+
+def run(model: nn.Module, batch: Batch) -> Any:
+    """What a model gives for a batch, which is put where the model is."""
+    device = next(model.parameters()).device
+    return model(**{name: tensor.to(device) for name, tensor in batch.items()})
+
+
+def last_hidden(model: nn.Module, batch: Batch) -> Float[Tensor, "batch n d"]:
+    """What a model's body hands to its head; the model is run as a whole, as a dial wants it."""
+    body: Any = getattr(model, "body", getattr(model, "base_model", model))
+    kept: list[Any] = []
+    hook = body.register_forward_hook(lambda module, args, out: kept.append(out))
+    try:
+        run(model, batch)
+    finally:
+        hook.remove()
+    return (kept[0] if isinstance(kept[0], Tensor) else kept[0][0]).float()
+
+
+def _following(ids: Tensor) -> Sequences:
+    """Ids, and for each the next as its target."""
+    return Sequences({"input_ids": ids}, torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], NOTHING)), 1))
+
+
+def _half(material: Material, length: int) -> int:
+    return (length - len(material.before) - len(material.after)) // 2
+
+
+def _seed(seed: int, others: bool) -> int:
+    """Sequences for means are drawn by another seed, far from those that are given."""
+    return seed + 1_000_003 * others
+
+
+def _asked(found: Float[Tensor, "batch n vocabulary"], asked: Bool[Tensor, "batch n"]) -> Tensor:
+    return found[asked.to(found.device)]
+
+
+def _mean(values: Tensor, asked: Bool[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+    """Mean over the tokens of each sequence that are asked for."""
+    spread = torch.zeros(asked.shape, dtype=torch.float64)
+    spread[asked] = values.cpu().double()
+    return spread.sum(1) / asked.sum(1)
+
+
+ABILITIES = (
+    Ability("next token", "nats", "lower", "decoders", "text", text, loss, by_head=True),
+    Ability("repeated tokens", "nats", "lower", "decoders", "seed", repeated, loss, by_head=True),
+    Ability("look-ups", "accuracy", "higher", "decoders", "seed", look_ups, accuracy),
+    Ability("duplicates", "accuracy", "higher", "decoders", "seed", doubles, probe, speaking=False),
+    Ability("first-token mass", "share", "neither", "decoders", "text", text, first_token_mass, speaking=False),
+    Ability("masked words", "accuracy", "higher", "encoders", "text", hidden_words, accuracy),
+    Ability("sentence halves", "accuracy", "higher", "encoders", "text", halves, neighbours, speaking=False),
+)

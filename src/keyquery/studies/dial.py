@@ -1,0 +1,273 @@
+"""Study `dial`: which ability goes with which part of the scores?
+
+Each part is turned off in all heads, in every layer, in every single head, and every ability is measured before and
+after on the same sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.capture.load import load_model
+from keyquery.capture.watch import evaluating
+from keyquery.checkpoints import read
+from keyquery.data import read_corpus, unwrap
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.instruments.intervals import Interval, paired, together
+from keyquery.progress import Progress, silent
+from keyquery.reading import Reading, provenance
+from keyquery.studies.abilities import ABILITIES, Ability
+from keyquery.studies.material import Material, Sequences
+from keyquery.surgery.attach import sites_of
+from keyquery.surgery.dial import PARTS, Means, dial
+
+LEVELS = ("all", "layer", "head")
+BIASED = ("alibi", "scaled alibi", "t5", "disentangled")  # positions that are not in queries and keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities(Reading, kind="dial"):
+    """What every ability loses by every part that is turned off, for each model and each text or seed."""
+
+    models: Sequence[Mapping[str, Any]]  # one a model
+    abilities: Sequence[Mapping[str, Any]]  # one an ability: its name, unit, and which way is better
+    rows: Sequence[Mapping[str, Any]]  # one a model, ability, part, place, kind of means, and text or seed
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a model, ability, part, place, kind of means, and text or seed."""
+        return [dict(row) for row in self.rows]
+
+    def summary(self, level: str = "all") -> list[dict[str, Any]]:
+        """The rows of a level, mean over texts or seeds: the change, its interval, and the spread between them."""
+        check_choice("level", level, LEVELS)
+        names = ("model", "ability", "part", "layer", "head", "means")
+        groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            if level_of(row) == level:
+                groups.setdefault(tuple(row[name] for name in names), []).append(row)
+        found = []
+        for key, rows in groups.items():
+            whole = together([Interval(row["change"], row["low"], row["high"]) for row in rows])
+            sd = stdev(row["change"] for row in rows) if len(rows) > 1 else None
+            before = sum(row["before"] for row in rows) / len(rows)
+            place = dict(zip(names, key, strict=True))
+            found.append({**place, "sources": len(rows), "before": before, **whole._asdict(), "sd": sd})
+        return found
+
+
+def level_of(row: Mapping[str, Any]) -> str:
+    """How many heads a row's part was turned off in: all, those of a layer, or one head."""
+    return "all" if row["layer"] is None else "layer" if row["head"] is None else "head"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model that is studied, its tokenizer, and what is known of it."""
+
+    model: nn.Module
+    tokenizer: Any
+    facts: Mapping[str, Any]
+    heads: Mapping[int, int]  # how many each layer has
+    parts: Sequence[str]  # of its scores, those that a dial reaches
+    biased: bool  # whether something is added to its scores that is in no query or key
+
+    @classmethod
+    def load(cls, source: str | Path, device: str) -> Subject:
+        """The model of a folder or a .gguf file, with the head that gives logits if it has one."""
+        try:
+            model, tokenizer = load_model(source, speaking=True)
+            speaking = True
+        except ValueError:  # a sentence encoder has none; whatever else is wrong is said here again
+            model, tokenizer = load_model(source)
+            speaking = False
+        return cls.of(name_of(source), model.to(device).eval(), tokenizer, speaking, precision(source))
+
+    @classmethod
+    def of(cls, name: str, model: nn.Module, tokenizer: Any, speaking: bool = True, stored: str = "") -> Subject:
+        """A live model under a name."""
+        found, sites = read(model), sites_of(model)
+        heads = {index: site.count for index, site in sites.items()}
+        facts = {"name": name, "family": found.model["family"], "layers": len(heads), "heads": sum(heads.values())}
+        vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+        facts |= {"causal": found[0].causal, "speaking": speaking, "precision": stored, "vocabulary": vocabulary}
+        biased = any(site.position in BIASED for site in sites.values())
+        # No position where places enter with the tokens alone.
+        placed = any(site.turn.rope is not None or site.position in BIASED[:-1] for site in sites.values())
+        parts = [part for part in PARTS if part != "position" or placed]
+        return cls(model, tokenizer, facts, heads, parts, biased)
+
+    def abilities(self) -> list[Ability]:
+        """Those that can be measured of it; attention is read off queries and keys, so only where nothing is added."""
+        kind = "decoders" if self.facts["causal"] else "encoders"
+        return [
+            one
+            for one in ABILITIES
+            if one.of == kind
+            and (self.facts["speaking"] or not one.speaking)
+            and not (self.biased and one.name == "first-token mass")
+        ]
+
+    def places(self) -> int | None:
+        """How many tokens it has places for, if it says so."""
+        config = getattr(self.model, "config", None)
+        found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "length"))
+        return next((count for count in found if isinstance(count, int)), None)
+
+
+def name_of(source: str | Path) -> str:
+    """What a model is called by: its folder, or its file.
+
+    >>> name_of("models/SmolLM2.gguf"), name_of("models/gpt-0.1/")
+    ('SmolLM2', 'gpt-0.1')
+    """
+    return Path(source).resolve().name.removesuffix(".gguf")
+
+
+def precision(source: str | Path) -> str:
+    """How a checkpoint stores the queries of its first layer: a dtype, or a kind of quantisation."""
+    heads = read(source)
+    modules, tensors = heads[0].modules, heads.source
+    roles = [modules[role] for role in ("query", "fused", "query_down", "module") if role in modules]
+    name = next(name for name in tensors.shapes if roles and name.startswith(roles[0]))
+    stored = getattr(tensors, "stored", None)  # quantised files are read as numbers, whatever they hold
+    return str(stored(name) if stored else tensors.rows(name, 0, 1).dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One ability on one text or seed: the sequences it is measured on, and others of the same kind for means."""
+
+    ability: Ability
+    source: Any
+    given: Sequences
+    others: Sequences
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A part that is turned off (none: a dial of ones) in a layer, a head or everywhere, about means of some kind."""
+
+    trial: Trial
+    means: str
+    part: str
+    layer: int | None = None
+    head: int | None = None
+
+    def selection(self) -> str | None:
+        """The heads, as a dial takes them."""
+        return None if self.layer is None else f"{self.layer}.{'*' if self.head is None else self.head}"
+
+
+def dial_abilities(
+    models: Sequence[str | Path],
+    texts: Sequence[str | Path],
+    by: str = "layer",
+    seeds: Sequence[int] = (0,),
+    sequences: int = 16,
+    length: int = 256,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Abilities:
+    """Measure what models can do, each part of their scores turned off in turn.
+
+    `models` are folders or .gguf files, `texts` files, packed by xz or not, `seeds` those of random tokens. `by` is how
+    finely parts are turned off: in "all" heads, by "layer" too, or by "head" too, which only the two losses are
+    measured for. `sequences` of `length` tokens are measured of each text and seed.
+    """
+    check_choice("by", by, LEVELS)
+    check_count("sequences", sequences, least=2)
+    check_count("length", length, least=16)
+    if not models or not texts or not seeds:
+        raise ValueError("models, texts and seeds must each hold at least one")
+    _told_apart("models", [name_of(source) for source in models])
+    _told_apart("texts", [Path(path).name for path in texts])
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    read_texts = {Path(path).name: unwrap(read_corpus(path)) for path in texts}
+    seeds, rows, facts = list(dict.fromkeys(seeds)), [], []
+    used: dict[str, dict[str, str]] = {}
+    for source in models:
+        subject = Subject.load(source, chosen)
+        rows += list(study(subject, read_texts, by, seeds, sequences, length, progress))
+        facts.append(subject.facts)
+        used |= {one.name: {"name": one.name, "unit": one.unit, "better": one.better} for one in subject.abilities()}
+    settings = {"by": by, "seeds": seeds, "sequences": sequences, "length": length, "texts": list(read_texts)}
+    return Abilities(
+        models=facts, abilities=list(used.values()), rows=rows, provenance=provenance(**settings, device=chosen)
+    )
+
+
+def _told_apart(what: str, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{what} must be told apart by their names, got two called {twice}")
+
+
+def study(
+    subject: Subject,
+    texts: Mapping[str, str],
+    by: str,
+    seeds: Sequence[int],
+    sequences: int,
+    length: int,
+    progress: Progress | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rows of one model."""
+    length = min(length, subject.places() or length)
+    trials = list(trials_of(subject, texts, seeds, sequences, length))
+    settings = [setting for trial in trials for setting in settings_of(subject, trial, by)]
+    watched = (progress or silent)(settings, subject.facts["name"], len(settings))
+    with evaluating(subject.model):
+        for trial, some in groupby(watched, lambda setting: setting.trial):
+            before = trial.ability.measure(subject.model, trial.given)
+            for means, same in groupby(some, lambda setting: setting.means):
+                yield from _measured(subject, trial, before, means, same)
+
+
+def _measured(
+    subject: Subject, trial: Trial, before: Tensor, means: str, settings: Iterator[Setting]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one trial about one kind of means."""
+    model, ability = subject.model, trial.ability
+    with dial(model, data=Means(model, [trial.others.inputs]) if means == "data" else None) as dialled:
+        for one in settings:
+            dialled.turn(one.selection(), **({} if one.part == "none" else {one.part: 0.0}))
+            after = ability.measure(model, trial.given)
+            row = {"model": subject.facts["name"], "ability": ability.name, "part": one.part, "layer": one.layer}
+            row |= {"head": one.head, "means": means, "source": str(trial.source), "value": float(after.mean())}
+            yield {**row, "before": float(before.mean()), **paired(before, after)._asdict(), "sequences": len(after)}
+
+
+def trials_of(
+    subject: Subject, texts: Mapping[str, str], seeds: Sequence[int], sequences: int, length: int
+) -> Iterator[Trial]:
+    """Every ability on every text or seed.
+
+    A score's parts are about the mean query and key of some distribution. Means are taken over sequences of the same
+    kind as those that are measured, and not over these: about the means of plain text, the queries of random tokens
+    are off-centre, what they share would count as pairwise, and turning off a pairwise part would turn off popularity.
+    """
+    material = Material(texts, subject.tokenizer, subject.facts["causal"], subject.facts["vocabulary"] or 0)
+    for ability in subject.abilities():
+        for source in texts if ability.source == "text" else seeds:
+            given, others = (ability.make(material, source, sequences, length, other) for other in (False, True))
+            yield Trial(ability, source, given, others)
+
+
+def settings_of(subject: Subject, trial: Trial, by: str) -> Iterator[Setting]:
+    """All that is turned off in a trial: everywhere about both kinds of means, then layer by layer and head by head."""
+    finest = LEVELS.index(by) if trial.ability.by_head else min(LEVELS.index(by), 1)
+    for means in ("batch", "data"):
+        for part in ("none", *subject.parts):
+            yield Setting(trial, means, part)
+    for layer, count in subject.heads.items() if finest > 0 else ():
+        for part in subject.parts:
+            for head in (None, *(range(count) if finest > 1 else ())):
+                yield Setting(trial, "data", part, layer, head)

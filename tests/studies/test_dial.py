@@ -1,0 +1,211 @@
+"""The study of the dial, small: what it turns off, what it finds, and that models are left as they were."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.layers import LanguageModel, Shape
+from keyquery.studies.dial import Abilities, Subject, dial_abilities, level_of, study
+
+SHORT = {"sequences": 4, "length": 32, "device": "cpu"}
+TALE = kq.models.TEXT.read_text()
+
+
+@pytest.fixture(scope="module")
+def reading():
+    return dial_abilities([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], seeds=(0, 1), **SHORT)
+
+
+def subject(**shape):
+    torch.manual_seed(0)
+    model = LanguageModel(Shape(vocab_size=4096, width=32, depth=2, length=64, **shape)).eval()
+    return Subject.of("own", model, Tokenizer.load(kq.models.DECODER))
+
+
+def changes(subject, ability):
+    rows = study(subject, {"tale": TALE}, "layer", [0], 4, 32)
+    rows = [row for row in rows if row["ability"] == ability]
+    return {(row["part"], row["layer"], row["means"]): row["change"] for row in rows}
+
+
+@pytest.mark.parametrize(("by", "levels"), [("all", 1), ("layer", 2), ("head", 3)])
+def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, levels):
+    rows = list(study(subject(causal=True), {"tale": TALE}, by, [0, 1], 2, 16))
+    # Without rotary positions there are three parts; all heads: a dial of ones and each part, about two kinds of means.
+    wanted = {"all": 2 * 4, "layer": 3 * 2, "head": 3 * 8}
+    sources = {"next token": 1, "repeated tokens": 2, "look-ups": 2, "duplicates": 2, "first-token mass": 1}
+    assert {row["ability"] for row in rows} == set(sources)
+    for ability, count in sources.items():
+        own = [row for row in rows if row["ability"] == ability]
+        places = {(r["part"], r["layer"], r["head"], r["means"], r["source"]) for r in own}
+        assert len(places) == len(own)
+        reached = levels if ability in ("next token", "repeated tokens") else min(levels, 2)
+        expected = {level: count * wanted[level] for level in list(wanted)[:reached]}
+        assert Counter(map(level_of, own)) == expected
+
+
+def test_a_dial_of_ones_changes_nothing_and_parts_do(reading):
+    ones = [row for row in reading.rows if row["part"] == "none"]
+    assert len(ones) == 2 * 10
+    assert max(abs(row["change"]) for row in ones) < 1e-5
+    plain = [r for r in reading.rows if (r["ability"], level_of(r)) == ("next token", "all") and r["part"] != "none"]
+    assert min(abs(row["change"]) for row in plain) > 0.01
+
+
+def test_figures_agree_with_one_another(reading):
+    for row in reading.rows:
+        assert row["value"] - row["before"] == pytest.approx(row["change"], abs=1e-9)
+        assert row["low"] <= row["change"] <= row["high"]
+        assert row["sequences"] == (8 if row["ability"] == "duplicates" else 4)
+
+
+def test_the_summary_is_mean_and_spread_over_seeds(reading):
+    key = ("decoder", "repeated tokens", "popularity", 2, None, "data")
+    names = ("model", "ability", "part", "layer", "head", "means")
+    each = [row["change"] for row in reading.rows if tuple(row[name] for name in names) == key]
+    found = next(row for row in reading.summary("layer") if tuple(row[name] for name in names) == key)
+    assert len(each) == found["sources"] == 2
+    assert found["change"] == pytest.approx(sum(each) / 2)
+    assert found["sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
+    once = next(row for row in reading.summary() if row["ability"] == "next token")
+    assert once["sd"] is None
+
+
+def test_json_holds_all_of_it(reading):
+    assert kq.Reading.load(reading.to_json()) == reading
+    assert reading.kind == "dial"
+    assert len(reading.records()) == len(reading.rows)
+    facts = {model["name"]: model for model in reading.models}
+    assert (facts["decoder"]["causal"], facts["decoder"]["precision"]) == (True, "bfloat16")
+    assert facts["encoder"] | {"family": None} == {
+        "name": "encoder",
+        "family": None,
+        "layers": 4,
+        "heads": 16,
+        "causal": False,
+        "speaking": True,
+        "precision": "bfloat16",
+        "vocabulary": 4096,
+    }
+
+
+def test_a_symmetric_model_has_no_direction_to_lose():
+    found = changes(subject(causal=True, kernel="psd"), "next token")
+    assert max(abs(change) for (part, *_), change in found.items() if part == "directional") < 1e-5
+    assert max(abs(change) for (part, *_), change in found.items() if part == "reciprocal") > 1e-5
+
+
+def test_position_is_turned_off_where_places_enter_the_score():
+    assert subject(causal=True).parts == ["reciprocal", "directional", "popularity"]
+    found = changes(subject(causal=True, rope=True), "next token")
+    assert {part for part, *_ in found} == {"none", "reciprocal", "directional", "popularity", "position"}
+
+
+def test_models_are_left_as_they_were():
+    model = subject(causal=True).model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ids = {"input_ids": torch.arange(5, 25)[None]}
+    with torch.no_grad():
+        out = model(**ids)
+    model.train()
+    list(study(Subject.of("own", model, Tokenizer.load(kq.models.DECODER)), {"tale": TALE}, "all", [0], 2, 16))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not model._forward_hooks
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**ids), out)
+
+
+def test_progress_is_told_of_every_setting():
+    told = []
+
+    def watched(items, what, total):
+        told.append((what, total, len(list(items))))
+        return items
+
+    rows = list(study(subject(causal=True), {"tale": TALE}, "all", [0], 2, 16, watched))
+    assert told == [("own", len(rows), len(rows))]
+
+
+def test_a_model_without_a_head_still_has_abilities():
+    model = subject()
+    silent = Subject.of("mute", model.model, model.tokenizer, speaking=False)
+    assert [one.name for one in silent.abilities()] == ["sentence halves"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "heads"}, "by must be .*did you mean 'head'"),
+        ({"models": [kq.models.DECODER] * 2}, "models must be told apart by their names, got two called decoder"),
+        ({"texts": [kq.models.TEXT] * 2}, "texts must be told apart by their names, got two called text.txt"),
+        ({"texts": []}, "models, texts and seeds must each hold at least one"),
+        ({"sequences": 1}, "sequences must be at least 2, got 1"),
+    ],
+)
+def test_what_is_asked_for_is_checked_before_any_work(options, message):
+    with pytest.raises(ValueError, match=message):
+        dial_abilities(**{"models": [kq.models.DECODER], "texts": [kq.models.TEXT], **options})
+
+
+def test_the_command_runs_on_what_ships(tmp_path):
+    files = [tmp_path / "dial.json", tmp_path / "dial.csv", tmp_path / "dial.png"]
+    options = [text for file in files for text in (f"--{file.suffix[1:].replace('png', 'picture')}", str(file))]
+    short = ["--by", "all", "--sequences", "2", "--length", "16"]
+    done = CliRunner().invoke(cli.app, ["study", "dial", *short, *options])
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines()[:-3])) <= 80
+    for words in ("decoder: decoder, 4 layers, 16 heads, stored as bfloat16", "repeated tokens", "sentence halves"):
+        assert words in done.stdout
+    assert len(files[1].read_text().splitlines()) == 1 + len(json.loads(files[0].read_text())["rows"])
+    assert files[2].read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.fixture
+def made():
+    """A study by hand: two decoders, one of which has positions."""
+    rows = [
+        {"model": model, "ability": ability, "part": part, "layer": layer, "head": None, "means": "data", "source": "0"}
+        | {"value": 3.0, "before": 2.0, "change": 1.0 + y, "low": 0.5 + y, "high": 1.5 + y, "sequences": 4}
+        for model, count in (("one", 4), ("two", 3))
+        for ability in ("next token", "repeated tokens")
+        for y, part in enumerate(("reciprocal", "directional", "popularity", "position")[:count])
+        for layer in (None, 0, 1)
+    ]
+    models = [{"name": name, "layers": 2, "causal": True, "vocabulary": 100} for name in ("one", "two")]
+    abilities = [{"name": name, "unit": "nats", "better": "lower"} for name in ("next token", "repeated tokens")]
+    return Abilities(models=models, abilities=abilities, rows=rows)
+
+
+def test_the_picture_sets_two_abilities_side_by_side_on_one_scale(made):
+    figure = made.plot()
+    panels = figure.axes
+    assert len(panels) == 4
+    assert [len(panel.patches) for panel in panels] == [4, 4, 3, 3]
+    assert [panel.get_title() for panel in panels[:2]] == ["plain text", "repeated random tokens"]
+    assert panels[0].get_xlim() == panels[1].get_xlim()
+    assert [patch.get_width() for patch in panels[0].patches] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_strips_have_a_layer_each(made):
+    panels = made.plot("layers").axes
+    assert [len(panel.images) for panel in panels] == [4, 4, 3, 3]
+    assert panels[0].images[1].get_array().tolist() == [[2.0, 2.0]]
+
+
+def test_pictures_that_cannot_be_drawn_are_refused(made):
+    with pytest.raises(ValueError, match="what must be"):
+        made.plot("triangle")
+    with pytest.raises(ValueError, match="this study has no encoders"):
+        made.plot(of="encoders")
+    whole = Abilities(
+        models=made.models, abilities=made.abilities, rows=[row for row in made.rows if row["layer"] is None]
+    )
+    with pytest.raises(ValueError, match="--by layer tells of layers"):
+        whole.plot("layers")
