@@ -164,3 +164,22 @@ def test_other_architectures_are_refused(tmp_path):
     path = write(tmp_path / "model.gguf", model, "stablelm")
     with pytest.raises(ValueError, match=r"architecture 'stablelm', which is not read; those that are: llama, qwen2"):
         kq.read(path)
+
+
+def test_how_a_tensor_is_stored_is_told(tmp_path):
+    from keyquery.studies.dial import precision
+
+    weight = torch.randn(32, 32).numpy()
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_head_count(4)
+    for role in ("q", "k"):
+        packed = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1)
+        writer.add_tensor(f"blk.0.attn_{role}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("token_embd.weight", weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = kq.read(tmp_path / "a.gguf").source
+    assert (source.stored("layers.0.self_attn.q_proj.weight"), source.stored("embed_tokens.weight")) == ("Q4_1", "F32")
+    assert precision(tmp_path / "a.gguf") == "Q4_1"

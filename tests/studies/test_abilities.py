@@ -71,6 +71,7 @@ def test_a_copier_repeats_and_looks_up_without_fault():
     copier = Answering(what_followed)
     assert accuracy(copier, look_ups(material(), 0, 4, 40)).tolist() == [1.0] * 4
     assert loss(copier, repeated(material(), 0, 4, 40)).tolist() == [0.0] * 4
+    assert accuracy(copier, repeated(material(), 0, 4, 40)).tolist() == [1.0] * 4
 
 
 def test_who_only_knows_the_last_token_neither_repeats_nor_looks_up():

@@ -39,7 +39,8 @@ def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, leve
     rows = list(study(subject(causal=True), {"tale": TALE}, by, [0, 1], 2, 16))
     # Without rotary positions there are three parts; all heads: a dial of ones and each part, about two kinds of means.
     wanted = {"all": 2 * 4, "layer": 3 * 2, "head": 3 * 8}
-    sources = {"next token": 1, "repeated tokens": 2, "look-ups": 2, "duplicates": 2, "first-token mass": 1}
+    sources = {"next token": 1, "repeated tokens": 2, "copying": 2, "look-ups": 2, "duplicates": 2}
+    sources["first-token mass"] = 1
     assert {row["ability"] for row in rows} == set(sources)
     for ability, count in sources.items():
         own = [row for row in rows if row["ability"] == ability]
@@ -52,7 +53,7 @@ def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, leve
 
 def test_a_dial_of_ones_changes_nothing_and_parts_do(reading):
     ones = [row for row in reading.rows if row["part"] == "none"]
-    assert len(ones) == 2 * 10
+    assert len(ones) == 2 * 12
     assert max(abs(row["change"]) for row in ones) < 1e-5
     plain = [r for r in reading.rows if (r["ability"], level_of(r)) == ("next token", "all") and r["part"] != "none"]
     assert min(abs(row["change"]) for row in plain) > 0.01
@@ -75,6 +76,18 @@ def test_the_summary_is_mean_and_spread_over_seeds(reading):
     assert found["sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
     once = next(row for row in reading.summary() if row["ability"] == "next token")
     assert once["sd"] is None
+
+
+def test_runs_made_apart_are_joined(made):
+    def only(model, *more):
+        kept = [row for row in made.rows if row["model"] == model]
+        models = [one for one in made.models if one["name"] == model]
+        return Abilities(models=models, abilities=made.abilities, rows=[*kept, *more], provenance={"of": model})
+
+    again = {**made.rows[0], "change": 99.0}
+    whole = Abilities.joined(only("one"), only("two", again))
+    assert (whole.models, whole.abilities, whole.rows) == (made.models, made.abilities, made.rows)
+    assert whole.provenance == {"runs": [{"of": "one"}, {"of": "two"}]}
 
 
 def test_json_holds_all_of_it(reading):
@@ -207,5 +220,6 @@ def test_pictures_that_cannot_be_drawn_are_refused(made):
     whole = Abilities(
         models=made.models, abilities=made.abilities, rows=[row for row in made.rows if row["layer"] is None]
     )
+    assert len(Abilities.joined(whole, made).plot("layers").axes) == 4
     with pytest.raises(ValueError, match="--by layer tells of layers"):
         whole.plot("layers")

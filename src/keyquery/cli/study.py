@@ -129,7 +129,8 @@ def dial(
 ) -> None:
     """Turn off each part of the scores, and see which abilities go with it.
 
-    Decoders: the next token of a text, repeated random tokens, look-ups, duplicates, attention to the first token.
+    Decoders: the next token of a text, repeated random tokens and how many are copied, look-ups, duplicates, attention
+    to the first token.
     Encoders: masked words, and which halves of a passage belong together.
     """
     from keyquery.studies.dial import dial_abilities

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -45,7 +46,8 @@ def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
     """A row a model, two abilities side by side: for each part, how much it matters in each layer, dark for most."""
     of, models, shown = _chosen(reading, of)
     summary = [row for row in reading.summary("layer") if row["means"] == "data"]
-    if not summary:
+    models = [model for model in models if any(row["model"] == model["name"] for row in summary)]
+    if not models:
         raise ValueError("this study turned parts off in all heads only: --by layer tells of layers")
     figure, axes = _panels(pyplot, models, shown, 0.4 + 0.19 * len(LIGHT))
     for line, model in zip(axes, models, strict=True):
@@ -53,7 +55,8 @@ def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
             rows = [row for row in summary if (row["model"], row["ability"]) == (model["name"], ability)]
             _strips(axis, rows, model["layers"], worse=1 if of == "decoders" else -1)
         _label(line, model)
-    figure.supxlabel(f"layer; at the right, the largest {CHANGE[of]} by one layer", color=GREY, size=8)
+    said = f"layer; each panel has its own scale, its largest {CHANGE[of]} stands at the right"
+    figure.supxlabel(said, color=GREY, size=8)
     return figure
 
 
@@ -81,7 +84,7 @@ def _panels(pyplot: Any, models: list[Mapping[str, Any]], shown: dict[str, str],
 
 def _label(line: Any, model: Mapping[str, Any]) -> None:
     """The model's name and the parts' names, once a row."""
-    line[0].set_ylabel(model["name"], weight="bold", labelpad=8)
+    line[0].set_ylabel(textwrap.fill(model["name"], 15), weight="bold", labelpad=8)
     for axis in line[1:]:
         axis.tick_params(labelleft=False)
 

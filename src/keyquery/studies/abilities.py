@@ -126,7 +126,12 @@ def probe(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
 
 
 def read_out(hidden: Float[Tensor, "batch n d"], targets: Tensor) -> Float[Tensor, " batch"]:
-    """The accuracy of w = (XᵀX + λnI)⁻¹Xᵀy on sequences it was not fitted on, X standardised, y = ±1, in float64."""
+    """The accuracy of w = (XᵀX + λnI)⁻¹Xᵀy on sequences it was not fitted on, X standardised, y = ±1, in float64.
+
+    >>> targets = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]])
+    >>> read_out(targets[..., None].float(), targets)
+    tensor([1., 1.], dtype=torch.float64)
+    """
     asked, fold = targets >= 0, torch.arange(len(targets)) % 2 == 0
     right = torch.zeros(targets.shape, dtype=torch.float64)
     for fitted in (fold, ~fold):
@@ -220,6 +225,7 @@ def _mean(values: Tensor, asked: Bool[Tensor, "batch n"]) -> Float[Tensor, " bat
 ABILITIES = (
     Ability("next token", "nats", "lower", "decoders", "text", text, loss, by_head=True),
     Ability("repeated tokens", "nats", "lower", "decoders", "seed", repeated, loss, by_head=True),
+    Ability("copying", "accuracy", "higher", "decoders", "seed", repeated, accuracy),
     Ability("look-ups", "accuracy", "higher", "decoders", "seed", look_ups, accuracy),
     Ability("duplicates", "accuracy", "higher", "decoders", "seed", doubles, probe, speaking=False),
     Ability("first-token mass", "share", "neither", "decoders", "text", text, first_token_mass, speaking=False),

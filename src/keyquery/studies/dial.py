@@ -30,6 +30,7 @@ from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import PARTS, Means, dial
 
 LEVELS = ("all", "layer", "head")
+PLACE = ("model", "ability", "part", "layer", "head", "means")  # what tells rows apart, beside their text or seed
 BIASED = ("alibi", "scaled alibi", "t5", "disentangled")  # positions that are not in queries and keys
 
 
@@ -48,19 +49,34 @@ class Abilities(Reading, kind="dial"):
     def summary(self, level: str = "all") -> list[dict[str, Any]]:
         """The rows of a level, mean over texts or seeds: the change, its interval, and the spread between them."""
         check_choice("level", level, LEVELS)
-        names = ("model", "ability", "part", "layer", "head", "means")
         groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         for row in self.rows:
             if level_of(row) == level:
-                groups.setdefault(tuple(row[name] for name in names), []).append(row)
+                groups.setdefault(tuple(row[name] for name in PLACE), []).append(row)
         found = []
         for key, rows in groups.items():
             whole = together([Interval(row["change"], row["low"], row["high"]) for row in rows])
             sd = stdev(row["change"] for row in rows) if len(rows) > 1 else None
             before = sum(row["before"] for row in rows) / len(rows)
-            place = dict(zip(names, key, strict=True))
+            place = dict(zip(PLACE, key, strict=True))
             found.append({**place, "sources": len(rows), "before": before, **whole._asdict(), "sd": sd})
         return found
+
+    @classmethod
+    def joined(cls, *parts: Abilities) -> Abilities:
+        """One reading of runs that were made apart, such as some models on another machine; the first row counts."""
+        rows = _firsts(parts, "rows", (*PLACE, "source"))
+        models, abilities = (_firsts(parts, field, ("name",)) for field in ("models", "abilities"))
+        runs = [part.provenance for part in parts]
+        return cls(models=models, abilities=abilities, rows=rows, provenance={"runs": runs})
+
+
+def _firsts(parts: Sequence[Abilities], field: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """All that parts hold in a field, in order, but only the first of what has the same names."""
+    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for one in (one for part in parts for one in getattr(part, field)):
+        found.setdefault(tuple(one[name] for name in names), one)
+    return list(found.values())
 
 
 def level_of(row: Mapping[str, Any]) -> str:
@@ -181,6 +197,10 @@ def dial_abilities(
     `models` are folders or .gguf files, `texts` files, packed by xz or not, `seeds` those of random tokens. `by` is how
     finely parts are turned off: in "all" heads, by "layer" too, or by "head" too, which only the two losses are
     measured for. `sequences` of `length` tokens are measured of each text and seed.
+
+    >>> study = dial_abilities([kq.models.DECODER], [kq.models.TEXT], by="all", sequences=2, length=16, device="cpu")
+    >>> [(row["ability"], row["part"], row["change"] > 0) for row in study.rows if row["means"] == "data"][:2]
+    [('next token', 'none', False), ('next token', 'reciprocal', True)]
     """
     check_choice("by", by, LEVELS)
     check_count("sequences", sequences, least=2)
