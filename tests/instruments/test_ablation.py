@@ -1,7 +1,5 @@
 """Ablation: what parts of heads are worth, each sequence compared with itself."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ from torch.nn.functional import cross_entropy
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments import Ablation, turned
-from keyquery.instruments.intervals import paired, student
+from keyquery.instruments.intervals import paired
 from keyquery.instruments.losses import default_loss, hide, masked_loss, next_token_loss
 from keyquery.layers import LanguageModel
 from keyquery.testing.families import tiny_model
@@ -26,20 +24,6 @@ def batches():
     tokenizer = Tokenizer.load(kq.models.DECODER)
     ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:192])
     return [{"input_ids": half} for half in ids.reshape(2, 4, 24)]
-
-
-def test_students_quantiles_are_those_of_the_tables():
-    for freedom, expected in ((1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (9, 2.2622), (30, 2.0423)):
-        assert student(freedom) == pytest.approx(expected, rel=2e-3)
-    assert student(10**6) == pytest.approx(1.95996, rel=1e-5)
-
-
-def test_an_interval_of_pairs_is_students():
-    before, after = torch.tensor([1.0, 2.0, 4.0, 4.0]), torch.tensor([2.0, 2.0, 6.0, 5.0])
-    change, low, high = paired(before, after)  # differences 1, 0, 2, 1: mean 1, variance 2/3
-    assert (change, high - change) == pytest.approx((1, 3.1824 * math.sqrt(2 / 3) / 2), rel=2e-3)
-    assert high - change == pytest.approx(change - low)
-    assert paired(before[:1], after[:1]) == (1, None, None)
 
 
 class Table(nn.Module):
@@ -138,6 +122,8 @@ def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
 def test_bad_input_is_told(decoder, batches):
     with pytest.raises(ValueError, match="at least one batch, got none"):
         kq.ablate(decoder, [])
+    with pytest.raises(ValueError, match="at least 2 pairs, got 1"):
+        kq.ablate(decoder, [{"input_ids": batches[0]["input_ids"][:1]}], heads="0.0")
     with pytest.raises(ValueError, match="layer 0 has no head 9"):
         kq.ablate(decoder, batches, heads="0.9")
     with pytest.raises(ValueError, match="by must be"):

@@ -39,8 +39,8 @@ class Turned(Reading, kind="turned"):
     before: float
     after: float
     change: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     samples: Sequence[Mapping[str, str]]
 
 
@@ -61,7 +61,8 @@ def turned(
     >>> from keyquery.checkpoints.tokenizer import Tokenizer
     >>> from keyquery.layers import LanguageModel
     >>> model, tokenizer = LanguageModel.load(kq.models.DECODER), Tokenizer.load(kq.models.DECODER)
-    >>> batch = {"input_ids": torch.tensor([tokenizer.encode("It was a long time before she spoke.")])}
+    >>> texts = ("It was a long time before she spoke.", "He was a long time before he spoke.")
+    >>> batch = {"input_ids": torch.tensor([tokenizer.encode(text) for text in texts])}
     >>> turned(model, [batch], tokenizer, {"popularity": 0}, samples=0).change > 0
     True
     """

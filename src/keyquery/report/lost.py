@@ -18,11 +18,11 @@ def turned_lines(reading: Turned) -> list[Any]:
     gains = ", ".join(f"{part} × {gain:g}" for part, gain in reading.gains.items() if gain != 1) or "all parts × 1"
     where = "all heads" if reading.heads == "all" else f"heads {reading.heads}"
     title = Text(f"{reading.model['name']}: {gains} in {where}", style="bold")
-    sure = "" if reading.low is None else f", 95 % interval {reading.low:+z.3f} to {reading.high:+z.3f}"
+    sure = f"95 % interval {reading.low:+z.3f} to {reading.high:+z.3f}"
     loss = f"loss ({reading.objective}, {reading.sequences} sequences)"
     lines: list[Any] = [
         title,
-        f"{loss}: {reading.before:.3f} before, {reading.after:.3f} after; change {reading.change:+z.3f}{sure}",
+        f"{loss}: {reading.before:.3f} before, {reading.after:.3f} after; change {reading.change:+z.3f}, {sure}",
     ]
     for sample in reading.samples:
         lines += ["", Text(_one_line(sample["text"]), style="dim")]
@@ -60,8 +60,6 @@ def _name(layer: int | None, head: int | None) -> str:
 
 
 def _change(row: dict[str, Any]) -> Text:
-    if row["low"] is None:
-        return Text(f"{row['change']:+z.4f}")
     half = (row["high"] - row["low"]) / 2
     sure = row["low"] > 0 or row["high"] < 0
     return Text(f"{row['change']:+z.4f} ± {half:.4f}", style="bold" if sure else "dim")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fontty
 
 
 # Kinds that have pictures of their own, by name; the first is the one that is meant.
-OWN: dict[type[Reading], dict[str, Callable[..., Any]]] = {
+OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Objectives: {"curves": curves},
     Kernels: {"panels": panels},
     Abilities: PICTURES,
