@@ -144,7 +144,7 @@ def name_of(source: str | Path) -> str:
     >>> name_of("models/SmolLM2.gguf"), name_of("models/gpt-0.1/")
     ('SmolLM2', 'gpt-0.1')
     """
-    return Path(source).resolve().name.removesuffix(".gguf")
+    return Path(source).absolute().name.removesuffix(".gguf")
 
 
 def precision(source: str | Path) -> str:
