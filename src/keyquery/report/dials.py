@@ -30,7 +30,9 @@ def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
         rows = [row for row in summary if row["model"] == model["name"]]
         for axis, ability in zip(line, shown, strict=True):
             own = [row for row in rows if row["ability"] == ability]
-            _bars(axis, own)
+            # Who does worse than a blind guess has nothing to lose by a part.
+            helpless = of == "decoders" and bool(own) and own[0]["before"] > math.log(model["vocabulary"] or math.inf)
+            _bars(axis, own, pale=helpless)
             if own:
                 said = _whole(model, own[0]["before"], of)
                 axis.text(0.5, 1.01, said, transform=axis.transAxes, ha="center", va="bottom", size=6.5, color=GREY)
@@ -89,11 +91,11 @@ def _label(line: Any, model: Mapping[str, Any]) -> None:
         axis.tick_params(labelleft=False)
 
 
-def _bars(axis: Any, rows: list[dict[str, Any]]) -> None:
+def _bars(axis: Any, rows: list[dict[str, Any]], pale: bool) -> None:
     shown = _named(axis, rows, told=True)
     for row in rows:
         y, error = shown.index(row["part"]), [[row["change"] - row["low"]], [row["high"] - row["change"]]]
-        axis.barh(y, row["change"], height=0.7, color=LIGHT[row["part"]])
+        axis.barh(y, row["change"], height=0.7, color=LIGHT[row["part"]], alpha=0.25 if pale else 1)
         axis.errorbar(row["change"], y, xerr=error, color="#1f2328", lw=0.8, capsize=2)
         end = max(row["high"], 0.0)
         axis.annotate(_signed(row["change"]), (end, y), (3, 0), textcoords="offset points", va="center", size=7)
@@ -135,8 +137,11 @@ def _whole(model: Mapping[str, Any], before: float, of: str) -> str:
     """How well the whole model does, and what a blind guess would: who cannot copy has nothing to lose by a part."""
     if of == "encoders":
         return f"the whole model's accuracy: {before:.2f}"
-    guess = f", a blind guess: {math.log(model['vocabulary']):.1f}" if model["vocabulary"] else ""
-    return f"the whole model's loss: {before:.2f}{guess}"
+    if not model["vocabulary"]:
+        return f"the whole model's loss: {before:.2f}"
+    guess = math.log(model["vocabulary"])
+    able = "cannot do it: its loss" if before > guess else "the whole model's loss"
+    return f"{able}: {before:.2f}, a blind guess: {guess:.1f}"
 
 
 def _signed(value: float) -> str:

@@ -7,7 +7,7 @@ after on the same sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import stdev
@@ -69,6 +69,20 @@ class Abilities(Reading, kind="dial"):
         models, abilities = (_firsts(parts, field, ("name",)) for field in ("models", "abilities"))
         runs = [part.provenance for part in parts]
         return cls(models=models, abilities=abilities, rows=rows, provenance={"runs": runs})
+
+    def brief(self) -> Abilities:
+        """What a page needs: single heads as means over texts or seeds, and every figure to four digits."""
+        rows = [row for row in self.rows if level_of(row) != "head"]
+        joined = {"source": "all", "sequences": None}
+        for row in self.summary("head"):
+            figures = {name: row[name] for name in (*PLACE, "before", "change", "low", "high")}
+            rows.append({**figures, **joined, "value": row["before"] + row["change"]})
+        short = [{name: _short(value) for name, value in row.items()} for row in rows]
+        return replace(self, rows=short)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _firsts(parts: Sequence[Abilities], field: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
