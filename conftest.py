@@ -16,6 +16,9 @@ import torch
 
 import keyquery as kq
 
+if not torch.cuda.is_available():  # kernels run in Triton's interpreter; it must know before it is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.load_profile("default")
 

@@ -26,6 +26,7 @@ from keyquery.surgery.attach import rewrite, sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
 from keyquery.surgery.sites import Call, Site
+from keyquery.surgery.wide import widen
 
 PARTS = ("reciprocal", "directional", "popularity", "position")
 
@@ -34,26 +35,34 @@ class Gains:
     """A rewrite of some heads of a layer by gains on the four parts, (4, heads)."""
 
     def __init__(self, heads: Sequence[int], gains: Tensor, means: tuple[Tensor, Tensor] | None) -> None:
-        self.heads, self.gains, self._means = list(heads), gains, means
+        self.heads, self._means = list(heads), means
+        self._turned: tuple[Tensor, Tensor, Tensor] | None = None  # places, and the means turned to them
+        self.set(gains)
+
+    def set(self, gains: Float[Tensor, "4 heads"]) -> None:
+        """Other gains from now on."""
+        self.gains = self._near = gains
+        self._idle, self._across = bool((gains == 1).all()), not torch.equal(gains[0], gains[1])
 
     def __call__(self, call: Call) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
-        """q̃ of the new tokens and k̃ of all, each block as gain·x + shift in one pass."""
-        if bool((self.gains == 1).all()):  # a sweep turns a few heads at a time: all others go as they always do
-            return self._own(call.queries)[..., -call.new :, :], self._own(call.keys)
-        at_query, at_key = (self._own(call.at(mean)) for mean in self._means or call.means())
-        queries, keys, n = self._own(call.queries), self._own(call.keys), slice(-call.new, None)
-        alike, points, crowd, place = self.gains.to(keys)[:, :, None, None]
-        both, across, one = (alike + points) / 2, (alike - points) / 2, torch.ones_like(alike)
-        query, key = queries[..., n, :], keys[..., n, :]
-        wide_query = [(both, query, (crowd - both) * at_query[..., n, :])]
-        wide_key = [(one, keys, -at_key)]
-        if not torch.equal(self.gains[0], self.gains[1]):
-            wide_query.append((across, key, -across * at_key[..., n, :]))
-            wide_key.append((one, queries, -at_query))
-        if call.turn.rope is not None or call.constants:  # else the same for every key, and softmax does not see it
-            wide_query.append((place, query, torch.zeros_like(query[:1, ..., :1])))
-            wide_key.append((torch.zeros_like(one), keys, at_key))
-        return _side_by_side(wide_query), _side_by_side(wide_key)
+        """q̃ of the new tokens and k̃ of all."""
+        queries, keys = self._own(call.queries), self._own(call.keys)
+        if self._idle:  # a sweep turns a few heads at a time: all others go as they always do
+            return queries[..., -call.new :, :], keys
+        self._near = self._near.to(keys.device)  # moved once, not at every call
+        at_query, at_key = self._at(call)
+        placed = call.turn.rope is not None or call.constants  # else the same for every key: softmax does not see it
+        return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed)
+
+    def _at(self, call: Call) -> tuple[Tensor, Tensor]:
+        """The means of its heads at every place; those of data are turned once while places stay the same."""
+        if self._means is None:
+            query, key = (self._own(call.at(mean)) for mean in call.means())
+            return query, key
+        if self._turned is None or self._turned[0] is not call.places or self._turned[1].dtype != call.keys.dtype:
+            query, key = (self._own(call.at(mean)) for mean in self._means)
+            self._turned = call.places, query, key
+        return self._turned[1:]
 
     def _own(self, x: Tensor) -> Tensor:
         """Of its heads; all of them need no copy."""
@@ -90,7 +99,7 @@ class Dial(Handle):
         chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
         for index, gains in self._gains.items():
             at = torch.tensor([head in chosen.get(index, ()) for head in gains.heads])
-            gains.gains = torch.where(at, values[:, None], 1.0)
+            gains.set(torch.where(at, values[:, None], 1.0))
 
 
 def dial(
@@ -148,17 +157,6 @@ class Means:
         mean = self._of[site.index]
         rank = mean.shape[-1] // 2
         return mean[:, :rank], mean[:, rank:]
-
-
-def _side_by_side(blocks: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """gain·x + shift of every block, along the last dimension; written in place where no gradient has to pass."""
-    if torch.is_grad_enabled() and any(t.requires_grad for block in blocks for t in block):
-        return torch.cat([torch.addcmul(shift, gain, x) for gain, x, shift in blocks], -1)
-    width = blocks[0][1].shape[-1]
-    out = blocks[0][1].new_empty(*blocks[0][1].shape[:-1], width * len(blocks))
-    for part, (gain, x, shift) in zip(out.split(width, -1), blocks, strict=True):
-        torch.addcmul(shift, gain, x, out=part)
-    return out
 
 
 def _checked(*gains: Any) -> Float[Tensor, 4]:

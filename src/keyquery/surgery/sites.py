@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -171,7 +172,7 @@ class Site:
         new, old = query.shape[-2], key.shape[-2] - query.shape[-2]
         past = self.known() if old else None
         if places is None:
-            places = torch.arange(old, old + new, device=query.device)[None]
+            places = _one_by_one(old, old + new, query.device)
         queries = query
         if old:
             known = past is not None and past.keys.shape[-2] >= old
@@ -187,6 +188,12 @@ class Site:
         if self.cache is not None:
             self._pasts[self.cache] = past
         return Call(queries, key, new, places, real, self.turn, constants, past)
+
+
+@lru_cache(maxsize=8)
+def _one_by_one(start: int, end: int, device: torch.device) -> Shaped[Tensor, "1 n"]:
+    """Tokens one after the other; the same tensor for the same places, so that what is turned to them can be kept."""
+    return torch.arange(start, end, device=device)[None]
 
 
 def repeated(x: Float[Tensor, "batch kv m r"], heads: int) -> Float[Tensor, "batch heads m r"]:

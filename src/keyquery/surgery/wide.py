@@ -1,0 +1,88 @@
+"""Wide queries and keys whose product is a score with gains on its parts; see `dial` for the equation.
+
+The reference and the Triton kernel have one signature. Where a gradient has to pass, it is the reference.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.forms.checks import check_choice
+
+IMPLEMENTATIONS = ("auto", "reference", "triton")
+
+
+def widen(
+    queries: Float[Tensor, "batch heads m r"],
+    keys: Float[Tensor, "batch heads m r"],
+    at_query: Float[Tensor, "#batch heads m r"],
+    at_key: Float[Tensor, "#batch heads m r"],
+    gains: Float[Tensor, "4 heads"],
+    new: int,
+    across: bool,
+    placed: bool,
+    impl: str = "auto",
+) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
+    """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, turned to every place.
+
+    The block of exchanged tokens is there if `across`, which it need not be where reciprocal and directional gains are
+    alike; that of position if `placed`.
+    "auto" takes the kernel on a GPU, where no gradient has to pass, but for float64.
+
+    >>> q, k = torch.randn(2, 1, 1, 3, 4)
+    >>> wide_q, wide_k = widen(q, k, 0 * q, 0 * k, torch.tensor([[1.0], [0.0], [1.0], [1.0]]), 3, True, False)
+    >>> scores = wide_q @ wide_k.mT
+    >>> bool((scores - scores.mT).abs().max() < 1e-5)
+    True
+    """
+    check_choice("impl", impl, IMPLEMENTATIONS)
+    given = (queries, keys, at_query, at_key)
+    graded = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    exact = queries.dtype == torch.float64  # the kernel sums in float32
+    if impl == "triton":
+        if graded or exact:
+            raise ValueError(
+                f'impl "triton" {"is not for float64" if exact else "passes no gradient"}: use "reference"'
+            )
+        if not queries.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            raise RuntimeError(f'impl "triton" needs a GPU, or TRITON_INTERPRET=1: the queries are on {queries.device}')
+    able = queries.is_cuda and not graded and not exact and find_spec("triton") is not None
+    if impl == "triton" or (impl == "auto" and able):
+        from keyquery.surgery.wide_triton import widen as fast  # imports triton, which not everybody has
+
+        return fast(*given, gains, new, across, placed)
+    return _reference(*given, gains, new, across, placed)
+
+
+def _reference(
+    queries: Tensor, keys: Tensor, at_query: Tensor, at_key: Tensor, gains: Tensor, new: int, across: bool, placed: bool
+) -> tuple[Tensor, Tensor]:
+    """Each block as gain·x + shift in one pass."""
+    alike, points, crowd, place = gains.to(keys)[:, :, None, None]
+    both, swapped, one = (alike + points) / 2, (alike - points) / 2, torch.ones_like(alike)
+    own_query, own_key, n = queries[..., -new:, :], keys[..., -new:, :], slice(-new, None)
+    wide_query = [(both, own_query, (crowd - both) * at_query[..., n, :])]
+    wide_key = [(one, keys, -at_key)]
+    if across:
+        wide_query.append((swapped, own_key, -swapped * at_key[..., n, :]))
+        wide_key.append((one, queries, -at_query))
+    if placed:
+        wide_query.append((place, own_query, torch.zeros_like(own_query[:1, ..., :1])))
+        wide_key.append((torch.zeros_like(one), keys, at_key))
+    return _side_by_side(wide_query), _side_by_side(wide_key)
+
+
+def _side_by_side(blocks: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """gain·x + shift of every block, along the last dimension; written in place where no gradient has to pass."""
+    if torch.is_grad_enabled() and any(t.requires_grad for block in blocks for t in block):
+        return torch.cat([torch.addcmul(shift, gain, x) for gain, x, shift in blocks], -1)
+    width = blocks[0][1].shape[-1]
+    out = blocks[0][1].new_empty(*blocks[0][1].shape[:-1], width * len(blocks))
+    for part, (gain, x, shift) in zip(out.split(width, -1), blocks, strict=True):
+        torch.addcmul(shift, gain, x, out=part)
+    return out
