@@ -1,6 +1,7 @@
 """The page in a real browser: what is on the screen, what clicks and keys do, and that nothing else happens."""
 
 import csv
+import dataclasses
 import io
 import re
 import shutil
@@ -96,6 +97,21 @@ def test_a_click_reaches_a_head_and_its_figures_are_those_of_the_json(visit, loo
     assert tab.locator(".dot.chosen").get_attribute("data-head") == "1.2"
     assert tab.locator("svg.spectrum").count() == 3
     assert tab.locator("path.curve").count() == 2
+
+
+def test_what_is_lost_stands_beside_the_verdict(visit, looks):
+    reading = looks["llama"][2]
+    lost = {"reciprocal": [0.05, 0.01, 0.09], "directional": [-0.002, -0.01, 0.006], "popularity": [0.5, 0.4, 0.6]}
+    heads = [{**head, "ablation": lost} if head["layer"] == 1 else head for head in reading.heads]
+    tab = visit(dataclasses.replace(reading, heads=heads), "#1.0")
+    assert tab.locator('[data-off="reciprocal"]').text_content() == "+0.05 (0.01 to 0.09)"
+    assert tab.locator('[data-off="directional"]').text_content() == "−0.002 (−0.01 to 0.006)"
+    assert tab.locator("circle.unsure").count() == 1  # its interval holds 0
+    assert tab.locator("circle.popularity").count() == 1
+    tab.locator('.cell[data-head="0.0"]').click()
+    assert tab.locator("[data-off]").count() == 0
+    tab.locator("#table summary").click()
+    assert "loss, popularity off" in tab.locator("#table thead").inner_text()
 
 
 def test_keys_walk_over_the_map(visit, looks):

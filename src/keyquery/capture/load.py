@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -46,6 +47,18 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             tokenizer = None
     return model, tokenizer
+
+
+def pick_device(device: str) -> str:
+    """The device that is meant: for "auto" a GPU where there is one.
+
+    >>> pick_device("cpu")
+    'cpu'
+    """
+    found = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if found.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: there is no GPU here")
+    return found
 
 
 def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:

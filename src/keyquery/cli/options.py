@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
@@ -22,14 +21,6 @@ Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to th
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
-
-
-def device_of(device: str) -> str:
-    """Where to run: `auto` is a GPU where there is one."""
-    found = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if found.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: there is no GPU here")
-    return found
 
 
 def deliver(

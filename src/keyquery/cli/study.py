@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from keyquery import models as shipped
-from keyquery.cli.options import Csv, Force, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import Csv, Device, Force, Json, Picture, Quiet, deliver, targets
 from keyquery.layers import Shape
 from keyquery.report import terminal
 
@@ -45,7 +45,7 @@ def objectives(
     width: Annotated[int, typer.Option(min=4, help="The models' width.")] = 128,
     depth: Annotated[int, typer.Option(min=1, help="How many layers.")] = 4,
     vocabulary: Annotated[int, typer.Option(min=260, help="How many tokens the tokenizer learns.")] = 4096,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
     about: Annotated[str, typer.Option(help="What the models' cards say of the text.")] = "",
     json: Json = None,
     csv: Csv = None,
@@ -120,7 +120,7 @@ def dial(
     seed: Annotated[list[int] | None, typer.Option(help="A seed of random tokens; may be given several times.")] = None,
     sequences: Annotated[int, typer.Option(min=2, help="How many of each text and seed.")] = 16,
     length: Annotated[int, typer.Option(min=16, help="How many tokens each has.")] = shipped.LENGTH,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
     picture: Picture = None,

@@ -11,10 +11,10 @@ from torch import nn
 
 from keyquery import models
 from keyquery.capture import text_batches
-from keyquery.capture.load import load_model
+from keyquery.capture.load import load_model, pick_device
 from keyquery.capture.text import read_lines
 from keyquery.cli.looking import for_page, watched_look
-from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, device_of, targets
+from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import ablate as ablate_parts
 from keyquery.instruments import turned
@@ -103,4 +103,4 @@ def _running(
     if tokenizer is None:
         raise ValueError(f"{path} has no tokenizer: a text cannot be run")
     batches = list(text_batches(lines, tokenizer, length, tokens))
-    return path.name, model.to(device_of(device)), tokenizer, batches
+    return path.name, model.to(pick_device(device)), tokenizer, batches

@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from keyquery.capture.load import load_model
+from keyquery.capture.load import load_model, pick_device
 from keyquery.capture.watch import evaluating
 from keyquery.checkpoints import read
 from keyquery.data import read_corpus, unwrap
@@ -223,7 +222,7 @@ def dial_abilities(
         raise ValueError("models, texts and seeds must each hold at least one")
     _told_apart("models", [name_of(source) for source in models])
     _told_apart("texts", [Path(path).name for path in texts])
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    chosen = pick_device(device)
     read_texts = {Path(path).name: unwrap(read_corpus(path)) for path in texts}
     seeds, rows, facts = list(dict.fromkeys(seeds)), [], []
     used: dict[str, dict[str, str]] = {}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from keyquery.capture.load import pick_device
 from keyquery.forms import Form
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention
@@ -26,7 +27,7 @@ from keyquery.reading import Reading, provenance
 from keyquery.studies.jobs import finish
 from keyquery.studies.language import INITS, Training, first_below, prepare
 from keyquery.studies.synthetic import TASKS, Trial
-from keyquery.studies.texts import OBJECTIVES, pick_device
+from keyquery.studies.texts import OBJECTIVES
 
 PARTS = ("synthetic", "language", "init", "all")
 READ = ("general", "symmetric", "psd", "skew", "split")  # the kernels that read text

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from keyquery.capture.load import pick_device
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.files import write_text
@@ -27,7 +28,7 @@ from keyquery.layers import LanguageModel, Shape
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.cards import write_model
-from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task, pick_device
+from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task
 from keyquery.training import Recipe, train
 
 NAMES = {"masked": "encoder", "next token": "decoder"}

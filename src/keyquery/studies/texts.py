@@ -60,12 +60,3 @@ class Task:
         """The loss on held-out text."""
         with torch.no_grad():
             return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
-
-
-def pick_device(device: str) -> str:
-    """The device that is meant: for "auto" a GPU where there is one.
-
-    >>> pick_device("cpu")
-    'cpu'
-    """
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
