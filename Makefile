@@ -32,6 +32,7 @@ bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/page.py
 	$(BIN)/python bench/structured.py
+	$(BIN)/python bench/dial.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens
