@@ -185,7 +185,7 @@ def test_bad_input_is_told_and_changes_nothing():
         kq.dial(kq.Attention(8, 2, dropout=0.1))
     with pytest.raises(ValueError, match="terms of their own"):
         kq.dial(tiny_model("deberta_v2"), position=0)
-    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="take means before"):
+    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="dialled or projected already: undo that first"):
         kq.dial(model, heads="0.0", data=[text(1, 5)])
     assert model not in _CHANGED
 

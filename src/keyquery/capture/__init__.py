@@ -1,6 +1,6 @@
 """A live model and inputs in; activations, queries and keys, their moments, and attention maps out."""
 
-from keyquery.capture.moments import Moments, joint_moments
+from keyquery.capture.moments import Moments, batches_of, joint_moments
 from keyquery.capture.text import text_batches, typical_length
 from keyquery.capture.watch import Batch, activations, attention_maps, queries_and_keys, watch
 
@@ -9,6 +9,7 @@ __all__ = [
     "Moments",
     "activations",
     "attention_maps",
+    "batches_of",
     "joint_moments",
     "queries_and_keys",
     "text_batches",

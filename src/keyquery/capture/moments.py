@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from jaxtyping import Float
@@ -58,6 +58,22 @@ class Moments:
         if self._scatter is None:
             raise ValueError("no activations have come in yet")
         return self._scatter / self.count
+
+
+def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches of data, each a mapping of tensors; what is something else is told.
+
+    >>> list(batches_of([{"x": 1}]))
+    [{'x': 1}]
+    """
+    if isinstance(data, (Mapping, Tensor, str)):
+        raise TypeError(
+            f"data must be an iterable of batches, which are mappings of tensors, got {type(data).__name__}"
+        )
+    for batch in data:
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"data must hold mappings of tensors that the model takes, got {type(batch).__name__}")
+        yield batch
 
 
 def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> dict[int, Moments]:

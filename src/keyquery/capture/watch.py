@@ -7,15 +7,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import first_line
 
 Batch = Mapping[str, Tensor]
-# Which of a batch's masks says where a module's tokens are real: the first that has the module's shape.
-MASKS = ("attention_mask", "decoder_attention_mask", "padding_mask")
+# What models call the masks of their tokens: 1 (or True) for real ones; of torch's own, True (or −∞) for padding.
+REAL = ("attention_mask", "decoder_attention_mask", "padding_mask")
+HIDDEN = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 
 
 @contextmanager
@@ -31,21 +32,24 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
     >>> heard[0].shape
     torch.Size([8, 3])
     """
-    masks: list[Tensor] = []
+    masks: dict[str, Tensor] = {}
+    paired = has_two_sides(model)
 
-    def hook(listen: Callable[[Tensor], None]) -> Callable[..., None]:
+    def hook(name: str, listen: Callable[[Tensor], None]) -> Callable[..., None]:
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
             if getattr(module, "batch_first", True) is False and entered.ndim == 3:
                 entered = entered.transpose(0, 1)
-            listen(_valid(entered.detach(), masks))
+            real = real_tokens(masks, entered.shape[:2], name, paired)
+            listen(entered.detach()[real.to(entered.device)] if real is not None else entered.detach().flatten(0, -2))
 
         return hear
 
     def run(batch: Batch) -> Any:
         device = next((weight.device for weight in model.parameters()), None)
         batch = {name: tensor.to(device) if isinstance(tensor, Tensor) else tensor for name, tensor in batch.items()}
-        masks[:] = [batch[name].bool() for name in MASKS if name in batch]
+        masks.clear()
+        masks.update(masks_of(batch))
         try:
             return model(**batch)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -53,7 +57,7 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
 
     with ExitStack() as stack:
         for name, listen in listeners.items():
-            handle = model.get_submodule(name).register_forward_pre_hook(hook(listen), with_kwargs=True)
+            handle = model.get_submodule(name).register_forward_pre_hook(hook(name, listen), with_kwargs=True)
             stack.callback(handle.remove)
         stack.enter_context(evaluating(model))
         yield run
@@ -144,8 +148,32 @@ def _keeper(kept: list[Tensor]) -> Callable[[Tensor], None]:
     return lambda tokens: kept.append(tokens.cpu())
 
 
-def _valid(entered: Tensor, masks: list[Tensor]) -> Tensor:
-    for mask in masks:
-        if mask.shape == entered.shape[:2]:
-            return entered[mask.to(entered.device)]
-    return entered.reshape(-1, entered.shape[-1])
+def masks_of(given: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]:
+    """Which tokens are real, by the name of the argument that says so.
+
+    >>> masks_of({"src_key_padding_mask": torch.tensor([[False, True]])})
+    {'src_key_padding_mask': tensor([[ True, False]])}
+    """
+    found = {name: given[name] for name in (*REAL, *HIDDEN) if isinstance(given.get(name), Tensor)}
+    return {name: mask.bool() if name in REAL else mask == 0 for name, mask in found.items() if mask.ndim == 2}
+
+
+def real_tokens(
+    masks: Mapping[str, Tensor], shape: tuple[int, ...], module: str, paired: bool
+) -> Bool[Tensor, "batch n"] | None:
+    """The mask of a module's tokens: the first that has their shape; None where all are real.
+
+    Where a model has an encoder and a decoder (`paired`), each has masks of its own.
+    """
+    other = ("decoder_", "tgt_")
+    inside = "decoder" in module.split(".")
+    for name, mask in masks.items():
+        if tuple(mask.shape) == tuple(shape) and (not paired or name.startswith(other) == inside):
+            return mask
+    return None
+
+
+def has_two_sides(model: nn.Module) -> bool:
+    """Whether a model has an encoder and a decoder."""
+    said = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    return isinstance(model, nn.Transformer) if said is None else bool(said)

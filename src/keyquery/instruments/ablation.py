@@ -85,7 +85,7 @@ def ablate(
     ['reciprocal', 'directional', 'popularity']
     """
     check_choice("by", by, ("head", "layer", "all"))
-    for part in parts:
+    for part in (parts := [parts] if isinstance(parts, str) else parts):
         check_choice("parts", part, PARTS)
     batches = list(data)
     if not batches:

@@ -1,8 +1,7 @@
 """Getting between a module's queries and keys and its scores, in the four ways that modules attend.
 
 kq.Attention and modules that ask transformers' attention interface go on with fused attention over the rewritten
-queries and keys. Of all others the queries and keys are computed beside the module, and the difference that a rewrite
-makes is added to its scores: as the mask of nn.MultiheadAttention, or just before whichever softmax comes.
+queries and keys; all others see `beside`.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from keyquery.capture.watch import MASKS
+from keyquery.capture.watch import has_two_sides, masks_of
 from keyquery.layers import Attention, Cache
 from keyquery.layers.attend import as_wide, attend
-from keyquery.surgery.handles import put
+from keyquery.surgery.beside import beside
+from keyquery.surgery.handles import hold, put
 from keyquery.surgery.register import ACTIVE, EAGER, FUSED, register, uses_interface
 from keyquery.surgery.sites import Rewrite, Run, Site, find_sites, repeated
 
@@ -36,6 +34,12 @@ class Changed:
 
 
 _CHANGED: WeakKeyDictionary[nn.Module, Changed] = WeakKeyDictionary()
+
+
+def check_unchanged(model: nn.Module) -> None:
+    """Refuse a model to which something is done: what is measured of it would not be its own."""
+    if model in _CHANGED:
+        raise ValueError("the model is dialled or projected already: undo that first")
 
 
 def sites_of(model: nn.Module) -> dict[int, Site]:
@@ -68,7 +72,7 @@ def _remove(model: nn.Module, site: Site, old: Rewrite) -> None:
 
 
 def _attach(model: nn.Module, sites: Mapping[int, Site], changes: ExitStack) -> None:
-    run = Run()
+    run = Run(has_two_sides(model))
     _listen(model, sites, run, changes)
     asking = [site for site in sites.values() if _asks(site.module)]
     if asking:
@@ -81,13 +85,20 @@ def _attach(model: nn.Module, sites: Mapping[int, Site], changes: ExitStack) -> 
         if site in asking:
             continue
         if isinstance(site.module, Attention):
-            put(site.module, "_attend", _own(site.module, site, run), changes)
+            put(site.module, "_attend", Replaced(_own(site.module, site, run)), changes)
         else:
-            put(site.module, "forward", _beside(site.module, site, run), changes)
+            put(site.module, "forward", Replaced(beside(site.module, site, run)), changes)
     if any(isinstance(site.module, nn.MultiheadAttention) for site in sites.values()):
-        # torch's fused encoder path would bypass the modules.
-        changes.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
+        # torch's fused encoder path, one switch for all models, would bypass the modules.
+        hold("fast path", _slow, lambda: torch.backends.mha.set_fastpath_enabled(_FAST.pop()), changes)
+
+
+_FAST: list[bool] = []  # whether torch's fused encoder path was on before it was switched off
+
+
+def _slow() -> None:
+    _FAST.append(torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _asks(module: nn.Module) -> bool:
@@ -98,32 +109,31 @@ def _switch(model: nn.Module, changes: ExitStack) -> None:
     """Every config of the model names our attention; eager ones stay eager, since only they know caps and sinks."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     for config in configs.values():
-        before = getattr(config, "_attn_implementation_internal", None)
         if hasattr(config, "_attn_implementation_internal"):
-            put(config, "_attn_implementation_internal", EAGER if before == "eager" else FUSED, changes)
+            _rename(config, changes)
+
+
+def _rename(config: Any, changes: ExitStack) -> None:
+    before = config._attn_implementation_internal  # our own where another model has the same config
+
+    def set_name(name: str | None) -> None:
+        config._attn_implementation_internal = name
+
+    ours = EAGER if before == "eager" else FUSED
+    hold(("config", id(config)), lambda: set_name(ours), lambda: set_name(_BEFORE.pop(id(config))), changes)
+    if before not in (FUSED, EAGER):
+        _BEFORE[id(config)] = before
+
+
+_BEFORE: dict[int, str | None] = {}  # what configs named before, by their identity
 
 
 def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: ExitStack) -> None:
     """Hear of masks, positions and caches, and see to it that what was changed is really called."""
-    signature = inspect.signature(model.forward)
-
-    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            given = signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # the call itself will say it better
-            given = kwargs
-        given = {**given, **given.get("kwargs", {})}
-        run.masks = [given[name].bool() for name in MASKS if isinstance(given.get(name), Tensor)]
-        for site in sites.values():
-            site.calls = 0
-
-    def end(module: nn.Module, args: Any, out: Any) -> None:
-        run.masks, run.positions = [], None
-        if out is None:  # an exception is on its way
-            return
-        unheard = [site.name for site in sites.values() if site.rewrites and site.calls == 0]
-        if unheard:
-            raise RuntimeError(f"{unheard[0]} never asked for its attention: the change has no effect on this model")
+    hooks: list[Any] = []
+    for module in [model, *(part for part in model.modules() if part is not model and _is_model(part))]:
+        hooks.append(module.register_forward_pre_hook(_Begin(inspect.signature(module.forward), run), with_kwargs=True))
+        hooks.append(module.register_forward_hook(_End(sites if module is model else {}, run), always_call=True))
 
     def note(site: Site) -> Callable[..., None]:
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -142,13 +152,73 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
         at = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
         run.positions = at if isinstance(at, Tensor) else None
 
-    hooks = [model.register_forward_pre_hook(begin, with_kwargs=True)]
-    hooks.append(model.register_forward_hook(end, always_call=True))
     hooks += [site.module.register_forward_pre_hook(note(site), with_kwargs=True) for site in sites.values()]
     rotary = [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
     hooks += [module.register_forward_pre_hook(turned, with_kwargs=True) for module in rotary]
     for hook in hooks:
         changes.callback(hook.remove)
+
+
+def _is_model(module: nn.Module) -> bool:
+    """A model of transformers within another, which may be called by itself."""
+    return hasattr(module, "main_input_name")
+
+
+class Bound:
+    """What belongs to one model and cannot be copied with it: the copy would go on with the original's weights."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("a changed model cannot be copied: undo the change first")
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("a changed model cannot be pickled: undo the change first, or save its state_dict()")
+
+
+class _Begin(Bound):
+    """Hears which tokens are real, when a model is called."""
+
+    def __init__(self, signature: inspect.Signature, run: Run) -> None:
+        self._signature, self._run = signature, run
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the call."""
+        try:
+            given = self._signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # the call itself will say it better
+            given = kwargs
+        self._run.masks.append(masks_of({**given, **given.get("kwargs", {})}))
+
+
+class _End(Bound):
+    """Forgets them again, and sees to it that what was changed was really called."""
+
+    def __init__(self, sites: Mapping[int, Site], run: Run) -> None:
+        self._sites, self._run = sites, run
+
+    def __call__(self, module: nn.Module, args: Any, out: Any) -> None:
+        """After the call, also one that failed."""
+        if self._run.masks:
+            self._run.masks.pop()
+        if out is None or self._run.masks:  # an exception is on its way, or a model around this one goes on
+            return
+        self._run.positions = None
+        unheard = [site.name for site in self._sites.values() if site.rewrites and site.calls == 0]
+        if unheard:
+            raise RuntimeError(
+                f"{unheard[0]} never asked for its attention: the change has no effect on this model (a model of "
+                "transformers that was compiled asks nobody: use it uncompiled)"
+            )
+
+
+class Replaced(Bound):
+    """A function in the place of a module's own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function."""
+        return self._function(*args, **kwargs)
 
 
 def _own(module: Attention, site: Site, run: Run) -> Callable[..., Any]:
@@ -171,93 +241,3 @@ def _own(module: Attention, site: Site, run: Run) -> Callable[..., Any]:
         return out[..., :width], seen
 
     return attend_rewritten
-
-
-def _beside(module: nn.Module, site: Site, run: Run) -> Callable[..., Any]:
-    """A forward that adds to the module's scores what the rewrites change of them."""
-    plain = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if not site.rewrites:
-            return plain(*args, **kwargs)
-        if isinstance(module, nn.MultiheadAttention):
-            return _masked(module, site, run, inspect.signature(plain).bind(*args, **kwargs).arguments)
-        entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
-        with Added(_difference(site, run, entered, None)) as added:
-            out = plain(*args, **kwargs)
-        if not added.used:
-            raise RuntimeError(f"{site.name} takes no softmax of its scores: the change has no effect on this model")
-        return out
-
-    return forward
-
-
-def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[Tensor, "batch heads n m"]:
-    """What the rewrites change of the scaled scores of tokens x (batch, n, d)."""
-    layer, past = site.read(), site.known()
-    query, key = (t.flatten(1, 2) for t in layer.project(x))
-    key = repeated(key, query.shape[1])
-    n, old = x.shape[1], 0 if past is None else past.keys.shape[-2]
-    at = run.places(n)
-    at = torch.arange(old, old + n, device=x.device)[None] if at is None else at
-    query, key = (site.turn.there(t, at.unsqueeze(1)) for t in (query, key))
-    key = key if past is None else torch.cat((past.keys, key), -2)
-    real = run.real(len(x), old + n) if real is None else real
-    wide_query, wide_key = site.widen(query, key, at, real)
-    difference = layer.scale * (wide_query @ wide_key.mT - query @ key.mT)
-    offsets = torch.arange(old + n) - torch.arange(old, old + n)[:, None]
-    bias = site.found.position_bias(layer, offsets.flatten())
-    if bias is None:
-        return difference
-    return difference + ((site.bias_gains() - 1)[:, None, None] * bias.reshape(-1, n, old + n)).to(difference)
-
-
-def _masked(module: nn.MultiheadAttention, site: Site, run: Run, given: dict[str, Any]) -> Any:
-    """nn.MultiheadAttention with the difference as its mask."""
-    x, mask, hidden = given["query"], given.get("attn_mask"), given.get("key_padding_mask")
-    if given["key"] is not x and not torch.equal(given["key"], x):
-        raise ValueError(
-            f"{site.name} is called with keys that are not its queries: only self-attention can be changed"
-        )
-    x = x[None] if x.ndim == 2 else x if module.batch_first else x.transpose(0, 1)
-    real = None if hidden is None else hidden.reshape(len(x), -1) == 0  # bool: not hidden; float: nothing is added
-    added = _difference(site, run, x, real).flatten(0, 1)
-    if mask is not None:
-        added = added.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else added + mask
-    if hidden is not None and hidden.dtype == torch.bool:  # both masks must be of one kind
-        hidden = torch.zeros_like(hidden, dtype=added.dtype).masked_fill(hidden, -torch.inf)
-    given |= {"attn_mask": added, "key_padding_mask": hidden, "is_causal": False}
-    return nn.MultiheadAttention.forward(module, **given)
-
-
-class Added(TorchFunctionMode):
-    """Within it, a tensor is added to what any softmax, or any fused attention, is taken of."""
-
-    SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
-    NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-
-    def __init__(self, difference: Float[Tensor, "batch heads n m"]) -> None:
-        super().__init__()
-        self.difference, self.used = difference, False
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in self.SOFTMAX:
-            self.used = True
-            scores = args[0]
-            if scores.numel() != self.difference.numel():
-                raise ValueError(f"scores of {tuple(scores.shape)} do not fit {tuple(self.difference.shape)}")
-            return func(scores + self.difference.reshape(scores.shape).to(scores.dtype), *args[1:], **kwargs)
-        if func is nn.functional.scaled_dot_product_attention:
-            self.used = True
-            given = {**dict(zip(self.NAMES, args, strict=False)), **kwargs}
-            return func(**{**given, "attn_mask": self._mask(given), "is_causal": False})
-        return func(*args, **kwargs)
-
-    def _mask(self, given: dict[str, Any]) -> Tensor:
-        mask, added = given.get("attn_mask"), self.difference.to(given["query"].dtype)
-        if given.get("is_causal"):
-            mask = torch.ones(added.shape[-2:], dtype=torch.bool, device=added.device).tril()
-        if mask is None:
-            return added
-        return added.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else added + mask

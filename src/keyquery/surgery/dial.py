@@ -20,14 +20,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch, joint_moments
+from keyquery.capture import Batch, batches_of, joint_moments
 from keyquery.forms.checks import check_number
-from keyquery.surgery.attach import rewrite, sites_of
+from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
 from keyquery.surgery.sites import Call, Site
 from keyquery.surgery.wide import widen
 
+MOST = 1e4  # beyond, scores of short floats overflow
 PARTS = ("reciprocal", "directional", "popularity", "position")
 
 
@@ -95,6 +96,7 @@ class Dial(Handle):
         >>> with kq.dial(model) as dial:
         ...     dial.turn("0.*", directional=0)
         """
+        self.require()
         values = _checked(reciprocal, directional, popularity, position)
         chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
         for index, gains in self._gains.items():
@@ -146,20 +148,25 @@ class Means:
     """Mean queries and keys of every layer over data, to be used by several dials of one model."""
 
     def __init__(self, model: nn.Module, data: Iterable[Batch]) -> None:
-        sites = sites_of(model)
-        if any(site.rewrites for site in sites.values()):
-            raise ValueError("the model is changed already: take means before")
-        found = next(iter(sites.values())).found
-        self._of = {index: moments.mean for index, moments in joint_moments(model, data, found).items()}
+        check_unchanged(model)
+        found = next(iter(sites_of(model).values())).found
+        self._of = {index: moments.mean for index, moments in joint_moments(model, batches_of(data), found).items()}
 
     def of(self, site: Site) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
         """A site's mean query and key, unturned."""
-        mean = self._of[site.index]
-        rank = mean.shape[-1] // 2
-        return mean[:, :rank], mean[:, rank:]
+        query, key = self._of[site.index].chunk(2, -1)
+        if not site.turn.start:
+            return query, key
+        # A latent head: its two kernels side by side, and pairs sorted as the module sorts them.
+        if site.sorted:
+            query, key = (torch.cat((t[:, 0::2], t[:, 1::2]), -1) for t in (query, key))
+        still = self._of[site.index - 1].chunk(2, -1)
+        return torch.cat((still[0], query), -1), torch.cat((still[1], key), -1)
 
 
 def _checked(*gains: Any) -> Float[Tensor, 4]:
     for name, gain in zip(PARTS, gains, strict=True):
         check_number(name, gain)
+        if abs(gain) > MOST:
+            raise ValueError(f"{name} must be a gain from −{MOST:g} to {MOST:g}, got {gain:g}")
     return torch.tensor([float(gain) for gain in gains], dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeVar
@@ -28,10 +29,13 @@ class Handle:
 
     def undo(self) -> None:
         """Give the model back as it was, bit for bit."""
-        if self._changes is None:
-            raise RuntimeError(f"{self.what} is undone already")
+        self.require()
+        assert self._changes is not None
         changes, self._changes = self._changes, None
         changes.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.what}{', undone' if self.undone else ''}>"
 
     @property
     def undone(self) -> bool:
@@ -39,7 +43,13 @@ class Handle:
         return self._changes is None
 
     def __enter__(self: H) -> H:
+        self.require()
         return self
+
+    def require(self) -> None:
+        """Refuse to go on with what is undone."""
+        if self.undone:
+            raise RuntimeError(f"{self.what} is undone already")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,6 +68,24 @@ def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
     else:
         changes.callback(place.__setitem__, name, place[name])  # in its old place among the others
         place[name] = value
+
+
+_HELD: dict[Hashable, int] = {}
+
+
+def hold(key: Hashable, begin: Callable[[], Any], end: Callable[[], Any], changes: ExitStack) -> None:
+    """Something that several changes share: the first begins it, the last one to be undone ends it."""
+    _HELD[key] = _HELD.get(key, 0) + 1
+    changes.callback(_let_go, key, end)
+    if _HELD[key] == 1:
+        begin()
+
+
+def _let_go(key: Hashable, end: Callable[[], Any]) -> None:
+    _HELD[key] -= 1
+    if _HELD[key] == 0:
+        del _HELD[key]
+        end()
 
 
 def check_model(model: nn.Module) -> None:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch, joint_moments
+from keyquery.capture import Batch, batches_of, joint_moments
 from keyquery.forms.checks import check_choice, check_count
-from keyquery.surgery.attach import rewrite, sites_of
+from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.components import Component, components
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import select
@@ -56,7 +56,7 @@ class Projection(Handle):
 
 def project(
     model: nn.Module,
-    head: tuple[int, int],
+    head: str | tuple[int, int],
     kernel: str = "symmetric",
     rank: int | None = None,
     *,
@@ -79,18 +79,22 @@ def project(
     check_model(model)
     check_choice("kernel", kernel, KERNELS)
     sites = sites_of(model)
-    index, number = next(iter(select([head], {i: range(site.count) for i, site in sites.items()}).items()))
+    chosen = [(i, h) for i, some in select([head], {i: range(s.count) for i, s in sites.items()}).items() for h in some]
+    if len(chosen) != 1:
+        raise ValueError(f"head must name one head, got {head!r}, which names {len(chosen)}")
+    index, number = chosen[0]
     site = sites[index]
-    maps = _maps(site, kernel, rank, _gram(model, site, number[0], data))
+    maps = _maps(site, kernel, rank, _gram(model, site, number, data))
     with ExitStack() as changes:
-        rewrite(model, sites, {index: Linear(number[0], maps)}, changes)
-        return Projection(changes, f"the projection of head {index}.{number[0]}", maps.lost)
+        rewrite(model, sites, {index: Linear(number, maps)}, changes)
+        return Projection(changes, f"the projection of head {index}.{number}", maps.lost)
 
 
 def _gram(model: nn.Module, site: Site, head: int, data: Iterable[Batch] | None) -> Float[Tensor, "n n"]:
     """What [q; k] of a head are like: the Gram matrix of their weights, or their covariance on data."""
     if data is not None:
-        return joint_moments(model, data, site.found)[site.index].covariance[head].cpu()
+        check_unchanged(model)
+        return joint_moments(model, batches_of(data), site.found)[site.index].covariance[head].cpu()
     form = site.read().gained().form()
     return form.gram().flatten(0, len(form.batch) - 1)[head].cpu()
 

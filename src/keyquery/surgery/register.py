@@ -76,7 +76,7 @@ def _attend(
     rest["scaling"] = site.scale
     key, value = (repeated(t, query.shape[1]) for t in (key, value))
     constants = rest.get("softcap") is not None or rest.get("s_aux") is not None
-    places, real = run.places(query.shape[-2]), run.real(len(key), key.shape[-2])
+    places, real = run.places(query.shape[-2]), run.real(len(key), key.shape[-2], site.name)
     query, key = site.widen(query, key, places, real, constants)
     if rest.get("position_bias") is not None:
         rest["position_bias"] = rest["position_bias"] * site.bias_gains().to(query)[:, None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 
 Selection = str | tuple[int, int] | Iterable["str | tuple[int, int]"] | None
 
@@ -17,6 +18,8 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]]) -> dict[int, li
     """
     if heads is None:
         return {layer: list(some) for layer, some in known.items()}
+    if isinstance(heads, int):
+        raise ValueError(f'heads must be pairs (layer, head) or texts such as "{heads}.*", got {heads}')
     asked = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
     texts = [text for one in asked for text in (one.split(",") if isinstance(one, str) else [one])]
     chosen: dict[int, set[int]] = {}
@@ -33,7 +36,7 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]]) -> dict[int, li
 def _parts(one: object) -> tuple[int | None, int | None]:
     """Layer and head, None for every one."""
     if _is_pair(one):
-        return one  # type: ignore[return-value]
+        return int(one[0]), int(one[1])  # type: ignore[index]
     parts = one.strip().split(".") if isinstance(one, str) else []
     if len(parts) != 2 or not all(part == "*" or part.isdecimal() for part in parts):
         raise ValueError(f'heads must be pairs (layer, head) or texts such as "3.*" or "0.1", got {one!r}')
@@ -42,12 +45,14 @@ def _parts(one: object) -> tuple[int | None, int | None]:
 
 
 def _is_pair(one: object) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and all(type(part) is int for part in one)
+    numbers = isinstance(one, (tuple, list)) and len(one) == 2
+    return numbers and all(isinstance(part, Integral) and not isinstance(part, bool) for part in one)  # type: ignore[attr-defined]
 
 
 def _matching(wanted: int | None, known: Sequence[int], missing: str, asked: object) -> list[int]:
     if wanted is None:
         return list(known)
     if wanted not in known:
-        raise ValueError(f"{missing}, asked for by {asked!r}; there are {min(known)} to {max(known)}")
+        there = f"{min(known)} to {max(known)}" if len(known) == max(known) - min(known) + 1 else str(list(known))[1:-1]
+        raise ValueError(f"{missing}, asked for by {asked!r}; there are {there}")
     return [wanted]

@@ -6,16 +6,17 @@ perhaps: the score of a query and a key is their product, whatever their width, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
+from keyquery.capture.watch import real_tokens
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.forms import Rope
 
@@ -108,13 +109,16 @@ class Rewrite(Protocol):
 class Site:
     """An attention module and the rewrites of its heads."""
 
-    def __init__(self, heads: Heads, layer: Layer, module: nn.Module, turn: Turn) -> None:
+    def __init__(self, model: nn.Module, heads: Heads, layer: Layer, module: nn.Module, turn: Turn) -> None:
+        self._model, self._weights = ref(model), [id(weight) for weight in module.parameters()]
         self.found, self.index, self.name, self.count = heads, layer.index, layer.name, layer.heads
         self.position, self.scale, self.module, self.turn = layer.position, layer.scale, module, turn
         self.rewrites: list[Rewrite] = []
         self.calls = 0
         self.heard: Callable[[Tensor, Tensor], None] | None = None  # hears the queries and keys that are used
         self.cache: Any = None  # of the call at hand
+        self.sorted = False  # whether the module sorts interleaved pairs into halves before it turns them
+        self.longest: int | None = None  # tokens up to which its rotations are those that were read
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
 
     @property
@@ -123,7 +127,11 @@ class Site:
         return self.turn.rope is not None or self.position in ("alibi", "scaled alibi", "t5")
 
     def read(self) -> Layer:
-        """The layer as its weights are now."""
+        """The layer as its weights are now, also where they were replaced by others."""
+        now = [id(weight) for weight in self.module.parameters()]
+        model = self._model()
+        if now != self._weights and model is not None:
+            self.found, self._weights = read(model), now
         layer: Layer = self.found[self.index]
         return layer
 
@@ -137,6 +145,11 @@ class Site:
     ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
         """Queries and keys of all heads, rewritten where somebody asked for it."""
         self.calls += 1
+        if self.longest is not None and key.shape[-2] > self.longest:
+            raise ValueError(
+                f"{self.name} turns otherwise in texts of more than {self.longest} tokens, got {key.shape[-2]}: "
+                "its rotations there are not known"
+            )
         call = self._call(query, key, places, real, constants)
         query, key = self._joined(query, key, [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites])
         if self.heard is not None:
@@ -178,8 +191,8 @@ class Site:
             known = past is not None and past.keys.shape[-2] >= old
             if past is None or not (known and torch.equal(past.keys[..., -old:, :], key[..., :old, :])):
                 raise ValueError(
-                    f"{self.name}: the cache holds keys whose queries are unknown; it must be filled under this very "
-                    "change, and neither cut nor reordered (as beam search does): else run with use_cache=False"
+                    f"{self.name}: the cache holds keys whose queries are unknown; it must grow under this change, "
+                    "without beam search, static caches or cuts: else run with use_cache=False"
                 )
             queries = torch.cat((past.queries[..., -old:, :], query), -2)
             places = torch.cat((past.places[:, -old:].expand(len(places), -1), places), -1)
@@ -217,16 +230,30 @@ def find_sites(model: nn.Module) -> dict[int, Site]:
         if layer.name.endswith(" (nope)"):  # a latent head's two kernels stand side by side in one query and key
             unturned = layer.weights.query.shape[2]
             continue
-        name, turn = layer.name, Turn(layer.rope)
+        name, turn, sorted_ = layer.name, Turn(layer.rope), False
         if name.endswith(" (rope)"):
+            sorted_ = layer.rope is not None and layer.rope.interleaved
             name, turn = name.removesuffix(" (rope)"), Turn(_halved(layer.rope), unturned)
         module = modules.get("" if name == "attention" and name not in modules else name)
         if module is None:
             raise ValueError(f"{type(model).__name__} has no module {name}, which its attention should be")
-        sites[layer.index] = Site(found, layer, module, turn)
+        if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
+            raise ValueError(f"{name} has keys that are no tokens (add_zero_attn or add_bias_kv): it cannot be changed")
+        sites[layer.index] = Site(model, found, layer, module, turn)
+        sites[layer.index].sorted, sites[layer.index].longest = sorted_, _longest(found.config, layer)
     if not sites:
         raise ValueError(f"{type(model).__name__} has no self-attention that can be changed")
     return sites
+
+
+def _longest(config: Mapping[str, Any], layer: Layer) -> int | None:
+    """How many tokens have the rotary frequencies that were read; some models change them for longer texts."""
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if layer.rope is None or said.get("rope_type", said.get("type")) not in ("dynamic", "longrope", "su"):
+        return None
+    original = said.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    longest = original or config.get("max_position_embeddings")
+    return int(longest) if longest else None
 
 
 def _halved(rope: Rope | None) -> Rope | None:
@@ -237,13 +264,17 @@ def _halved(rope: Rope | None) -> Rope | None:
 class Run:
     """What a running model says of its tokens: which are real, and where they stand."""
 
-    def __init__(self) -> None:
-        self.masks: list[Tensor] = []
+    def __init__(self, paired: bool = False) -> None:
+        self.masks: list[dict[str, Tensor]] = []  # of every model that is being run, the innermost last
         self.positions: Tensor | None = None
+        self._paired = paired
 
-    def real(self, batch: int, tokens: int) -> Bool[Tensor, "batch m"] | None:
-        """Which tokens are real, by the first mask of their shape."""
-        return next((mask for mask in self.masks if mask.shape == (batch, tokens)), None)
+    def real(self, batch: int, tokens: int, module: str) -> Bool[Tensor, "batch m"] | None:
+        """Which tokens of a module are real, as far as masks say."""
+        for masks in reversed(self.masks):
+            if (found := real_tokens(masks, (batch, tokens), module, self._paired)) is not None:
+                return found
+        return None
 
     def places(self, tokens: int) -> Shaped[Tensor, "#batch n"] | None:
         """Where the new tokens stand, if the model said so."""

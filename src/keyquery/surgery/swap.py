@@ -14,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from keyquery.capture import joint_moments
+from keyquery.capture import batches_of, joint_moments
 from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention
 from keyquery.surgery.adapters import Swapped, replace, unnest, unrecord
+from keyquery.surgery.attach import check_unchanged
 from keyquery.surgery.build import adapt, build, carried_state, check_layer, place_of, start_nearest
 from keyquery.surgery.handles import Handle, check_model, put
 
@@ -57,6 +58,12 @@ class Swap(Handle):
         super().__init__(changes, f"this swap to {recipe.kernel!r} attention")
         self.names, self.lost = recipe.names, lost
         self._recipe, self._heads, self._attentions = recipe, heads, attentions
+
+    def undo(self) -> None:
+        """Give the model back as it was, bit for bit; what was done to the new layers must be undone before."""
+        if any("_attend" in vars(attention) for attention in self._attentions):
+            raise RuntimeError("the swapped layers are dialled or projected: undo that first")
+        super().undo()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that are new, to train."""
@@ -109,6 +116,7 @@ def swap(
     'MultiheadAttention'
     """
     check_model(model)
+    check_unchanged(model)
     check_choice("init", init, ("nearest", "random"))
     if data is not None and (saved is not None or init != "nearest"):
         raise ValueError('data is for init="nearest" without `saved`: nothing else is fitted to it')
@@ -181,18 +189,7 @@ def _chosen(heads: Heads, layers: int | Iterable[int] | None) -> list[Layer]:
 
 def _covariances(model: nn.Module, data: Iterable[Batch], heads: Heads, chosen: list[Layer]) -> dict[int, Tensor]:
     """The covariance of [q; k] of every head, (heads, 2r, 2r), by layer."""
-    if isinstance(data, (Mapping, Tensor, str)):
-        raise TypeError(
-            f"data must be an iterable of batches, which are mappings of tensors, got {type(data).__name__}"
-        )
-
-    def batches() -> Iterator[Batch]:
-        for batch in data:
-            if not isinstance(batch, Mapping):
-                raise TypeError(f"data must hold mappings of tensors that the model takes, got {type(batch).__name__}")
-            yield batch
-
-    moments = joint_moments(model, batches(), heads)
+    moments = joint_moments(model, batches_of(data), heads)
     for layer in chosen:
         count, width = moments[layer.index].count, 2 * layer.form.rank
         if count <= width:

@@ -1,0 +1,127 @@
+"""Modules that attend in their own way: what a rewrite changes of their scores is computed beside them, and added.
+
+As the mask of nn.MultiheadAttention, or just before whichever softmax comes. It takes memory that grows with n².
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from keyquery.surgery.sites import Run, Site, repeated
+
+
+def beside(module: nn.Module, site: Site, run: Run) -> Callable[..., Any]:
+    """A forward that adds to the module's scores what the rewrites change of them."""
+    plain = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not site.rewrites:
+            return plain(*args, **kwargs)
+        if isinstance(module, nn.MultiheadAttention):
+            return _masked(module, site, run, inspect.signature(plain).bind(*args, **kwargs).arguments)
+        entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
+        with Added(_difference(site, run, entered, None)) as added:
+            out = plain(*args, **kwargs)
+        if not added.used:
+            raise RuntimeError(f"{site.name} takes no softmax of its scores: the change has no effect on this model")
+        return out
+
+    return forward
+
+
+def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[Tensor, "batch heads n m"]:
+    """What the rewrites change of the scaled scores of tokens x (batch, n, d)."""
+    layer, past = site.read(), site.known()
+    query, key = (t.flatten(1, 2) for t in layer.project(x))
+    key = repeated(key, query.shape[1])
+    n, old = x.shape[1], 0 if past is None else past.keys.shape[-2]
+    at = run.places(n)
+    at = torch.arange(old, old + n, device=x.device)[None] if at is None else at
+    query, key = (site.turn.there(t, at.unsqueeze(1)) for t in (query, key))
+    key = key if past is None else torch.cat((past.keys, key), -2)
+    real = run.real(len(x), old + n, site.name) if real is None else real
+    wide_query, wide_key = site.widen(query, key, at, real)
+    difference = layer.scale * (wide_query @ wide_key.mT - query @ key.mT)
+    learned = [weight for weight in site.module.parameters() if weight.requires_grad]
+    if learned and torch.is_grad_enabled():  # what was read of the weights is not they themselves
+        difference = Ungraded.apply(difference, learned[0])  # type: ignore[no-untyped-call]
+    offsets = torch.arange(old + n) - torch.arange(old, old + n)[:, None]
+    bias = site.found.position_bias(layer, offsets.flatten())
+    if bias is None:
+        return difference
+    return difference + ((site.bias_gains() - 1)[:, None, None] * bias.reshape(-1, n, old + n)).to(difference)
+
+
+def _masked(module: nn.MultiheadAttention, site: Site, run: Run, given: dict[str, Any]) -> Any:
+    """nn.MultiheadAttention with the difference as its mask."""
+    x, mask, hidden = given["query"], given.get("attn_mask"), given.get("key_padding_mask")
+    if given["key"] is not x and not torch.equal(given["key"], x):
+        raise ValueError(
+            f"{site.name} is called with keys that are not its queries: only self-attention can be changed"
+        )
+    x = x[None] if x.ndim == 2 else x if module.batch_first else x.transpose(0, 1)
+    real = None if hidden is None else hidden.reshape(len(x), -1) == 0  # bool: not hidden; float: nothing is added
+    added = _difference(site, run, x, real).flatten(0, 1)
+    if mask is not None:
+        added = added.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else added + mask
+    if hidden is not None and hidden.dtype == torch.bool:  # both masks must be of one kind
+        hidden = torch.zeros_like(hidden, dtype=added.dtype).masked_fill(hidden, -torch.inf)
+    given |= {"attn_mask": added, "key_padding_mask": hidden, "is_causal": False}
+    return nn.MultiheadAttention.forward(module, **given)
+
+
+class Ungraded(torch.autograd.Function):
+    """Lets numbers pass, and refuses gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, difference: Tensor, weight: Tensor) -> Tensor:
+        """The difference itself."""
+        return difference.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Refused."""
+        raise RuntimeError(
+            "no gradient passes through a changed module of this kind to its weights: it would be wrong; freeze them "
+            "(requires_grad_(False)), or swap the module for a kq.Attention first"
+        )
+
+
+class Added(TorchFunctionMode):
+    """Within it, a tensor is added to what any softmax, or any fused attention, is taken of."""
+
+    SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
+    NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+    def __init__(self, difference: Float[Tensor, "batch heads n m"]) -> None:
+        super().__init__()
+        self.difference, self.used = difference, False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self.SOFTMAX:
+            self.used = True
+            scores = args[0]
+            if scores.numel() != self.difference.numel():
+                raise ValueError(f"scores of {tuple(scores.shape)} do not fit {tuple(self.difference.shape)}")
+            return func(scores + self.difference.reshape(scores.shape).to(scores.dtype), *args[1:], **kwargs)
+        if func is nn.functional.scaled_dot_product_attention:
+            self.used = True
+            given = {**dict(zip(self.NAMES, args, strict=False)), **kwargs}
+            return func(**{**given, "attn_mask": self._mask(given), "is_causal": False})
+        return func(*args, **kwargs)
+
+    def _mask(self, given: dict[str, Any]) -> Tensor:
+        mask, added = given.get("attn_mask"), self.difference.to(given["query"].dtype)
+        if given.get("is_causal"):
+            mask = torch.ones(added.shape[-2:], dtype=torch.bool, device=added.device).tril()
+        if mask is None:
+            return added
+        return added.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else added + mask

@@ -1,0 +1,168 @@
+"""Where a dial could be wrong without a word: gradients, copies, masks of others. It is right, or it refuses."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.surgery.attach import sites_of
+from keyquery.surgery.dial import Means
+from keyquery.testing.families import tiny_model
+from tests.surgery.test_dial_running import GAINS, decoder, text
+
+
+def test_gradients_that_would_be_wrong_are_refused_and_others_pass():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    with kq.dial(encoder, directional=0.2), pytest.raises(RuntimeError, match="no gradient passes"):
+        encoder(x).sum().backward()
+    encoder.requires_grad_(False)
+    with kq.dial(encoder, directional=0.2):
+        assert torch.autograd.gradcheck(encoder, x)
+    decoder = kq.Decoder(8, depth=1, heads=2, rope=kq.Rope(4)).double()
+    weight = decoder.blocks[0].attention.query.weight
+
+    def loss(query):
+        with torch.nn.utils.parametrize.cached():
+            return torch.func.functional_call(decoder, {"blocks.0.attention.query.weight": query}, x.detach())
+
+    with kq.dial(decoder, directional=0.2, popularity=0.5):
+        assert torch.autograd.gradcheck(loss, weight.detach().requires_grad_())
+
+
+def test_weights_that_were_replaced_are_seen():
+    model, inputs = decoder("bloom"), text(1, 6)
+    other = decoder("bloom")
+    with torch.no_grad():
+        with kq.dial(other, directional=0):
+            expected = other(**inputs).logits
+        with kq.dial(model, directional=0):
+            model.load_state_dict(other.state_dict(), assign=True)
+            assert torch.allclose(model(**inputs).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: decoder("llama"), lambda: nn.TransformerEncoderLayer(8, 2, 16).eval()])
+def test_a_changed_model_is_neither_copied_nor_pickled(make):
+    model = make()
+    with kq.dial(model, directional=0):
+        with pytest.raises(RuntimeError, match="cannot be copied: undo the change first"):
+            copy.deepcopy(model)
+        with pytest.raises(RuntimeError, match="cannot be pickled"):
+            pickle.dumps(model)
+    assert copy.deepcopy(model) is not model
+
+
+def test_padding_of_torchs_own_models_is_not_data():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).double().eval()
+    x, hidden = torch.randn(2, 5, 8).double(), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    other = x.masked_fill(hidden[..., None], 7.0)
+    one, two = (Means(encoder, [{"src": t, "src_key_padding_mask": hidden}]) for t in (x, other))
+    site = sites_of(encoder)[0]
+    assert all(torch.equal(a, b) for a, b in zip(one.of(site), two.of(site), strict=True))
+
+
+def test_a_decoder_does_not_hear_the_encoders_mask():
+    model = tiny_model("t5")
+    ids = {"input_ids": torch.randint(3, 60, (2, 6)), "decoder_input_ids": torch.randint(3, 60, (2, 6))}
+    masks = torch.ones(2, 6, dtype=torch.long), torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+    seen = []
+    with kq.dial(model, popularity=0, heads="*.*"):
+        site = next(site for site in sites_of(model).values() if site.name.startswith("decoder"))
+        site.heard = lambda query, key: seen.append(query)
+        for mask in masks:
+            with torch.no_grad():
+                model(**ids, attention_mask=mask)
+    assert torch.equal(*seen)
+
+
+def test_a_model_within_a_model_knows_its_padding():
+    model = decoder("llama")
+    inputs = {**text(2, 6), "attention_mask": torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])}
+    with kq.dial(model, **GAINS), torch.no_grad():
+        whole, part = model(**inputs).logits, model.lm_head(model.model(**inputs).last_hidden_state)
+    assert torch.equal(whole, part)
+
+
+def test_texts_beyond_known_rotations_are_refused():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = tiny_model("llama", rope_parameters=rope, max_position_embeddings=8)
+    with kq.dial(model, popularity=0), torch.no_grad():
+        model(**text(1, 8))
+        with pytest.raises(ValueError, match="turns otherwise in texts of more than 8 tokens, got 9"):
+            model(**text(1, 9))
+
+
+def test_an_encoder_that_ran_before_is_no_false_alarm():
+    model = tiny_model("t5", model="T5ForConditionalGeneration")
+    inputs = text(1, 6)
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "decoder_start_token_id": 0}
+    with kq.dial(model, popularity=0, data=[{**inputs, "decoder_input_ids": inputs["input_ids"]}]):
+        cached, uncached = (model.generate(**inputs, use_cache=use, **options) for use in (True, False))
+    assert torch.equal(cached, uncached)
+
+
+def test_latent_heads_take_means_of_data():
+    """Those of the batch itself: then means of data and of the batch agree in the first layer."""
+    model, inputs = tiny_model("deepseek"), text(2, 7)
+    first = min(sites_of(model))
+    with torch.no_grad():
+        with kq.dial(model, popularity=0, directional=0.5, heads=f"{first}.*"):
+            batch = model(**inputs)[0]
+        with kq.dial(model, popularity=0, directional=0.5, heads=f"{first}.*", data=[inputs]):
+            assert torch.allclose(model(**inputs)[0], batch, atol=1e-4)
+
+
+def test_what_models_share_is_given_back_by_the_last():
+    one, two = decoder("llama"), decoder("llama")
+    two.config = two.model.config = one.config
+    for module in two.modules():
+        if hasattr(module, "config"):
+            module.config = one.config
+    inputs = text(1, 5)
+    first, second = kq.dial(one, popularity=0), kq.dial(two, popularity=0)
+    first.undo()
+    two(**inputs)
+    second.undo()
+    assert one.config._attn_implementation == "sdpa"
+    encoders = [nn.TransformerEncoderLayer(8, 2, 16).eval() for _ in range(2)]
+    first, second = (kq.dial(encoder, popularity=0) for encoder in encoders)
+    first.undo()
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.undo()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_changes_that_stand_on_others_go_first():
+    model = decoder("llama")
+    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="undo that first"):
+        kq.swap(model, "psd")
+    swapped = kq.swap(model, "psd")
+    dial = kq.dial(model, popularity=0)
+    with pytest.raises(RuntimeError, match="dialled or projected: undo that first"):
+        swapped.undo()
+    dial.undo()
+    with pytest.raises(RuntimeError, match="the dial is undone already"):
+        dial.turn(popularity=1)
+    assert repr(dial) == "<the dial, undone>"
+    swapped.undo()
+
+
+@pytest.mark.unchecked
+def test_more_bad_input_is_told():
+    model = decoder("llama")
+    for options, error, said in (
+        ({"heads": 0}, ValueError, r'texts such as "0\.\*", got 0'),
+        ({"directional": 1e39}, ValueError, "directional must be a gain"),
+        ({"data": text(1, 5)}, TypeError, "iterable of batches, which are mappings of tensors, got dict"),
+        ({"data": [torch.ones(1, 5)]}, TypeError, "must hold mappings of tensors that the model takes, got Tensor"),
+    ):
+        with pytest.raises(error, match=said):
+            kq.dial(model, **options)
+    with pytest.raises(ValueError, match=r"head must name one head, got '0\.\*', which names 4"):
+        kq.project(model, "0.*")
+    with pytest.raises(ValueError, match="keys that are no tokens"):
+        kq.dial(nn.MultiheadAttention(8, 2, add_zero_attn=True))
+    kq.dial(model, heads=[[0, 1]]).undo()
