@@ -27,6 +27,8 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
         path, options = path.parent, {**options, "gguf_file": path.name}
+    elif not path.exists():
+        raise FileNotFoundError(f"there is no {source}")
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
     elif read_json(path / "config.json").get("model_type") == "keyquery":

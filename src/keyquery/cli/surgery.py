@@ -26,7 +26,10 @@ from keyquery.surgery.dial import PARTS
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file; the decoder that ships, unless given.")]
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on; the text that ships, unless given.")]
 Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5; all unless given.")]
-Gain = Annotated[float, typer.Option(help="Gain on that part: 1 as it is, 0 off, 2 twice.")]
+Reciprocal = Annotated[float, typer.Option(help="Gain on what heads compare: 1 as it is, 0 off, 2 twice.")]
+Directional = Annotated[float, typer.Option(help="Gain on what they point at.")]
+Popularity = Annotated[float, typer.Option(help="Gain on keys that everyone looks at.")]
+Position = Annotated[float, typer.Option(help="Gain on where keys stand: rotary positions, ALiBi, relative biases.")]
 Tokens = Annotated[int, typer.Option(min=4, help="How many tokens to run at most.")]
 Length = Annotated[int, typer.Option(min=4, help="The length of a window in tokens.")]
 
@@ -34,10 +37,10 @@ Length = Annotated[int, typer.Option(min=4, help="The length of a window in toke
 def dial(
     model: Model = None,
     text: Text = None,
-    reciprocal: Gain = 1.0,
-    directional: Gain = 1.0,
-    popularity: Gain = 1.0,
-    position: Gain = 1.0,
+    reciprocal: Reciprocal = 1.0,
+    directional: Directional = 1.0,
+    popularity: Popularity = 1.0,
+    position: Position = 1.0,
     heads: Heads = None,
     samples: Annotated[int, typer.Option(min=0, help="Of how many sequences to show what the model says.")] = 3,
     tokens: Tokens = 4096,
@@ -103,4 +106,6 @@ def _running(
     if tokenizer is None:
         raise ValueError(f"{path} has no tokenizer: a text cannot be run")
     batches = list(text_batches(lines, tokenizer, length, tokens))
+    if sum(len(batch["input_ids"]) for batch in batches) < 2:
+        raise ValueError("the text gives one sequence, and an interval needs two: more text or --tokens, less --length")
     return path.name, model.to(pick_device(device)), tokenizer, batches

@@ -66,6 +66,8 @@ def turned(
     >>> turned(model, [batch], tokenizer, {"popularity": 0}, samples=0).change > 0
     True
     """
+    if gains.get("position", 1) != 1 and not any(site.placed for site in sites_of(model).values()):
+        raise ValueError("position enters no score of this model: to turn it changes nothing")
     objective, loss = default_loss(model, tokenizer)
     means = Means(model, batches)
     before, said = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)

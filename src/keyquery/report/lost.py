@@ -31,7 +31,7 @@ def turned_lines(reading: Turned) -> list[Any]:
 
 
 def ablation_lines(reading: Ablation) -> list[Any]:
-    """A row a head (or layer), a column a part; changes whose interval excludes 0 are bold."""
+    """A row a head (or layer), a column a part; changes whose interval excludes 0 are marked."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     cells: dict[tuple[Any, Any], dict[str, Any]] = {}
     for row in reading.rows:
@@ -49,7 +49,7 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     title = (
         f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; change with a part off"
     )
-    notes = ["", "Bold: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
+    notes = ["", "*: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
     if cut:
         notes.append(f"The {MOST} of {len(cells)} that change most; --csv or --json for all.")
     return [Text(title, style="bold"), table, *notes]
@@ -62,7 +62,7 @@ def _name(layer: int | None, head: int | None) -> str:
 def _change(row: dict[str, Any]) -> Text:
     half = (row["high"] - row["low"]) / 2
     sure = row["low"] > 0 or row["high"] < 0
-    return Text(f"{row['change']:+z.4f} ± {half:.4f}", style="bold" if sure else "dim")
+    return Text(f"{row['change']:+z.4f} ± {half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")
 
 
 def _one_line(text: str) -> str:

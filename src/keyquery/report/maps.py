@@ -15,7 +15,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(row["head"] or 0 for row in reading.rows)
     most = max(abs(row["change"]) for row in reading.rows) or 1.0
-    size = (len(parts) * (0.7 + 0.25 * heads) + 0.9, 1.1 + 0.25 * layers)
+    size = (len(parts) * max(0.7 + 0.25 * heads, 1.5) + 0.9, 1.4 + 0.25 * layers)
     figure, axes = pyplot.subplots(1, len(parts), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axis, part in zip(axes[0], parts, strict=True):
         grid = [[float("nan")] * heads for _ in range(layers)]
@@ -25,11 +25,15 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
         steps = ["#1a7f37", "#f2f4f6", LIGHT[part]]
         colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list(part, steps)
         image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
+        axis.set_facecolor("#c4cbd2")  # what was not measured is no zero
         axis.set_title(f"{part} off\n{DOES[part]}", color=LIGHT[part])
-        axis.set_xlabel("head" if reading.by == "head" else "")
-        axis.locator_params(integer=True, nbins=10)
+        axis.set_xticks(range(heads) if reading.by == "head" else [])
+        axis.set_xlabel("head" if reading.by == "head" else "all heads")
+        axis.yaxis.get_major_locator().set_params(integer=True)
         bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.9, ticks=[-most, 0, most])
         bar.ax.set_xticklabels([f"−{most:.2g}", "0", f"+{most:.2g}"])
-    axes[0][0].set_ylabel("layer")
+    if reading.by == "all":
+        axes[0][0].set_yticks([])
+    axes[0][0].set_ylabel("all layers" if reading.by == "all" else "layer")
     figure.suptitle(f"{reading.model['name']}: change of the loss ({reading.loss:.2f})")
     return figure

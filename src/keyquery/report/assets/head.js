@@ -37,19 +37,20 @@ function whatItDoes(one) {
 // What the loss becomes when a part of this head is turned off: the mean change and its interval, a line a part.
 function whatIsLost(one) {
   if (!one.off) return null;
-  const parts = PARTS.filter((part) => one.off[part]), [left, right] = [110, 300];
+  const parts = PARTS.filter((part) => one.off[part]), [left, right] = [100, 270];
   const ends = parts.flatMap((part) => one.off[part]).filter((value) => value !== null);
   const low = Math.min(0, ...ends), wide = Math.max(0, ...ends) - low || 1;
   const x = (value) => left + ((right - left) * (value - low)) / wide;
-  const change = (value) => (value > 0 ? "+" : "") + figure3(value);
+  const figure2 = (value) => minus(String(Number(value.toPrecision(2))));
+  const change = (value) => (value > 0 ? "+" : "") + figure2(value);
   const lines = parts.map((part, i) => {
     const [mean, from, to] = one.off[part], y = 14 + 22 * i, sure = from > 0 || to < 0;
-    const told = from === null ? change(mean) : `${change(mean)} (${figure3(from)} to ${figure3(to)})`;
+    const told = from === null ? change(mean) : `${change(mean)} (${figure2(from)} to ${figure2(to)})`;
     return [
       draw("text", { x: 0, y: y + 4, class: part }, part),
       from === null ? null : draw("line", { x1: x(from), x2: x(to), y1: y, y2: y, class: `range ${part}` }),
       draw("circle", { cx: x(mean), cy: y, r: 4, class: sure ? part : "unsure" }),
-      draw("text", { x: 318, y: y + 4, "data-off": part }, told)];
+      draw("text", { x: 284, y: y + 4, "data-off": part }, told)];
   });
   const tall = 22 * parts.length + 6;
   const zero = draw("line", { x1: x(0), x2: x(0), y1: 0, y2: tall, class: "zero" });
