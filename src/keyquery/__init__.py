@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.geometry import look
-    from keyquery.layers import Attention, Cache, Decoder, Encoder
+    from keyquery.layers import Attention, Cache, Decoder, Encoder, PrimalAttention, regularizer
     from keyquery.reading import Reading
     from keyquery.surgery.dial import dial
     from keyquery.surgery.project import project
@@ -29,6 +29,7 @@ _LAZY = {
     "Decoder": "keyquery.layers",
     "Encoder": "keyquery.layers",
     "Form": "keyquery.forms",
+    "PrimalAttention": "keyquery.layers",
     "Reading": "keyquery.reading",
     "Rope": "keyquery.forms",
     "ablate": "keyquery.instruments.ablation",
@@ -42,6 +43,7 @@ _LAZY = {
     "project": "keyquery.surgery.project",
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
+    "regularizer": "keyquery.layers",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "Decoder",
     "Encoder",
     "Form",
+    "PrimalAttention",
     "Reading",
     "Rope",
     "__version__",
@@ -66,6 +69,7 @@ __all__ = [
     "project",
     "read",
     "register",
+    "regularizer",
     "swap",
     "testing",
 ]

@@ -1,0 +1,344 @@
+"""Primal-Attention: attention through the asymmetric kernel SVD, linear in the number of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from keyquery.forms.checks import check_choice, check_count, check_number
+from keyquery.layers.packing import Packing
+from keyquery.layers.primal.causal import Prefix, prefix_scores
+from keyquery.layers.primal.features import make, orthogonal_
+from keyquery.layers.primal.fused import IMPLEMENTATIONS, fused
+from keyquery.layers.primal.objective import LOSSES, Batch, Last, objective, reconstruction
+from keyquery.layers.primal.reference import features as reference_features
+from keyquery.layers.primal.sample import combine, evenly, project, take
+from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
+from keyquery.reading import provenance
+
+
+class PrimalAttention(nn.Module):
+    """Scores e = W_e|Xᵀφ(q), r = W_r|Xᵀφ(k) in place of queries × keys: output = Linear([e; r]), heads merged.
+
+    W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr (p × rank), f(X) each head's own slice of min(10·rank, n) evenly spaced tokens;
+    without `data_dependent`, We and Wr themselves, which mixes no tokens at all. `features` φ are "cosine" (q/‖q‖),
+    "elu" (elu + 1), "random" (positive random features of the exponential kernel) or a module of one's own. With
+    `init="ksvd"` the weights start at the exact KSVD of `data` (batch, n, dim). `impl="auto"` takes the Triton kernels
+    on a GPU, the reference elsewhere.
+
+    `regularizer()` is eta times the mean over samples and heads of J² (`loss="paper"`), which is 0 at the KSVD of
+    K = Φ_q f(X)ᵀf(X) Φ_kᵀ and at many other points; or (`loss="ksvd"`) of an error that is smallest at the KSVD alone.
+
+    >>> layer = kq.PrimalAttention(64, heads=4, rank=8)
+    >>> out = layer(torch.randn(2, 100, 64))
+    >>> out.shape, layer.regularizer().shape
+    (torch.Size([2, 100, 64]), torch.Size([]))
+    """
+
+    promises = ("causal", "padding", "packed", "gradients", "round_trip", "compiles")  # what check_kernel may ask
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        rank: int,
+        features: str | nn.Module = "cosine",
+        data_dependent: bool = True,
+        loss: str = "paper",
+        eta: float = 0.1,
+        init: str = "orthogonal",
+        impl: str = "auto",
+        data: Float[Tensor, "batch n dim"] | None = None,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("heads", heads), ("rank", rank)):
+            check_count(name, value, least=1)
+        if dim % heads:
+            raise ValueError(f"heads must divide dim: {heads} does not divide {dim}")
+        check_number("eta", eta)
+        if eta < 0:
+            raise ValueError(f"eta must be at least 0, got {eta}")
+        check_choice("loss", loss, LOSSES)
+        check_choice("init", init, ("orthogonal", "ksvd"))
+        check_choice("impl", impl, IMPLEMENTATIONS)
+        if (init == "ksvd") != (data is not None):
+            raise ValueError('data (batch, n, dim) is for init="ksvd", which needs it: give both or none')
+        place = {"device": device, "dtype": dtype}
+        self.dim, self.heads, self.rank, self.head_dim = dim, heads, rank, dim // heads
+        self.data_dependent, self.loss, self.eta, self.impl = data_dependent, loss, eta, impl
+        self.feature, self.features, self.width = make(features, self.head_dim, **place)
+        if rank > self.width:
+            raise ValueError(f"rank must be at most {self.width}, the features of a head: K has no more, got {rank}")
+        rows = 10 * rank if data_dependent else self.width
+        self.query_key = nn.Linear(dim, 2 * dim, bias, **place)
+        self.directions = nn.Parameter(torch.empty(2, heads, rows, rank, **place))
+        self.log_lambda = nn.Parameter(torch.zeros(heads, rank, **place))
+        self.concat = nn.Linear(2 * rank, self.head_dim, **place)
+        self.output = nn.Linear(dim, dim, bias, **place)
+        for matrix in self.directions.data.flatten(0, 1):  # one by one: the columns of each, not heads to each other
+            orthogonal_(matrix)
+        self._last = Last()
+        if data is not None:
+            self.start(data)
+
+    @property
+    def we(self) -> Float[Tensor, "heads rows s"]:
+        """We, a view."""
+        return self.directions[0]
+
+    @property
+    def wr(self) -> Float[Tensor, "heads rows s"]:
+        """Wr, a view."""
+        return self.directions[1]
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch n dim"],
+        mask: Bool[Tensor, "batch n"] | None = None,
+        is_causal: bool = False,
+        offsets: Int[Tensor, " ends"] | None = None,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """Attend within each sequence of x (batch, n, dim); `mask` (batch, n) is True for real tokens, others give 0.
+
+        With `is_causal`, token i sees tokens ≤ i. With `offsets`, x (total, dim) holds sequences one after the other:
+        sequence s is x[offsets[s]:offsets[s + 1]].
+        """
+        if offsets is not None:
+            return self._packed(x, mask, is_causal, offsets)
+        self._check(x, mask)
+        out, batch = self._attend(x, mask, is_causal)
+        self._last.batches = (batch,)
+        return out
+
+    def regularizer(self) -> Float[Tensor, ""]:
+        """eta · mean over samples and heads of J², or of the reconstruction error, of the last forward.
+
+        J is squared before it is averaged, so that heads do not cancel; samples without a token do not count.
+        """
+        batches = self._batches("regularizer")
+        error = objective if self.loss == "paper" else reconstruction
+        if self.loss == "ksvd" and batches[0].energy is not None:
+            raise RuntimeError('loss="ksvd" has no causal form: KSVD is of a kernel whose tokens all see each other')
+        with torch.autocast(self.directions.device.type, enabled=False):
+            found = torch.cat([error(batch, self.directions, self.log_lambda) for batch in batches])
+            found = found.square() if self.loss == "paper" else found
+            here = torch.cat([batch.tokens for batch in batches]) > 0
+            return self.eta * (found.mean(1) * here).sum() / here.sum().clamp(min=1)
+
+    def ksvd(self) -> PrimalReading:
+        """Spectrum of the kernel, J, KKT residual and overlaps with the singular subspaces, of the last forward.
+
+        >>> layer = kq.PrimalAttention(16, heads=2, rank=3, init="ksvd", data=torch.randn(1, 50, 16))
+        >>> _ = layer(torch.randn(1, 50, 16))
+        >>> len(layer.ksvd().heads), len(layer.ksvd().heads[0]["spectrum"])
+        (2, 8)
+        """
+        batches = self._batches("ksvd")
+        if batches[0].energy is not None:
+            raise RuntimeError("the last forward was causal, and KSVD is of a kernel whose tokens all see each other")
+        heads = spectrum(batches, self.directions, self.log_lambda)
+        named = self.feature if self.features is None else type(self.features).__name__
+        facts = {"features": named, "data_dependent": self.data_dependent, "loss": self.loss, "eta": self.eta}
+        return PrimalReading(rank=self.rank, heads=heads, provenance=provenance(**facts))
+
+    @torch.no_grad()
+    def start(self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None) -> None:
+        """Set We, Wr and Λ to the exact KSVD of x: of one sequence, K = EΛRᵀ as far as the rank goes.
+
+        >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3).double(), torch.randn(1, 50, 16).double()
+        >>> layer.start(x)
+        >>> _ = layer(x)
+        >>> all(head["residual"] < 1e-9 and head["left"] > 1 - 1e-9 for head in layer.ksvd().heads)
+        True
+        """
+        self._check(x, mask)
+        x, real = _clean(x, mask)
+        qk, _, sample, used = self._weights(x, real)
+        phi, _ = reference_features(qk, real, self.feature, torch.float64)
+        if sample is not None:
+            sample = (sample if used is None else sample * used[:, :, None, None]).transpose(1, 2).double()
+        shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
+        directions, log_lambda = solve(phi, sample, shown, self.rank)
+        self.directions[:, :, : directions.shape[2]] = directions.to(self.directions)
+        self.log_lambda.copy_(log_lambda)
+
+    def step(
+        self, x: Float[Tensor, "batch n dim"], state: Prefix | None = None
+    ) -> tuple[Float[Tensor, "batch n dim"], Prefix]:
+        """The next tokens of the causal form, one or more: their outputs, and the state for those that follow.
+
+        >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3), torch.randn(1, 5, 16)
+        >>> first, state = layer.step(x[:, :4])
+        >>> last, state = layer.step(x[:, 4:], state)
+        >>> torch.allclose(torch.cat((first, last), 1), layer(x, is_causal=True), atol=1e-5)
+        True
+        """
+        self._check(x, None)
+        if state is not None and len(state.seen) != x.shape[0]:
+            raise ValueError(f"state is of a batch of {len(state.seen)}, but x has {x.shape[0]}")
+        if x.shape[1] == 0:
+            raise ValueError("x must hold at least one token")
+        state = self._empty(x) if state is None else state
+        if self.data_dependent:
+            out, batch, after = self._causal(x, None, state)
+        else:
+            out, batch = self._attend(x, None, False)
+            after = state._replace(seen=state.seen + x.shape[1])
+        self._last.batches = (batch,)
+        return out, after
+
+    def extra_repr(self) -> str:
+        """What a print of the module says."""
+        kind = "" if self.data_dependent else ", data_dependent=False"
+        return f"{self.dim}, heads={self.heads}, rank={self.rank}{kind}, loss={self.loss!r}, eta={self.eta}"
+
+    def _attend(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Batch]:
+        x, real = _clean(x, mask)
+        if is_causal and self.data_dependent and x.shape[1]:
+            if self.impl == "triton":
+                raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
+            return self._causal(x, real, self._empty(x))[:2]
+        qk, weights, sample, used = self._weights(x, real)
+        maps = self._maps(weights).expand(-1, len(x), -1, -1, -1)
+        out, grams = fused(qk, maps, self.concat.bias, real, self.feature, self.impl)
+        both = weights.unflatten(-1, (2, self.rank)).permute(3, 1, 0, 2, 4).expand(-1, len(x), -1, -1, -1)
+        return self._output(out.flatten(2), real), Batch(_count(x, real), used, both, grams, sample)
+
+    def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """φ or q and k (batch, n, 2, heads, p), [W_e|X, W_r|X] (heads, batch or 1, p, 2s), f(X) and its used rows."""
+        if not self.data_dependent:
+            return self._featured(self.query_key(x)), self._table(self.width).unsqueeze(1), None, None
+        place, used = evenly(x.shape[1], self.directions.shape[2], real, x.device)
+        table = self._table(place.shape[-1])
+        if self.width == self.head_dim and _untouched(self.query_key):
+            x, weight, bias, table = _as_autocast(x, self.query_key.weight, self.query_key.bias, table)
+            flat, weights, sample = project(x, weight, bias, place, table, used)
+            return self._featured(flat), weights, sample.unflatten(-1, (self.heads, -1)), used
+        qk = self._featured(self.query_key(x))
+        source = x if self.width == self.head_dim else qk[:, :, 1].flatten(2)
+        sample = take(source, place).unflatten(-1, (self.heads, -1))
+        return qk, combine(sample, table, used), sample, used
+
+    def _table(self, rows: int) -> Float[Tensor, "heads rows columns"]:
+        """[We, Wr] side by side."""
+        return self.directions[:, :, :rows].permute(1, 2, 0, 3).flatten(2)
+
+    def _maps(self, weights: Float[Tensor, "heads batch p columns"]) -> Float[Tensor, "2 batch heads p v"]:
+        """M_e = W_e|X·Cₑ and M_r = W_r|X·Cᵣ with [Cₑ; Cᵣ] of the linear map of [e; r]: scores are never written."""
+        sides = weights.flatten(0, 2).unflatten(-1, (2, self.rank)).transpose(0, 1)
+        mixed = self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
+        return torch.bmm(sides, mixed).unflatten(1, weights.shape[:3]).transpose(1, 2)
+
+    def _empty(self, x: Tensor) -> Prefix:
+        """The state before the first token."""
+        shape = (2, len(x), self.heads, self.width, self.rank)
+        total = torch.zeros(shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        return Prefix(total, torch.zeros(len(x), dtype=torch.long, device=x.device))
+
+    def _causal(self, x: Tensor, real: Tensor | None, state: Prefix) -> tuple[Tensor, Batch, Prefix]:
+        given = (self._featured(self.query_key(x)), x, real, *state)
+        if torch.is_grad_enabled():  # scores are computed again in backward, not kept
+            found = checkpoint(self._prefix, *given, use_reentrant=False, preserve_rng_state=False)
+        else:
+            found = self._prefix(*given)
+        out, energy, total, seen = found
+        used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
+        return self._output(out, real), Batch(_count(x, real), used, energy=energy), Prefix(total, seen)
+
+    def _prefix(
+        self, qk: Tensor, x: Tensor, real: Tensor | None, total: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Heads' outputs (batch, n, dim), Σe² and Σr², and the state after the last token, in at least float32."""
+        with torch.autocast(x.device.type, enabled=False):
+            phi, _ = reference_features(qk, real, self.feature, total.dtype)
+            keys = phi[1]
+            if self.width == self.head_dim:
+                keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(total.dtype)
+            directions = self.directions.to(total.dtype)
+            scores, after = prefix_scores(phi, keys, directions, real, Prefix(total, seen))
+            weight, bias = (part.to(total.dtype) for part in (self.concat.weight, self.concat.bias))
+            out = linear(torch.cat((scores[0], scores[1]), -1), weight, bias)
+        return out.transpose(1, 2).flatten(2).to(qk.dtype), scores.square().sum(-2), *after
+
+    def _packed(self, x: Tensor, mask: Tensor | None, is_causal: bool, offsets: Tensor) -> Tensor:
+        if x.ndim != 2 or mask is not None:
+            raise ValueError("with offsets, x must be (total, dim), and no mask may be given")
+        self._check(x.unsqueeze(0), None)
+        rows, tokens, batches = [x[:0]], [offsets[:0].long()], []
+        for group in Packing(offsets, len(x)).groups():
+            out, batch = self._attend(group.unpack(x[None, None]).squeeze(1), group.real, is_causal)
+            rows.append(group.pack(out.unsqueeze(1)).squeeze(0))
+            tokens.append(group.tokens)
+            batches.append(batch)
+        self._last.batches = tuple(batches)
+        return torch.cat(rows)[torch.cat(tokens).argsort()]
+
+    def _featured(self, qk: Tensor) -> Tensor:
+        """(batch, n, 2·dim) as (batch, n, 2, heads, p); features already where a module computes them."""
+        qk = qk.unflatten(-1, (2, self.heads, self.head_dim))
+        return qk if self.features is None else self.features(qk)
+
+    def _output(self, out: Tensor, real: Tensor | None) -> Tensor:
+        joined = self.output(out)
+        return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
+
+    def _batches(self, asked: str) -> tuple[Batch, ...]:
+        if not self._last.batches:
+            raise RuntimeError(f"{asked} is of the last forward: call the layer first")
+        return self._last.batches
+
+    def _check(self, x: Tensor, mask: Tensor | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        if mask is None:
+            return
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            given = getattr(mask, "dtype", type(mask).__name__)
+            raise TypeError(f"mask must be bool, True for real tokens, got {given}")
+        if mask.shape != x.shape[:2]:
+            raise ValueError(f"mask must be {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
+
+
+def regularizer(model: nn.Module) -> Float[Tensor, ""]:
+    """The sum of `regularizer()` over a model's primal layers, of their last forward; 0 where it has none.
+
+    >>> model = torch.nn.Sequential(kq.PrimalAttention(16, 2, rank=3), kq.PrimalAttention(16, 2, rank=3))
+    >>> loss = model(torch.randn(1, 20, 16)).square().mean() + kq.regularizer(model)
+    >>> loss.backward()
+    """
+    found = [module.regularizer() for module in model.modules() if isinstance(module, PrimalAttention)]
+    return torch.stack(found).sum() if found else torch.zeros(())
+
+
+def _clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x with 0 in the place of padding, which may hold NaN, and which tokens are real."""
+    return (x, None) if mask is None else (x.where(mask.unsqueeze(-1), 0.0), mask)
+
+
+def _count(x: Tensor, real: Tensor | None) -> Tensor:
+    exact = torch.promote_types(x.dtype, torch.float32)
+    if real is None:
+        return torch.full((len(x),), x.shape[1], dtype=exact, device=x.device)
+    return real.sum(1).to(exact)
+
+
+def _untouched(part: nn.Module) -> bool:
+    """Whether a projection is what it was built as: a replaced one, or one that is listened to, must be called."""
+    return type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks
+
+
+def _as_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Tensors in the dtype that autocast would give a matrix product, where it is on."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)

@@ -1,0 +1,115 @@
+"""What a batch leaves behind for the loss: J and the reconstruction of K, from p×p Gram matrices."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+LOSSES = ("paper", "ksvd")
+SHARE = (
+    0.1  # of the KKT residual beside the reconstruction: it picks single triples, which the latter cannot tell apart
+)
+
+
+class Batch(NamedTuple):
+    """Weights (2, batch, heads, p, s), Gram matrices or Σe² and Σr², and how many tokens each sample has.
+
+    `sample` is f(X), None where it is the identity; `used` tells which of its rows a sample has filled. A causal batch
+    has `energy` in the place of weights and Gram matrices.
+    """
+
+    tokens: Float[Tensor, " batch"]
+    used: Bool[Tensor, "batch rows"] | None = None
+    weights: Float[Tensor, "2 batch heads p s"] | None = None
+    grams: Float[Tensor, "2 batch heads p p"] | None = None
+    sample: Float[Tensor, "batch rows heads p"] | None = None
+    energy: Float[Tensor, "2 batch heads s"] | None = None
+
+
+class Last:
+    """The batch, or packed batches, of the last forward; copies and files of a layer do not carry it along."""
+
+    def __init__(self) -> None:
+        self.batches: tuple[Batch, ...] = ()
+
+    def __deepcopy__(self, memo: Any) -> Last:
+        return Last()
+
+    def __reduce__(self) -> tuple[type[Last], tuple[()]]:
+        return Last, ()
+
+
+def objective(
+    batch: Batch, directions: Float[Tensor, "2 heads rows s"], log_lambda: Float[Tensor, "heads s"]
+) -> Float[Tensor, "batch heads"]:
+    """J = ½ mean eᵀΛe + ½ mean rᵀΛr − tr(WeᵀWr) of every sample and head, over the rows that the sample has used."""
+    if batch.energy is not None:
+        energy = batch.energy
+    else:
+        weights, grams = _exact(batch.weights), _exact(batch.grams)
+        energy = (grams @ weights * weights).sum(-2)
+    means = energy.sum(0) / batch.tokens.clamp(min=1)[:, None, None]
+    rows = _rows(batch, directions)
+    product = (rows[0] * rows[1]).sum(-1)  # (heads, rows)
+    trace = product.sum(-1) if batch.used is None else batch.used.to(product.dtype) @ product.mT
+    return (means * _exact(log_lambda).exp()).sum(-1) / 2 - trace
+
+
+def reconstruction(
+    batch: Batch, directions: Float[Tensor, "2 heads rows s"], log_lambda: Float[Tensor, "heads s"]
+) -> Float[Tensor, "batch heads"]:
+    """‖K − EΛRᵀ‖²/‖K‖² + 0.1·(relative KKT residual)²: smallest at the KSVD of K = Φ_q f(X)ᵀf(X) Φ_kᵀ, and only there.
+
+    Nothing of size n × n is formed: with G_q, G_k, S = f(X)ᵀf(X) (p×p each) ‖K‖² = tr(G_q S G_k S).
+    """
+    weights, grams = _exact(batch.weights), _exact(batch.grams)
+    scale = _exact(log_lambda).exp().unsqueeze(-2)  # (heads, 1, s)
+    moved = grams @ weights  # G_qW_e|X, G_kW_r|X
+    if batch.sample is None:
+        size = (grams[0] * grams[1]).sum((-2, -1))
+        cross = (moved[0] * scale * moved[1]).sum((-2, -1))
+    else:
+        sample = _sample(batch)
+        core = sample.mT @ sample
+        left, right = grams[0] @ core, grams[1] @ core
+        size = (left * right.mT).sum((-2, -1))
+        cross = (moved[0] * scale * (core @ moved[1])).sum((-2, -1))
+    inner = weights.mT @ moved  # EᵀE, RᵀR
+    own = (inner[0] * scale * inner[1] * scale.mT).sum((-2, -1))
+    lost = (size - 2 * cross + own) / torch.where(size > 0, size, 1.0)
+    return lost + SHARE * kkt(batch, directions, log_lambda)
+
+
+def kkt(
+    batch: Batch, directions: Float[Tensor, "2 heads rows s"], log_lambda: Float[Tensor, "heads s"]
+) -> Float[Tensor, "batch heads"]:
+    """Relative KKT residual, squared: ‖(∂J/∂We, ∂J/∂Wr)‖²/‖(Wr, We)‖², ∂J/∂We = f(X)G_qW_e|XΛ/N − Wr."""
+    weights, grams = _exact(batch.weights), _exact(batch.grams)
+    steps = grams @ weights * _exact(log_lambda).exp().unsqueeze(-2) / batch.tokens.clamp(min=1)[:, None, None, None]
+    rows = _rows(batch, directions).unsqueeze(1)  # (2, 1, heads, rows, s)
+    if batch.sample is not None:
+        steps = _sample(batch) @ steps
+        rows = rows if batch.used is None else rows * batch.used[:, None, :, None]
+    size = rows.square().sum((0, -2, -1))
+    return (steps - rows.flip(0)).square().sum((0, -2, -1)) / torch.where(size > 0, size, 1.0)
+
+
+def _rows(batch: Batch, directions: Tensor) -> Tensor:
+    """The rows of We and Wr that any sample has filled."""
+    filled = batch.sample if batch.used is None else batch.used
+    return _exact(directions if filled is None else directions[:, :, : filled.shape[1]])
+
+
+def _sample(batch: Batch) -> Tensor:
+    """f(X), (batch, heads, rows, p), rows that are not used 0."""
+    assert batch.sample is not None
+    sample = _exact(batch.sample)
+    return (sample if batch.used is None else sample * batch.used[:, :, None, None]).transpose(1, 2)
+
+
+def _exact(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,115 @@
+"""KSVD of a primal layer: the spectrum of its kernel on a batch, how far its weights are from it, and exact weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from keyquery.forms import ksvd
+from keyquery.layers.primal.objective import Batch, kkt, objective
+from keyquery.reading import Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimalReading(Reading, kind="primal"):
+    """Every sample and head of a batch: the kernel's singular values, J, the KKT residual, and overlaps.
+
+    Overlaps are the shares of the leading singular subspaces of K that the scores e (left) and r (right) span.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "spectrum": "singular values of K/N",
+        "residual": "relative",
+        "left": "share",
+        "right": "share",
+    }
+
+    rank: int
+    heads: list[dict[str, Any]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row for each sample and head, without the spectrum."""
+        return [{name: value for name, value in head.items() if name != "spectrum"} for head in self.heads]
+
+
+@torch.no_grad()
+def spectrum(
+    batches: tuple[Batch, ...],
+    directions: Float[Tensor, "2 heads rows s"],
+    log_lambda: Float[Tensor, "heads s"],
+) -> list[dict[str, Any]]:
+    """What a PrimalReading says of every sample and head that has tokens, in float64 from p×p matrices."""
+    rank, rows = directions.shape[-1], list[dict[str, Any]]()
+    for batch in batches:
+        exact = _double(batch)
+        weights = exact, directions.double(), log_lambda.double()
+        found = objective(*weights), kkt(*weights).sqrt(), *_overlaps(exact, rank)
+        for sample, tokens in enumerate(batch.tokens.tolist()):
+            if tokens == 0:
+                continue
+            for head in range(directions.shape[1]):
+                j, residual, values, left, right = (part[sample, head].tolist() for part in found)
+                row = {"sample": len(rows) // directions.shape[1], "head": head, "tokens": int(tokens), "objective": j}
+                rows.append({**row, "residual": residual, "left": left, "right": right, "spectrum": values})
+    return rows
+
+
+def _double(batch: Batch) -> Batch:
+    assert batch.weights is not None
+    assert batch.grams is not None
+    sample = None if batch.sample is None else batch.sample.double()
+    return Batch(batch.tokens.double(), batch.used, batch.weights.double(), batch.grams.double(), sample)
+
+
+def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values of K/N (batch, heads, p), and how much of its leading subspaces e and r span (batch, heads).
+
+    With G = TᵀT, Φ = QT for some Q with orthonormal columns: K = Q_q(T_q S T_kᵀ)Q_kᵀ, and e = Q_q(T_q W_e|X).
+    """
+    assert batch.weights is not None
+    assert batch.grams is not None
+    values, vectors = torch.linalg.eigh(batch.grams)
+    factors = values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
+    core = factors[1].mT
+    if batch.sample is not None:
+        sample = batch.sample if batch.used is None else batch.sample * batch.used[:, :, None, None]
+        sample = sample.transpose(1, 2)
+        core = sample.mT @ (sample @ core)
+    left, sizes, right = torch.linalg.svd(factors[0] @ core)
+    leading = torch.stack((left[..., :rank], right.mT[..., :rank]))
+    spanned, _ = torch.linalg.qr(factors @ batch.weights)
+    shares = (leading.mT @ spanned).square().sum((-2, -1)) / rank
+    return sizes / batch.tokens.clamp(min=1)[:, None, None], shares[0], shares[1]
+
+
+@torch.no_grad()
+def solve(
+    phi: Float[Tensor, "2 batch heads n p"],
+    sample: Float[Tensor, "batch heads rows p"] | None,
+    real: Bool[Tensor, "batch n"],
+    rank: int,
+) -> tuple[Float[Tensor, "2 heads rows s"], Float[Tensor, "heads s"]]:
+    """Exact KSVD directions We, Wr of a batch and log Λ: the stationary point of its mean J that has the largest σ.
+
+    All samples stand in one kernel, whose features are f(X)φ/√N: with one sample K = EΛRᵀ, as far as the rank goes.
+    """
+    points = (phi if sample is None else phi @ sample.mT).double()
+    samples = real.any(1).sum().clamp(min=1)
+    points = points / (real.sum(1).clamp(min=1) * samples).double().sqrt()[:, None, None, None]
+    directions, scales = [], []
+    for head in range(phi.shape[2]):
+        query, key = (side[:, head][real] for side in points)
+        found = ksvd(query, key, rank)
+        present = int((found.values > 1e-12 * found.values.max()).sum())
+        if present < rank:
+            raise ValueError(
+                f"rank must be at most {present}, the rank of the kernel of head {head} on data, got {rank}"
+            )
+        directions.append(torch.stack(found.primal()))
+        scales.append(-found.values.log())
+    return torch.stack(directions, 1), torch.stack(scales)
