@@ -15,8 +15,8 @@ from keyquery.layers.primal import reference
 
 TRITON = find_spec("triton") is not None
 IMPLEMENTATIONS = ("auto", "reference", "triton")
-WIDEST = 128  # features and values of a head that the Triton kernels hold at once
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Features and values of a head that the Triton kernels can hold at once.
+WIDEST = {torch.float16: 128, torch.bfloat16: 128, torch.float32: 64}
 
 
 def fused(
@@ -57,19 +57,19 @@ def _refusal(qk: Tensor, v: int) -> str | None:
         return "needs triton: pip install 'keyquery[triton]'"
     if not qk.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"needs a CUDA GPU, or TRITON_INTERPRET=1 from the start, but x is on {qk.device.type}"
-    if qk.dtype not in DTYPES:
+    if qk.dtype not in WIDEST:
         return f"computes in float16, bfloat16 or float32, but x is {qk.dtype}"
-    if max(qk.shape[-1], v) > WIDEST:
-        return f"holds heads of up to {WIDEST} features, but these have {max(qk.shape[-1], v)}"
+    if max(qk.shape[-1], v) > WIDEST[qk.dtype]:
+        return f"holds heads of up to {WIDEST[qk.dtype]} features in {qk.dtype}, not {max(qk.shape[-1], v)}"
     return None
 
 
 def _module(impl: str) -> ModuleType:
     if impl == "reference":
         return reference
-    from keyquery.layers.primal import triton  # on use only
+    import keyquery.layers.primal.triton as kernels  # on use only
 
-    return triton
+    return kernels
 
 
 class _Fused(torch.autograd.Function):

@@ -1,0 +1,188 @@
+"""The Triton kernels against the reference: in the interpreter where there is no GPU, for real where there is one."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.layers.primal import reference
+from keyquery.layers.primal.fused import choose, fused
+
+pytest.importorskip("triton")
+kernels = pytest.importorskip("keyquery.layers.primal.triton")
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+SHORT = [torch.float32, torch.bfloat16, torch.float16]
+# (batch, n, heads, p, v): tiles that are not full, widths that are no power of two, more programs than one a head
+SHAPES = [(1, 70, 2, 20, 12), (2, 33, 1, 16, 32), (3, 1, 1, 5, 5)]
+WIDE = [(2, 1500, 8, 64, 64), (1, 20_000, 4, 50, 64), (65, 130, 8, 32, 48)]
+OTHER = ["elu", "given"]
+
+
+def draw(shape, dtype, masked=False):
+    """Queries and keys as views of one projection, maps with heads before samples, as the layer makes them."""
+    batch, n, heads, p, v = shape
+    qk = torch.randn(batch, n, 2 * heads * p, device=DEVICE).to(dtype).unflatten(-1, (2, heads, p))
+    maps = torch.randn(2, heads, batch, p, v, device=DEVICE).to(dtype).transpose(1, 2)
+    bias = torch.randn(v, device=DEVICE)
+    real = torch.rand(batch, n, device=DEVICE) < 0.8 if masked else None
+    grad = torch.randn(batch, n, heads, v, device=DEVICE).to(dtype)
+    grams = torch.randn(2, batch, heads, p, p, device=DEVICE)
+    return qk, maps, bias, real, grad, grams
+
+
+def plain(qk, maps, bias, real, feature, dtype):
+    """The layer's heart in one dtype throughout, as a user of torch would write it."""
+    phi, _ = reference.features(qk, real, feature, dtype)
+    out = phi[0] @ maps[0].to(dtype) + phi[1] @ maps[1].to(dtype) + bias.to(dtype)
+    return out.transpose(1, 2), (phi.mT @ phi)
+
+
+def plain_all(given, feature, dtype):
+    """Outputs and gradients of `plain`."""
+    qk, maps, bias, real, grad, grams = given
+    leaves = [t.to(dtype).detach().requires_grad_() for t in (qk, maps, bias)]
+    found = plain(*leaves, real, feature, dtype)
+    gradients = torch.autograd.grad(found, leaves, (grad.to(dtype), grams.to(dtype)))
+    return [t.detach().double() for t in (*found, *gradients)]
+
+
+def ours_all(given, feature):
+    qk, maps, bias, real, grad, grams = given
+    out, found = kernels.forward(qk, maps, bias, real, feature)
+    gradients = kernels.backward(qk, maps, real, feature, grad, grams)
+    return [t.double() for t in (out, found, *gradients)]
+
+
+def assert_within_budget(given, feature, dtype):
+    """Errors are at most twice (those of plain torch in the same dtype + rounding)."""
+    exact, short, ours = (
+        plain_all(given, feature, torch.float64),
+        plain_all(given, feature, dtype),
+        ours_all(given, feature),
+    )
+    for name, truth, low, found in zip(("out", "grams", "qk", "maps", "bias"), exact, short, ours, strict=True):
+        assert found.isfinite().all(), name
+        budget = 2 * ((low - truth).norm() + truth.norm() * torch.finfo(dtype).eps)
+        assert (found - truth).norm() <= budget, name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "feature"), [*((dtype, "cosine") for dtype in SHORT), *((SHORT[0], f) for f in OTHER)]
+)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_are_the_reference(shape, feature, dtype):
+    for masked in (False, True):
+        assert_within_budget(draw(shape, dtype, masked), feature, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no GPU here")
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("shape", [*WIDE, (1, 2000, 4, 128, 128)], ids=str)
+@pytest.mark.parametrize("feature", ["cosine", *OTHER])
+def test_kernels_are_the_reference_at_full_size(shape, feature, dtype):
+    if shape[-1] == 128 and dtype == torch.float32:
+        pytest.skip("too wide for float32, as `choose` says")
+    for masked in (False, True):
+        assert_within_budget(draw(shape, dtype, masked), feature, dtype)
+
+
+def test_a_head_of_several_programs(monkeypatch):
+    """As on a GPU, where the tokens of a head are shared out; its sums are put together again."""
+    many = kernels.Launch(16, 4, 1, 4 if CUDA else 8)
+    monkeypatch.setattr(kernels, "_launches", lambda qk, maps: (many, many))
+    given = draw((1, 150, 2, 16, 16), torch.float32, masked=True)
+    assert kernels._runs(given[0], many)[1] > 1
+    assert_within_budget(given, "cosine", torch.float32)
+
+
+def test_without_a_loss_its_half_is_left_out():
+    qk, maps, _, _, grad, _ = draw(SHAPES[0], torch.float32)
+    ours = kernels.backward(qk, maps, None, "cosine", grad, None)
+    theirs = reference.backward(qk, maps, None, "cosine", grad, None)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_zero_query_and_gradients_in_any_layout():
+    qk, maps, bias, _, grad, grams = draw(SHAPES[0], torch.float32)
+    qk = qk.clone()
+    qk[0, 3] = 0
+    grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+    given = (qk, maps, bias, None, grad, grams)
+    ours, theirs = ours_all(given, "cosine"), reference.backward(qk, maps, None, "cosine", grad, grams)
+    assert all(torch.allclose(a, b.double(), atol=1e-3) for a, b in zip(ours[2:], theirs, strict=True))
+    assert ours[2][0, 3].abs().max() == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"data_dependent": False}, {"features": "elu"}, {"features": "random"}])
+def test_the_layer_by_either_implementation(options, masked):
+    torch.manual_seed(3)
+    layer = kq.PrimalAttention(24, 2, 4, device=DEVICE, **options)
+    x = torch.randn(2, 70, 24, device=DEVICE, requires_grad=True)
+    real = torch.rand(2, 70, device=DEVICE) < 0.8 if masked else None
+    found = {}
+    for impl in ("reference", "triton"):
+        layer.impl = impl
+        out = layer(x, mask=real)
+        loss = out.sin().sum() + 10 * layer.regularizer()
+        found[impl] = [out, loss, *torch.autograd.grad(loss, [x, *layer.parameters()])]
+    for ours, theirs in zip(found["triton"], found["reference"], strict=True):
+        assert (ours - theirs).abs().max() <= 2e-4 * (1 + theirs.abs().max())
+
+
+@pytest.mark.unchecked
+def test_kernels_compile_into_one_graph():
+    layer = kq.PrimalAttention(24, 2, 4, impl="triton", device=DEVICE)
+    x = torch.randn(2, 70, 24, device=DEVICE, requires_grad=True)
+
+    def run(x):
+        return layer(x), layer.regularizer()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    found = []
+    for step in (run, compiled):
+        out, loss = step(x)
+        found.append([out, loss, *torch.autograd.grad(out.sum() + loss, [x, *layer.parameters()])])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_no_tokens():
+    out, grams = fused(*draw((2, 0, 3, 16, 16), torch.float32)[:3], impl="triton")
+    assert out.shape == (2, 0, 3, 16)
+    assert grams.abs().max() == 0
+
+
+@pytest.mark.skipif(CUDA, reason="what happens without a GPU")
+def test_which_implementation_runs(monkeypatch):
+    qk = torch.zeros(1, 4, 2, 2, 8)
+    assert choose("auto", qk, 8) == "reference"
+    assert choose("triton", qk, 8) == "triton"
+    for given, complaint in (
+        (qk.double(), "x is torch.float64"),
+        (torch.zeros(1, 4, 2, 1, 200), "in torch.float32, not 200"),
+    ):
+        with pytest.raises(RuntimeError, match=complaint):
+            choose("triton", given, 8)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(RuntimeError, match=r'impl="triton" needs a CUDA GPU, or TRITON_INTERPRET=1.*but x is on cpu'):
+        kq.PrimalAttention(8, 2, 2, impl="triton")(torch.zeros(1, 4, 8))
+
+
+def test_there_is_no_causal_kernel():
+    with pytest.raises(RuntimeError, match='impl="triton" has no causal kernel'):
+        kq.PrimalAttention(8, 2, 2, impl="triton")(torch.zeros(1, 4, 8), is_causal=True)
+
+
+def test_triton_is_imported_on_use_only():
+    code = (
+        "import sys, torch, keyquery as kq; kq.PrimalAttention(8, 2, 2)(torch.zeros(1, 4, 8)); "
+        "print([name for name in ('triton', 'torch._dynamo') if name in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
