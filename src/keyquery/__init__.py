@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keyquery.layers import Attention, Cache, Decoder, Encoder, PrimalAttention, regularizer
     from keyquery.reading import Reading
     from keyquery.surgery.dial import dial
+    from keyquery.surgery.distill import distill
     from keyquery.surgery.project import project
     from keyquery.surgery.register import register
     from keyquery.surgery.swap import swap
@@ -36,6 +37,7 @@ _LAZY = {
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
     "dial": "keyquery.surgery.dial",
+    "distill": "keyquery.surgery.distill",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
@@ -62,6 +64,7 @@ __all__ = [
     "compare",
     "data",
     "dial",
+    "distill",
     "ksvd",
     "look",
     "models",

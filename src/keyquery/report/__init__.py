@@ -1,11 +1,15 @@
 """A Reading to notebook, page and picture; `report.terminal`, which needs rich, is imported by its user."""
 
 from keyquery import instruments, studies  # so that every kind of reading is known
+from keyquery.layers.primal import PrimalReading
 from keyquery.report import page
 from keyquery.report.notebook import html
 from keyquery.report.picture import check_picture, picture_bytes, plot
+from keyquery.surgery.distill import Distillation
 
 __all__ = [
+    "Distillation",
+    "PrimalReading",
     "check_picture",
     "html",
     "instruments",

@@ -15,9 +15,9 @@ from keyquery.layers.packing import Packing
 from keyquery.layers.primal.causal import Prefix, prefix_scores
 from keyquery.layers.primal.features import make, orthogonal_
 from keyquery.layers.primal.fused import IMPLEMENTATIONS, fused
-from keyquery.layers.primal.objective import LOSSES, Batch, Last, objective, reconstruction
+from keyquery.layers.primal.objective import LOSSES, Batch, Last, mean_over_samples, objective, reconstruction
 from keyquery.layers.primal.reference import features as reference_features
-from keyquery.layers.primal.sample import combine, evenly, project, take
+from keyquery.layers.primal.sample import beside, combine, evenly, project, take
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
 from keyquery.reading import provenance
 
@@ -128,10 +128,9 @@ class PrimalAttention(nn.Module):
         if self.loss == "ksvd" and batches[0].energy is not None:
             raise RuntimeError('loss="ksvd" has no causal form: KSVD is of a kernel whose tokens all see each other')
         with torch.autocast(self.directions.device.type, enabled=False):
-            found = torch.cat([error(batch, self.directions, self.log_lambda) for batch in batches])
-            found = found.square() if self.loss == "paper" else found
-            here = torch.cat([batch.tokens for batch in batches]) > 0
-            return self.eta * (found.mean(1) * here).sum() / here.sum().clamp(min=1)
+            each = [error(batch, self.directions, self.log_lambda) for batch in batches]
+            each = [found.square() for found in each] if self.loss == "paper" else each
+            return self.eta * mean_over_samples(batches, each)
 
     def ksvd(self) -> PrimalReading:
         """Spectrum of the kernel, J, KKT residual and overlaps with the singular subspaces, of the last forward.
@@ -215,21 +214,17 @@ class PrimalAttention(nn.Module):
     def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """φ or q and k (batch, n, 2, heads, p), [W_e|X, W_r|X] (heads, batch or 1, p, 2s), f(X) and its used rows."""
         if not self.data_dependent:
-            return self._featured(self.query_key(x)), self._table(self.width).unsqueeze(1), None, None
+            return self._featured(self.query_key(x)), beside(self.directions).unsqueeze(1), None, None
         place, used = evenly(x.shape[1], self.directions.shape[2], real, x.device)
-        table = self._table(place.shape[-1])
+        directions = self.directions[:, :, : place.shape[-1]]
         if self.width == self.head_dim and _untouched(self.query_key):
-            x, weight, bias, table = _as_autocast(x, self.query_key.weight, self.query_key.bias, table)
-            flat, weights, sample = project(x, weight, bias, place, table, used)
+            x, weight, bias, directions = _as_autocast(x, self.query_key.weight, self.query_key.bias, directions)
+            flat, weights, sample = project(x, weight, bias, place, directions, used)
             return self._featured(flat), weights, sample.unflatten(-1, (self.heads, -1)), used
         qk = self._featured(self.query_key(x))
         source = x if self.width == self.head_dim else qk[:, :, 1].flatten(2)
         sample = take(source, place).unflatten(-1, (self.heads, -1))
-        return qk, combine(sample, table, used), sample, used
-
-    def _table(self, rows: int) -> Float[Tensor, "heads rows columns"]:
-        """[We, Wr] side by side."""
-        return self.directions[:, :, :rows].permute(1, 2, 0, 3).flatten(2)
+        return qk, combine(sample, directions, used), sample, used
 
     def _maps(self, weights: Float[Tensor, "heads batch p columns"]) -> Float[Tensor, "2 batch heads p v"]:
         """M_e = W_e|X·Cₑ and M_r = W_r|X·Cᵣ with [Cₑ; Cᵣ] of the linear map of [e; r]: scores are never written."""
@@ -323,11 +318,9 @@ def _clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return (x, None) if mask is None else (x.where(mask.unsqueeze(-1), 0.0), mask)
 
 
-def _count(x: Tensor, real: Tensor | None) -> Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
-    if real is None:
-        return torch.full((len(x),), x.shape[1], dtype=exact, device=x.device)
-    return real.sum(1).to(exact)
+def _count(x: Tensor, real: Tensor | None) -> Tensor | int:
+    """How many tokens each sample has: one number where there is no padding."""
+    return x.shape[1] if real is None else real.sum(1).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _untouched(part: nn.Module) -> bool:

@@ -15,18 +15,26 @@ SHARE = (
 
 
 class Batch(NamedTuple):
-    """Weights (2, batch, heads, p, s), Gram matrices or Σe² and Σr², and how many tokens each sample has.
+    """Weights (2, batch, heads, p, s), Gram matrices or Σe² and Σr², and how many tokens a sample has.
 
-    `sample` is f(X), None where it is the identity; `used` tells which of its rows a sample has filled. A causal batch
-    has `energy` in the place of weights and Gram matrices.
+    `tokens` is one number where there is no padding. `sample` is f(X), None where it is the identity; `used` tells
+    which of its rows a sample has filled. A causal batch has `energy` in the place of weights and Gram matrices.
     """
 
-    tokens: Float[Tensor, " batch"]
+    tokens: Float[Tensor, " batch"] | int
     used: Bool[Tensor, "batch rows"] | None = None
     weights: Float[Tensor, "2 batch heads p s"] | None = None
     grams: Float[Tensor, "2 batch heads p p"] | None = None
     sample: Float[Tensor, "batch rows heads p"] | None = None
     energy: Float[Tensor, "2 batch heads s"] | None = None
+
+
+def mean_over_samples(batches: tuple[Batch, ...], each: list[Float[Tensor, "_ heads"]]) -> Float[Tensor, ""]:
+    """The mean of what every sample and head of some batches has; samples without a token do not count."""
+    if all(isinstance(batch.tokens, int) for batch in batches):
+        return torch.cat(each).mean() if len(each) > 1 else each[0].mean()
+    here = torch.cat([torch.as_tensor(batch.tokens) > 0 for batch in batches])
+    return (torch.cat(each).mean(1) * here).sum() / here.sum().clamp(min=1)
 
 
 class Last:
@@ -49,13 +57,12 @@ def objective(
     if batch.energy is not None:
         energy = batch.energy
     else:
-        weights, grams = _exact(batch.weights), _exact(batch.grams)
+        weights, grams = _exact(batch.weights).contiguous(), _exact(batch.grams)
         energy = (grams @ weights * weights).sum(-2)
-    means = energy.sum(0) / batch.tokens.clamp(min=1)[:, None, None]
     rows = _rows(batch, directions)
-    product = (rows[0] * rows[1]).sum(-1)  # (heads, rows)
-    trace = product.sum(-1) if batch.used is None else batch.used.to(product.dtype) @ product.mT
-    return (means * _exact(log_lambda).exp()).sum(-1) / 2 - trace
+    product = rows[0] * rows[1]
+    trace = product.sum((-2, -1)) if batch.used is None else batch.used.to(product.dtype) @ product.sum(-1).mT
+    return _per_token((energy * _exact(log_lambda).exp()).sum((0, -1)), batch) / 2 - trace
 
 
 def reconstruction(
@@ -88,13 +95,21 @@ def kkt(
 ) -> Float[Tensor, "batch heads"]:
     """Relative KKT residual, squared: ‖(∂J/∂We, ∂J/∂Wr)‖²/‖(Wr, We)‖², ∂J/∂We = f(X)G_qW_e|XΛ/N − Wr."""
     weights, grams = _exact(batch.weights), _exact(batch.grams)
-    steps = grams @ weights * _exact(log_lambda).exp().unsqueeze(-2) / batch.tokens.clamp(min=1)[:, None, None, None]
+    steps = _per_token(grams @ weights * _exact(log_lambda).exp().unsqueeze(-2), batch)
     rows = _rows(batch, directions).unsqueeze(1)  # (2, 1, heads, rows, s)
     if batch.sample is not None:
         steps = _sample(batch) @ steps
         rows = rows if batch.used is None else rows * batch.used[:, None, :, None]
     size = rows.square().sum((0, -2, -1))
     return (steps - rows.flip(0)).square().sum((0, -2, -1)) / torch.where(size > 0, size, 1.0)
+
+
+def _per_token(total: Tensor, batch: Batch) -> Tensor:
+    """A sum over tokens (..., batch, heads, ·, ·) or (batch, heads) as their mean."""
+    if isinstance(batch.tokens, int):
+        return total / max(batch.tokens, 1)
+    count = batch.tokens.clamp(min=1)
+    return total / (count[:, None] if total.ndim == 2 else count[:, None, None, None])
 
 
 def _rows(batch: Batch, directions: Tensor) -> Tensor:

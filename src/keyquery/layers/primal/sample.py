@@ -42,16 +42,21 @@ def take(x: Float[Tensor, "batch n d"], place: Int[Tensor, "*batch rows"]) -> Fl
 
 def combine(
     sample: Float[Tensor, "batch rows heads p"],
-    table: Float[Tensor, "heads rows columns"],
+    directions: Float[Tensor, "2 heads rows s"],
     used: Bool[Tensor, "batch rows"] | None,
-) -> Float[Tensor, "heads batch p columns"]:
-    """Σⱼ xⱼ·table[j]ᵀ, head by head: f(X)ᵀ[We, Wr]."""
+) -> Float[Tensor, "heads batch p both"]:
+    """f(X)ᵀ[We, Wr] of every head: Σⱼ xⱼ·[We, Wr][j]ᵀ."""
     batch, rows, heads, p = sample.shape
     if used is not None:
         sample = sample * used[:, :, None, None]
     # Samples beside each other in one product for each head: the table is not copied for each of them.
     flat = sample.permute(2, 0, 3, 1).reshape(heads, batch * p, rows)
-    return torch.bmm(flat, table).unflatten(1, (batch, p))
+    return torch.bmm(flat, beside(directions)).unflatten(1, (batch, p))
+
+
+def beside(directions: Float[Tensor, "2 heads rows s"]) -> Float[Tensor, "heads rows both"]:
+    """[We, Wr] side by side."""
+    return directions.permute(1, 2, 0, 3).flatten(2)
 
 
 def project(
@@ -59,37 +64,37 @@ def project(
     weight: Float[Tensor, "both d"],
     bias: Float[Tensor, " both"] | None,
     place: Int[Tensor, "*batch rows"],
-    table: Float[Tensor, "heads rows columns"],
+    directions: Float[Tensor, "2 heads rows s"],
     used: Bool[Tensor, "batch rows"] | None,
 ) -> tuple[Float[Tensor, "batch n both"], Float[Tensor, "heads batch p columns"], Float[Tensor, "batch rows d"]]:
-    """Queries and keys Wx + b, projection weights f(X)ᵀ·table, and f(X) itself.
+    """Queries and keys Wx + b, projection weights f(X)ᵀ[We, Wr], and f(X) itself.
 
     One step of autograd: tokens are taken again in backward, so that f(X) is not kept, and their gradient is added to
     that of x where they stand, instead of a second gradient as large as x.
     """
-    qk, weights, sample = _Project.apply(x, weight, bias, place, table, used)  # type: ignore[no-untyped-call]
+    qk, weights, sample = _Project.apply(x, weight, bias, place, directions, used)  # type: ignore[no-untyped-call]
     return qk, weights, sample
 
 
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, place: Tensor, table: Tensor, used: Tensor | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, place: Tensor, directions: Tensor, used: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, place, table, used)
+        ctx.save_for_backward(x, weight, place, directions, used)
         ctx.biased = bias is not None
         sample = take(x, place)
-        return linear(x, weight, bias), combine(_heads(sample, table), table, used), sample
+        return linear(x, weight, bias), combine(_heads(sample, directions), directions, used), sample
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, grad_qk: Tensor | None, grad_weights: Tensor | None, grad_sample: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, weight, place, table, used = ctx.saved_tensors
+        x, weight, place, directions, used = ctx.saved_tensors
         grad_x = torch.zeros_like(x) if grad_qk is None else grad_qk @ weight
-        grad_weight = grad_bias = grad_table = None
+        grad_weight = grad_bias = grad_directions = None
         if grad_qk is not None:
             flat = grad_qk.flatten(0, 1)
             grad_weight = flat.mT @ x.flatten(0, 1)
@@ -97,27 +102,28 @@ class _Project(torch.autograd.Function):
         at_sample = grad_sample
         if grad_weights is not None:
             heads, batch, p, _ = grad_weights.shape
+            flat_weights = grad_weights.reshape(heads, batch * p, -1)
             sample = take(x, place) if used is None else take(x, place) * used.unsqueeze(-1)
-            flat = _heads(sample, table).permute(2, 1, 0, 3).flatten(2)
-            grad_table = torch.bmm(flat, grad_weights.reshape(heads, batch * p, -1))
-            own = torch.bmm(grad_weights.reshape(heads, batch * p, -1), table.mT)  # (heads, batch·p, rows)
+            flat = _heads(sample, directions).permute(2, 1, 0, 3).flatten(2)
+            grad_directions = torch.bmm(flat, flat_weights).unflatten(-1, (2, -1)).permute(2, 0, 1, 3)
+            own = torch.bmm(flat_weights, beside(directions).mT)  # (heads, batch·p, rows)
             own = own.view(heads, batch, p, -1).permute(1, 3, 0, 2).flatten(2)
             own = own if used is None else own * used.unsqueeze(-1)
             at_sample = own if grad_sample is None else own + grad_sample
         if at_sample is not None:
             _add(grad_x, place, at_sample, used)
-        return grad_x, grad_weight, grad_bias, None, grad_table, None
+        return grad_x, grad_weight, grad_bias, None, grad_directions, None
 
 
 def _add(x: Tensor, place: Tensor, more: Tensor, used: Tensor | None) -> None:
     """x[place] += more, in place. Places differ, but for those that are not used."""
     if place.ndim == 1:
-        x.index_add_(1, place, more)
+        x.index_copy_(1, place, x[:, place] + more)  # no atomic sums
         return
     assert used is not None
     index = place.unsqueeze(-1).expand_as(more)
     x.scatter_add_(1, index, more * used.unsqueeze(-1))
 
 
-def _heads(sample: Tensor, table: Tensor) -> Tensor:
-    return sample.unflatten(-1, (table.shape[0], -1))
+def _heads(sample: Tensor, directions: Tensor) -> Tensor:
+    return sample.unflatten(-1, (directions.shape[1], -1))

@@ -47,9 +47,10 @@ def spectrum(
     rank, rows = directions.shape[-1], list[dict[str, Any]]()
     for batch in batches:
         exact = _double(batch)
+        assert isinstance(exact.tokens, Tensor)
         weights = exact, directions.double(), log_lambda.double()
         found = objective(*weights), kkt(*weights).sqrt(), *_overlaps(exact, rank)
-        for sample, tokens in enumerate(batch.tokens.tolist()):
+        for sample, tokens in enumerate(exact.tokens.tolist()):
             if tokens == 0:
                 continue
             for head in range(directions.shape[1]):
@@ -63,7 +64,9 @@ def _double(batch: Batch) -> Batch:
     assert batch.weights is not None
     assert batch.grams is not None
     sample = None if batch.sample is None else batch.sample.double()
-    return Batch(batch.tokens.double(), batch.used, batch.weights.double(), batch.grams.double(), sample)
+    grams = batch.grams.double()
+    tokens = torch.as_tensor(batch.tokens, dtype=torch.float64, device=grams.device).expand(grams.shape[1])
+    return Batch(tokens, batch.used, batch.weights.double(), grams, sample)
 
 
 def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,6 +87,7 @@ def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     leading = torch.stack((left[..., :rank], right.mT[..., :rank]))
     spanned, _ = torch.linalg.qr(factors @ batch.weights)
     shares = (leading.mT @ spanned).square().sum((-2, -1)) / rank
+    assert isinstance(batch.tokens, Tensor)
     return sizes / batch.tokens.clamp(min=1)[:, None, None], shares[0], shares[1]
 
 

@@ -189,7 +189,7 @@ def _backward(
         sum_key = tl.dot(tl.trans(phi.to(DOT)), g, sum_key, input_precision=PRECISION)
         back = _through(back, phi, scale, FEATURE)
         _store(grad_query + heads * p, back, at, feature, 2 * heads * p, n, p, P)
-    place = grad_maps + (((split * 2) * batch + b) * heads + h) * p * v
+    place = grad_maps + (((split * 2) * heads + h) * batch + b) * p * v
     _store(place, sum_query, feature, value, v, p, v, V)
     _store(place + batch * heads * p * v, sum_key, feature, value, v, p, v, V)
     tl.store(grad_bias + ((split * batch + b) * heads + h) * v + value, sum_bias, mask=value < v)
@@ -245,10 +245,11 @@ def _run_backward(
     launch = _launches(qk, maps)[1]
     tiles, splits = _runs(qk, launch)
     grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
-    grad_maps = torch.empty(splits, 2, batch, heads, p, v, dtype=torch.float32, device=qk.device)
+    # Heads before samples, as the layer makes its maps: what follows in backward needs no copy.
+    grad_maps = torch.empty(splits, 2, heads, batch, p, v, dtype=torch.float32, device=qk.device)
     grad_bias = torch.empty(splits, batch, heads, v, dtype=torch.float32, device=qk.device)
     if splits == 0 or batch == 0:
-        return grad_qk, grad_maps.sum(0), grad_bias.sum((0, 1, 2))
+        return grad_qk, grad_maps.sum(0).transpose(1, 2), grad_bias.sum((0, 1, 2))
     curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     _backward[(splits * batch * heads,)](
@@ -258,12 +259,13 @@ def _run_backward(
         TILES=tiles, BLOCK=launch.block, STAGES=launch.stages, CURVED=curve is not None,
         num_warps=launch.warps, **shared,
     )  # fmt: skip
-    return grad_qk, grad_maps[0] if splits == 1 else grad_maps.sum(0), grad_bias.sum((0, 1, 2))
+    grad_maps = (grad_maps[0] if splits == 1 else grad_maps.sum(0)).transpose(1, 2)
+    return grad_qk, grad_maps, grad_bias.sum((0, 1, 2))
 
 
 def _shared(qk: Tensor, maps: Tensor, feature: str, real: Tensor | None) -> dict[str, Any]:
     """Facts that a kernel is compiled for; a dot product takes 16 dimensions or more."""
-    exact = not torch.backends.cuda.matmul.allow_tf32
+    exact = torch.get_float32_matmul_precision() == "highest"
     # The interpreter, which is what runs on a CPU, multiplies no bfloat16.
     dot = DOTS[qk.dtype] if qk.is_cuda else tl.float32
     return {
@@ -332,5 +334,6 @@ def _shape_forward(qk: Tensor, maps: Tensor, bias: Tensor, real: Tensor | None, 
 def _shape_backward(
     qk: Tensor, maps: Tensor, real: Tensor | None, feature: str, grad: Tensor, grad_grams: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_maps = maps.new_empty(maps.shape, dtype=torch.float32)
+    batch, heads = maps.shape[1:3]
+    grad_maps = maps.new_empty(2, heads, batch, *maps.shape[3:], dtype=torch.float32).transpose(1, 2)
     return qk.new_empty(qk.shape), grad_maps, grad_maps.new_empty(maps.shape[-1:])

@@ -1,0 +1,328 @@
+"""kq.PrimalAttention, forward and backward with its loss, against softmax attention, a plain statement, and its floor.
+
+On a GPU: bfloat16 autocast, 65,536 tokens, width 512, 8 heads, rank 30. In one run, each round measures all of: the
+layer's two projections alone (the floor), the layer eager and compiled, a plain eager statement of it, compiled softmax
+attention. Ratios are to the floor of the same round, eager to eager and compiled to compiled. On a CPU: float32, one
+thread, one sequence. Outputs and gradients are compared with float64 before anything is timed.
+
+    python bench/primal.py [--out FILE]      what is published
+    python bench/primal.py --check           errors only
+    python bench/primal.py --tune            tile sizes of the Triton kernels, by themselves
+    python bench/primal.py --profile N       which GPU kernels one step is made of
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shutil
+import statistics
+from itertools import product
+from pathlib import Path
+
+import torch
+from harness import RESULTS, publish, row, seconds
+from torch.nn.functional import linear, normalize
+
+import keyquery as kq
+
+WIDTH, HEADS, RANK, SEED, TOKENS = 512, 8, 30, 0, 65_536
+LENGTHS = (1024, 4096, 16_384, 65_536)
+SHORT = torch.bfloat16
+
+
+def make(device, **options):
+    torch.manual_seed(SEED)
+    return kq.PrimalAttention(WIDTH, HEADS, RANK, device=device, **options)
+
+
+def plain(layer, x):
+    """The layer as its equations stand, in plain eager torch: every feature and score written to memory."""
+    query, key = linear(x, layer.query_key.weight, layer.query_key.bias).chunk(2, -1)
+    query, key = (t.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for t in (query, key))
+    query, key = normalize(query, dim=-1), normalize(key, dim=-1)
+    rows = min(10 * RANK, x.shape[1])
+    at = torch.linspace(0, x.shape[1] - 1, rows, dtype=torch.float64).long().to(x.device)
+    sample = x[:, at].view(len(x), rows, HEADS, -1)
+    left, right = (torch.einsum("bnhp,hns->bhps", sample, w[:, :rows]) for w in (layer.we, layer.wr))
+    e, r = query @ left, key @ right
+    heads = layer.concat(torch.cat((e, r), -1)).transpose(1, 2).flatten(2)
+    scale = layer.log_lambda.exp()
+    energy = e.square().mean(-2) * scale + r.square().mean(-2) * scale
+    objective = energy.sum(-1) / 2 - (layer.we[:, :rows] * layer.wr[:, :rows]).sum((1, 2))
+    return layer.output(heads), layer.eta * objective.square().mean()
+
+
+def stepper(run, weights, device, outputs):
+    """One step: forward, and backward from a random gradient; `outputs` are (shape, dtype) or 1 for a loss."""
+    given = [torch.ones((), device=device) if o == 1 else torch.randn(*o[0], device=device).to(o[1]) for o in outputs]
+
+    def step():
+        with torch.autocast(device, SHORT, enabled=device == "cuda"):
+            found = run()
+        return torch.autograd.grad(found, weights, given)
+
+    return step
+
+
+def steps_at(n, tokens, device):
+    """What is measured at one length: steps by name."""
+    torch.manual_seed(SEED)
+    short = SHORT if device == "cuda" else torch.float32
+    shape = (tokens // n, n, WIDTH)
+    x = torch.randn(shape, device=device, requires_grad=True)
+    middle = torch.randn(shape, device=device).to(short).requires_grad_()
+    layer, softmax = make(device), kq.Attention(WIDTH, HEADS, device=device)
+    whole, ends = [x, *layer.parameters()], [*layer.query_key.parameters(), *layer.output.parameters()]
+    outputs = [(shape, short), 1]
+
+    def primal(x):
+        return layer(x), layer.regularizer()
+
+    def projections(x, middle):
+        return layer.query_key(x), layer.output(middle)
+
+    double = [((*shape[:2], 2 * WIDTH), short), (shape, short)]
+    steps = {
+        "projections": stepper(lambda: projections(x, middle), [x, middle, *ends], device, double),
+        "primal": stepper(lambda: primal(x), whole, device, outputs),
+        "plain": stepper(lambda: plain(layer, x), whole, device, outputs),
+    }
+    softmax_weights = [x, *softmax.parameters()]
+    if device != "cuda":
+        return {**steps, "softmax": stepper(lambda: (softmax(x),), softmax_weights, device, outputs[:1])}
+    torch._dynamo.reset()
+    fast, floor, fused = (torch.compile(f, fullgraph=True, dynamic=False) for f in (primal, projections, softmax))
+    return {
+        **steps,
+        "projections compiled": stepper(lambda: floor(x, middle), [x, middle, *ends], device, double),
+        "primal compiled": stepper(lambda: fast(x), whole, device, outputs),
+        "softmax compiled": stepper(lambda: (fused(x),), softmax_weights, device, outputs[:1]),
+    }
+
+
+def errors(device, run=None, n=700):
+    """Relative errors of output, loss and every gradient against float64, and those of the plain statement."""
+    torch.manual_seed(SEED)
+    layer, x = make(device), torch.randn(3, n, WIDTH, device=device)
+    gradient = torch.randn(3, n, WIDTH, device=device)
+    exact = copy.deepcopy(layer).double()
+
+    def ours(layer, x):
+        return layer(x), layer.regularizer()
+
+    found = {}
+    for name, function, own in (("truth", plain, exact), ("plain", plain, layer), ("ours", run or ours, layer)):
+        given = x.to(next(own.parameters()).dtype).requires_grad_()
+        with torch.autocast(device, SHORT, enabled=device == "cuda" and name != "truth"):
+            out, loss = function(own, given)
+        parts = torch.autograd.grad((out, 100 * loss), [given, *own.parameters()], (gradient.to(out.dtype), None))
+        found[name] = [t.detach().double() for t in (out, loss, *parts)]
+    names = ["out", "loss", "x", *(name for name, _ in layer.named_parameters())]
+    return {
+        name: tuple(float((found[kind][i] - truth).norm() / truth.norm()) for kind in ("ours", "plain"))
+        for i, (name, truth) in enumerate(zip(names, found["truth"], strict=True))
+    }
+
+
+def check(device):
+    """Errors are at most twice (those of the plain statement in the same precision + rounding)."""
+    rounding = torch.finfo(SHORT if device == "cuda" else torch.float32).eps
+    compiled = None
+    if device == "cuda":
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda layer, x: (layer(x), layer.regularizer()), fullgraph=True, dynamic=False)
+    for kind, run in (("eager", None), ("compiled", compiled)):
+        if kind == "compiled" and run is None:
+            continue
+        for name, (own, other) in errors(device, run).items():
+            print(f"{kind} {name}: off by {own:.2g} of float64; plain by {other:.2g}", flush=True)
+            assert own <= 2 * (other + rounding), f"{kind} {name} is off by {own:.2g}, plain by {other:.2g}"
+
+
+def saved(n):
+    """Numbers kept for backward, for each token and dimension, beside the input and the parameters."""
+    layer, x = make("cpu"), torch.randn(1, n, WIDTH, requires_grad=True)
+    own, kept = {x.data_ptr(), *(weight.data_ptr() for weight in layer.parameters())}, {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = layer(x), layer.regularizer()
+    del found
+    return sum(kept.values()) / (4 * n * WIDTH)
+
+
+def peak(step, device):
+    """GiB in use at most during a step."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def rounds_of(steps, rounds, device):
+    """Seconds of each step in every round, after a warm-up that also says how often a slow one is worth repeating."""
+    times = {}
+    for name, step in steps.items():
+        for _ in range(3 if device == "cuda" else 1):
+            step()
+        taken = seconds(step, 1, device)
+        times[name] = max(1, min(10, int(0.02 / taken))) if device == "cuda" else 1
+    taken = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            taken[name].append(seconds(step, times[name], device))
+    return taken
+
+
+def pairs_of(n, device):
+    """What is divided by what, and the goal."""
+    if device != "cuda":
+        goal = {256: "≥ 0.95 ×", 16_384: "≥ 13 ×"}.get(n, "≥ 1 ×")
+        return [
+            ("softmax attention over primal layer", "softmax", "primal", goal),
+            ("plain statement over primal layer", "plain", "primal", "—"),
+            ("primal layer over its projections", "primal", "projections", "—"),
+        ]
+    return [
+        ("primal layer, compiled, over its projections", "primal compiled", "projections compiled", "≤ 1.25 ×"),
+        ("primal layer, eager, over its projections", "primal", "projections", "≤ 1.4 ×"),
+        ("plain eager statement over primal layer", "plain", "primal compiled", "≥ 4 ×"),
+        (
+            "softmax attention over primal layer",
+            "softmax compiled",
+            "primal compiled",
+            "≥ 25 ×" if n == 65_536 else "≥ 1 ×",
+        ),
+    ]
+
+
+def ratios(taken, n, device):
+    """Rows of what is published: medians over rounds, from the first to the last decile."""
+    where = f"n = {n:,}, {'H200' if device == 'cuda' else 'CPU'}"
+    milliseconds = {name: 1e3 * statistics.median(values) for name, values in taken.items()}
+    rows = []
+    for what, top, bottom, goal in pairs_of(n, device):
+        found = [a / b for a, b in zip(taken[top], taken[bottom], strict=True)]
+        spread = statistics.quantiles(found, n=10)
+        rows.append(row(f"{what}, {where}", found, "×", goal))
+        rows[-1] |= {"low": spread[0], "high": spread[-1], "milliseconds": milliseconds, "n": n}
+    return rows
+
+
+def measure(lengths, tokens, rounds, device):
+    rows, memory = [], {}
+    for n in lengths:
+        steps = steps_at(n, n if tokens is None else tokens, device)
+        few = rounds if n < 4096 or device == "cuda" else 2
+        memory[n] = {name: peak(step, device) for name, step in steps.items()}
+        taken = rounds_of(steps, few, device)
+        for name, values in taken.items():
+            room = "" if memory[n][name] is None else f", {memory[n][name]:.2f} GiB"
+            print(f"  n = {n:,} {name}: {1e3 * statistics.median(values):.3f} ms{room}", flush=True)
+        rows += ratios(taken, n, device)
+        del steps
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return rows, memory
+
+
+def tune():
+    """Milliseconds of the two kernels alone, for tile sizes around those in use; bytes moved over time."""
+    import keyquery.layers.primal.triton as kernels
+
+    sizes = list(product((32, 64, 128), (4, 8), (1, 2, 3), (4, 8)))
+    for n in (1024, 65_536):
+        given = inputs_of_kernels(n)
+        for number, name in enumerate(("forward", "backward")):
+            found = []
+            for size in sizes:
+                launches = list(kernels.LAUNCHES[2, False])
+                launches[number] = kernels.Launch(*size)
+                taken = time_kernel(kernels, tuple(launches), name, given)
+                found += [] if taken is None else [(taken, launches[number])]
+            for taken, launch in sorted(found)[:6]:
+                rate = (3, 5)[number] * TOKENS * WIDTH * 2 / taken / 1e9
+                print(f"n = {n:,} {name} {launch}: {taken:.4f} ms, {rate:.2f} TB/s", flush=True)
+
+
+def inputs_of_kernels(n):
+    batch, p = TOKENS // n, WIDTH // HEADS
+    qk = torch.randn(batch, n, 2, HEADS, p, device="cuda").to(SHORT)
+    maps = torch.randn(2, HEADS, batch, p, p, device="cuda").to(SHORT).transpose(1, 2)
+    grad = torch.randn(batch, n, HEADS, p, device="cuda").to(SHORT)
+    bias, curve = torch.randn(p, device="cuda"), torch.randn(2, batch, HEADS, p, p, device="cuda")
+    return {"forward": (qk, maps, bias, None, "cosine"), "backward": (qk, maps, None, "cosine", grad, curve)}
+
+
+def time_kernel(kernels, launches, name, given):
+    """Milliseconds of one kernel with these sizes; None where it does not fit the GPU."""
+    from triton.testing import do_bench
+
+    before = kernels.LAUNCHES[2, False]
+    kernels.LAUNCHES[2, False] = launches
+    try:
+        return do_bench(lambda: getattr(kernels, name)(*given[name]), warmup=3, rep=10, return_mode="median")
+    except Exception as error:
+        print(f"{name} {launches}: {type(error).__name__}", flush=True)
+        return None
+    finally:
+        kernels.LAUNCHES[2, False] = before
+
+
+def profile(n):
+    steps = steps_at(n, TOKENS, "cuda")
+    for name in ("projections compiled", "primal", "primal compiled"):
+        for _ in range(3):
+            steps[name]()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            steps[name]()
+            torch.cuda.synchronize()
+        print(name)
+        print(found.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="also write the results there")
+    parser.add_argument("--check", action="store_true", help="errors only")
+    parser.add_argument("--tune", action="store_true", help="tile sizes of the kernels")
+    parser.add_argument("--profile", type=int, metavar="N", help="kernels of one step at this length")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
+    if options.tune:
+        return tune()
+    if options.profile:
+        return profile(options.profile)
+    check(device)
+    if options.check:
+        return None
+    facts = {"seed": SEED, "width": WIDTH, "heads": HEADS, "rank": RANK}
+    if device == "cuda":
+        rows, memory = measure(LENGTHS, TOKENS, 15, device)
+        facts |= {"machine": torch.cuda.get_device_name(), "tokens": TOKENS, "peak_gib": memory}
+    else:
+        rows, _ = measure((256, 512, 1024, 4096, 16_384), None, 7, device)
+        kept = {n: saved(n) for n in (512, 1024, 4096)}
+        for n, value in kept.items():
+            rows.append(row(f"numbers kept for backward, a token and dimension, n = {n:,}", [value], "", "≤ 4"))
+        facts["machine"] = "one CPU thread"
+    for found in rows:
+        found["shown"] = found.get("n") in (None, 1024, 65_536) if device == "cuda" else found.get("n") in (512, 16_384)
+    publish(f"primal_{device}", rows, **facts)
+    if options.out is not None:
+        shutil.copy(RESULTS / f"primal_{device}.json", options.out)
+    return None
+
+
+if __name__ == "__main__":
+    main()
