@@ -118,8 +118,16 @@ def test_a_zero_query_and_gradients_in_any_layout():
     assert ours[2][0, 3].abs().max() == 0
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", [{}, {"data_dependent": False}, {"features": "elu"}, {"features": "random"}])
+@pytest.mark.parametrize(
+    ("options", "masked"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"data_dependent": False}, False),
+        ({"features": "elu"}, True),
+        ({"features": "random"}, True),
+    ],
+)
 def test_the_layer_by_either_implementation(options, masked):
     torch.manual_seed(3)
     layer = kq.PrimalAttention(24, 2, 4, device=DEVICE, **options)
