@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 
 def evenly(
@@ -46,12 +46,21 @@ def combine(
     used: Bool[Tensor, "batch rows"] | None,
 ) -> Float[Tensor, "heads batch p both"]:
     """f(X)ᵀ[We, Wr] of every head: Σⱼ xⱼ·[We, Wr][j]ᵀ."""
-    batch, rows, heads, p = sample.shape
+    batch, _, _, p = sample.shape
     if used is not None:
         sample = sample * used[:, :, None, None]
-    # Samples beside each other in one product for each head: the table is not copied for each of them.
-    flat = sample.permute(2, 0, 3, 1).reshape(heads, batch * p, rows)
-    return torch.bmm(flat, beside(directions)).unflatten(1, (batch, p))
+    found = torch.bmm(_flat(sample).mT, _aligned(beside(directions)))
+    return found.unflatten(1, (batch, p))[..., : 2 * directions.shape[-1]]
+
+
+def _flat(sample: Float[Tensor, "batch rows heads p"]) -> Float[Tensor, "heads rows columns"]:
+    """Samples beside each other, one matrix for each head: the table of directions is not copied for each of them."""
+    return sample.permute(2, 1, 0, 3).flatten(2)
+
+
+def _aligned(matrix: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch rows wide"]:
+    """Columns filled up with zeros to a multiple of 8: products of odd sizes take a GPU many times as long."""
+    return matrix if matrix.shape[-1] % 8 == 0 else pad(matrix, (0, -matrix.shape[-1] % 8))
 
 
 def beside(directions: Float[Tensor, "2 heads rows s"]) -> Float[Tensor, "heads rows both"]:
@@ -102,12 +111,13 @@ class _Project(torch.autograd.Function):
         at_sample = grad_sample
         if grad_weights is not None:
             heads, batch, p, _ = grad_weights.shape
-            flat_weights = grad_weights.reshape(heads, batch * p, -1)
+            both = grad_weights.shape[-1]
+            flat_weights = _aligned(grad_weights.reshape(heads, batch * p, both))
             sample = take(x, place) if used is None else take(x, place) * used.unsqueeze(-1)
-            flat = _heads(sample, directions).permute(2, 1, 0, 3).flatten(2)
-            grad_directions = torch.bmm(flat, flat_weights).unflatten(-1, (2, -1)).permute(2, 0, 1, 3)
-            own = torch.bmm(flat_weights, beside(directions).mT)  # (heads, batch·p, rows)
-            own = own.view(heads, batch, p, -1).permute(1, 3, 0, 2).flatten(2)
+            table = torch.bmm(_flat(_heads(sample, directions)), flat_weights)[..., :both]
+            grad_directions = table.unflatten(-1, (2, -1)).permute(2, 0, 1, 3)
+            own = torch.bmm(_aligned(beside(directions)), flat_weights.mT)  # (heads, rows, batch·p)
+            own = own.unflatten(2, (batch, p)).permute(2, 1, 0, 3).flatten(2)
             own = own if used is None else own * used.unsqueeze(-1)
             at_sample = own if grad_sample is None else own + grad_sample
         if at_sample is not None:
