@@ -63,8 +63,8 @@ class Moments:
 def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
     """The batches of data, each a mapping of tensors; what is something else is told.
 
-    >>> list(batches_of([{"x": 1}]))
-    [{'x': 1}]
+    >>> list(batches_of([{"x": torch.tensor([1])}]))
+    [{'x': tensor([1])}]
     """
     if isinstance(data, (Mapping, Tensor, str)):
         raise TypeError(
