@@ -2,7 +2,8 @@
 
 Attention alone, without projections: rotated queries and keys in, outputs out, means known (`data=`) unless said. With
 rotary positions a dialled query is three times as wide as a plain one, without them twice. On a GPU in bfloat16 at
-65,536 tokens, else in float32 on one CPU thread. Each measurement stands between two of the plain one.
+65,536 tokens, else in float32 on one CPU thread. Each measurement stands between two of the plain one. Before anything
+is timed, dialled outputs are compared with scores written out in float64, and the kernel with its reference.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch
 from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
+from keyquery.surgery.attach import sites_of
+from keyquery.surgery.dial import Means
+from keyquery.surgery.wide import widen
 
 HEADS, RANK, SEED = 16, 64, 0
 OFF = {"directional": 0.0}
@@ -37,6 +41,35 @@ def stepper(layer, tensors, gradient):
                 forward()
 
     return step
+
+
+def check(device):
+    """Dialled attention against softmax of the four parts in float64, and the kernel against the reference."""
+    torch.manual_seed(SEED)
+    rope, gains = kq.Rope(RANK), {"reciprocal": 0.5, "directional": 0.0, "popularity": 2.0, "position": 0.7}
+    layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device).eval()
+    query, key, value = inputs(2, 200, device, False)
+    data = [{"x": torch.randn(2, 64, HEADS * RANK)}]
+    with kq.dial(layer, **gains, data=data), torch.no_grad():
+        found = layer._attend(query, key, value, None, None, True)[0].double().cpu()
+    mean = Means(layer, data).of(sites_of(layer)[0])
+    query, key, value = (t.double().cpu() for t in (query, key, value))
+    at_query, at_key = (rope.rotate(m.cpu()[:, None].expand(-1, 200, -1), torch.arange(200)) for m in mean)
+    pairs = (query - at_query) @ (key - at_key).mT
+    scores = 0.5 * (pairs + pairs.mT) / 2 + 2.0 * at_query @ (key - at_key).mT + 0.7 * query @ at_key.mT
+    hidden = torch.ones(200, 200).triu(1).bool()
+    truth = (scores / RANK**0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ value
+    error, limit = float((found - truth).norm() / truth.norm()), 2e-2 if device == "cuda" else 1e-5
+    print(f"dialled attention is off by {error:.2g} of float64")
+    assert error < limit, "dialled attention is wrong"
+    if device == "cuda":
+        given = torch.randn(4, 2, HEADS, 300, RANK, device=device)
+        gains = torch.rand(4, HEADS, dtype=torch.float64)
+        given, gains = (*given[:2], *given[2:, :1]), gains.cuda()
+        ways = [widen(*given, gains, 123, True, True, impl) for impl in ("reference", "triton")]
+        error = max(float((one - other).abs().max()) for one, other in zip(*ways, strict=True))
+        print(f"the kernel is off by {error:.2g} of the reference, float32")
+        assert error < 1e-5, "the kernel is wrong"
 
 
 def ratios(rope, batch, n, device, rounds, times, gradient=False, data=True):
@@ -96,6 +129,7 @@ def main():
     parser.add_argument("--out", type=Path, help="also write the results there")
     out = parser.parse_args().out
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    check(device)
     if device == "cuda":
         rows, name = measure(65_536, (1024, 4096, 16_384), 15, 6, device), torch.cuda.get_device_name()
     else:
