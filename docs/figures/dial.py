@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import keyquery as kq
+from keyquery.report import picture_bytes
 
 
 def main() -> None:
@@ -12,7 +13,7 @@ def main() -> None:
     here = Path(__file__).parent
     reading = kq.Reading.load(here.parent / "studies" / "dial.json")
     for what, name in (("parts", "dial.svg"), ("layers", "dial_layers.svg")):
-        reading.plot(what).savefig(here / name)
+        (here / name).write_bytes(picture_bytes(here / name, reading, what=what))
 
 
 if __name__ == "__main__":

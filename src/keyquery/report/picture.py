@@ -22,7 +22,14 @@ from keyquery.studies import Abilities, Kernels, Objectives
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
-PAPER = {"font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "pdf.fonttype": 42, "savefig.dpi": 300}
+PAPER: dict[str, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+}
+PAPER |= {"svg.hashsalt": "keyquery"}  # the same figures give the same file
 
 
 # Kinds that have pictures of their own, by name; the first is the one that is meant.
@@ -76,7 +83,7 @@ def check_picture(path: Path) -> None:
         raise ValueError(f"{path}: a picture is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 
-def picture_bytes(path: Path, reading: Reading, joined: bool = False) -> bytes:
+def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None) -> bytes:
     """The triangle, or the kind's own picture, as `path` names it: .svg, .png or .pdf.
 
     The triangle as .svg needs no other package; the rest is drawn by matplotlib.
@@ -85,9 +92,10 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False) -> bytes:
     own = type(reading) in OWN
     if path.suffix.lower() == ".svg" and not own:
         return svg(*looks_of(reading), joined=joined).encode()
-    figure, data = plot(reading) if own else plot(reading, "triangle", joined=joined), io.BytesIO()
+    figure, data = plot(reading, what) if own else plot(reading, "triangle", joined=joined), io.BytesIO()
     with import_module("matplotlib").rc_context(PAPER):
-        figure.savefig(data, format=path.suffix.lower()[1:])
+        kind = path.suffix.lower()[1:]
+        figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
     import_module("matplotlib.pyplot").close(figure)
     return data.getvalue()
 
