@@ -105,3 +105,15 @@ def test_bad_input():
         kq.distill("attention", data, rank=3)
     with pytest.raises(ValueError, match="has 2"):
         kq.distill(nn.Sequential(*(nn.MultiheadAttention(16, 2) for _ in range(2))).eval(), data, rank=3)
+
+
+def test_dropout_that_sleeps_is_no_hindrance_and_bad_options_are_told():
+    teacher = torch.nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
+    data = torch.randn(8, 20, 16)
+    with pytest.raises(ValueError, match="in training with dropout"):
+        kq.distill(teacher, data, rank=2)
+    assert kq.distill(teacher.eval(), data, rank=2, data_dependent=False).reading.kept <= 1
+    with pytest.raises(ValueError, match="leave them out"):
+        kq.distill(teacher, data, rank=2, bias=False)
+    with pytest.raises(ValueError, match="must have one self-attention, but Linear has none known"):
+        kq.distill(torch.nn.Linear(3, 3), data, rank=2)

@@ -12,7 +12,13 @@ from torch import Tensor
 class Group:
     """Some sequences of a row, padded to the longest of them."""
 
-    def __init__(self, starts: Int[Tensor, " sequences"], lengths: Int[Tensor, " sequences"]) -> None:
+    def __init__(
+        self,
+        starts: Int[Tensor, " sequences"],
+        lengths: Int[Tensor, " sequences"],
+        numbers: Int[Tensor, " sequences"],
+    ) -> None:
+        self.numbers = numbers  # of its sequences, among all of the row
         place = torch.arange(int(lengths.max()), device=starts.device)
         self.real: Bool[Tensor, "sequences longest"] = place < lengths[:, None]
         self._index = starts[:, None] + place.minimum(lengths[:, None] - 1)
@@ -51,4 +57,4 @@ class Packing:
         size = self._lengths.double().log2().floor()  # −∞ for those that are empty
         for value in size[self._lengths > 0].unique().tolist():
             chosen = size == value
-            yield Group(self._starts[chosen], self._lengths[chosen])
+            yield Group(self._starts[chosen], self._lengths[chosen], chosen.nonzero().flatten())

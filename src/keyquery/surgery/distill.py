@@ -24,7 +24,8 @@ RIDGES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)  # shares of the mean energy of a regres
 class Distillation(Reading, kind="distillation"):
     """The share of the variance of a softmax layer's output that a primal layer keeps, on sequences not fitted to.
 
-    1 is all, 0 no more than its mean, below 0 worse than that. `heads` has the same for the output of every head.
+    1 is all, 0 no more than its mean, below 0 worse than that. `heads` has the same for the output of every head, each
+    compared up to a constant, which the output map could add.
     """
 
     units: ClassVar[Mapping[str, str]] = {"kept": "share of variance"}
@@ -60,6 +61,8 @@ def distill(layer: nn.Module, data: Float[Tensor, "batch n d"], rank: int, **opt
     if len(data) < 3:
         raise ValueError(f"data must hold at least 3 sequences, to fit, to choose and to report, got {len(data)}")
     weight = teacher.value.weight
+    if not {"bias", "init", "data", "device", "dtype"}.isdisjoint(options):
+        raise ValueError("bias, init, data, device and dtype are those of the layer that is distilled: leave them out")
     student = PrimalAttention(teacher.dim, teacher.heads, rank, **options).to(weight.device, weight.dtype)
     _carry(teacher, student)
     data = data.to(weight.device, weight.dtype)
@@ -79,12 +82,16 @@ def _teacher(layer: nn.Module) -> Attention:
     else:
         if not isinstance(layer, nn.Module):
             raise TypeError(f"layer must be a torch.nn.Module with self-attention, got {type(layer).__name__}")
-        heads = read(layer)
+        try:
+            heads = read(layer)
+        except ValueError:
+            raise ValueError(f"layer must have one self-attention, but {type(layer).__name__} has none known") from None
         if len(heads) != 1:
             raise ValueError(f"layer must have one self-attention, but {type(layer).__name__} has {len(heads)}")
         check_layer(layer, heads, heads[0])
         attention = build(layer, heads, heads[0], "general", 0.5)
         start_nearest(attention, heads[0])
+        attention.train(layer.training)
     if attention.heads * attention.head_dim != attention.dim:
         widths = f"{attention.heads} of {attention.head_dim} in {attention.dim}"
         raise ValueError(f"the heads of a primal layer together are as wide as the model, not {widths}")

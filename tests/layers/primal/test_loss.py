@@ -151,7 +151,47 @@ def test_the_reading_is_plain_data():
     assert [(row["sample"], row["head"], row["tokens"]) for row in reading.records()] == [
         (0, 0, 9),
         (0, 1, 9),
-        (1, 0, 4),
-        (1, 1, 4),
+        (2, 0, 4),
+        (2, 1, 4),
     ]
     assert reading._repr_html_()
+
+
+def test_packed_samples_keep_their_numbers():
+    layer = oracle.make()
+    offsets = torch.tensor([0, 3, 3, 53, 60, 61])
+    layer(torch.randn(61, 12, **EXACT), offsets=offsets)
+    assert [(row["sample"], row["tokens"]) for row in layer.ksvd().records() if row["head"] == 0] == [
+        (0, 3),
+        (2, 50),
+        (3, 7),
+        (4, 1),
+    ]
+
+
+def test_weights_that_changed_since_the_forward_are_noticed():
+    layer, x = oracle.make(), torch.randn(1, 9, 12, **EXACT)
+    layer(x)
+    with torch.no_grad():
+        layer.directions.mul_(3)
+    for asked in (layer.regularizer, layer.ksvd):
+        with pytest.raises(RuntimeError, match="weights have changed since: call the layer again"):
+            asked()
+    layer(x)
+    assert layer.regularizer().isfinite()
+
+
+def test_nothing_at_all_costs_nothing():
+    layer = oracle.make()
+    layer(torch.randn(0, 5, 12, **EXACT))
+    assert layer.regularizer() == 0
+    layer(torch.randn(0, 12, **EXACT), offsets=torch.tensor([0, 0]))
+    assert layer.regularizer() == 0
+    with pytest.raises(RuntimeError, match="1 was not called"):
+        kq.regularizer(torch.nn.Sequential(layer, oracle.make()))
+
+
+def test_large_numbers_have_gradients_in_the_causal_form():
+    layer, x = kq.PrimalAttention(12, 2, 3, features="elu"), (300 * torch.randn(1, 20, 12)).requires_grad_()
+    layer(x, is_causal=True).sum().backward()
+    assert x.grad.isfinite().all()

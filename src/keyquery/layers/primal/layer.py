@@ -115,7 +115,7 @@ class PrimalAttention(nn.Module):
             return self._packed(x, mask, is_causal, offsets)
         self._check(x, mask)
         out, batch = self._attend(x, mask, is_causal)
-        self._last.batches = (batch,)
+        self._last.keep((batch,), self.directions, self.log_lambda)
         return out
 
     def regularizer(self) -> Float[Tensor, ""]:
@@ -125,7 +125,7 @@ class PrimalAttention(nn.Module):
         """
         batches = self._batches("regularizer")
         error = objective if self.loss == "paper" else reconstruction
-        if self.loss == "ksvd" and batches[0].energy is not None:
+        if self.loss == "ksvd" and batches and batches[0].energy is not None:
             raise RuntimeError('loss="ksvd" has no causal form: KSVD is of a kernel whose tokens all see each other')
         with torch.autocast(self.directions.device.type, enabled=False):
             each = [error(batch, self.directions, self.log_lambda) for batch in batches]
@@ -141,7 +141,7 @@ class PrimalAttention(nn.Module):
         (2, 8)
         """
         batches = self._batches("ksvd")
-        if batches[0].energy is not None:
+        if batches and batches[0].energy is not None:
             raise RuntimeError("the last forward was causal, and KSVD is of a kernel whose tokens all see each other")
         heads = spectrum(batches, self.directions, self.log_lambda)
         named = self.feature if self.features is None else type(self.features).__name__
@@ -186,12 +186,14 @@ class PrimalAttention(nn.Module):
         if x.shape[1] == 0:
             raise ValueError("x must hold at least one token")
         state = self._empty(x) if state is None else state
+        if self.data_dependent and self.impl == "triton":
+            raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
         if self.data_dependent:
             out, batch, after = self._causal(x, None, state)
         else:
             out, batch = self._attend(x, None, False)
             after = state._replace(seen=state.seen + x.shape[1])
-        self._last.batches = (batch,)
+        self._last.keep((batch,), self.directions, self.log_lambda)
         return out, after
 
     def extra_repr(self) -> str:
@@ -272,8 +274,8 @@ class PrimalAttention(nn.Module):
             out, batch = self._attend(group.unpack(x[None, None]).squeeze(1), group.real, is_causal)
             rows.append(group.pack(out.unsqueeze(1)).squeeze(0))
             tokens.append(group.tokens)
-            batches.append(batch)
-        self._last.batches = tuple(batches)
+            batches.append(batch._replace(numbers=group.numbers))
+        self._last.keep(tuple(batches), self.directions, self.log_lambda)
         return torch.cat(rows)[torch.cat(tokens).argsort()]
 
     def _featured(self, qk: Tensor) -> Tensor:
@@ -286,8 +288,10 @@ class PrimalAttention(nn.Module):
         return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
 
     def _batches(self, asked: str) -> tuple[Batch, ...]:
-        if not self._last.batches:
+        if not self._last.called:
             raise RuntimeError(f"{asked} is of the last forward: call the layer first")
+        if self._last.changed():
+            raise RuntimeError(f"{asked} is of the last forward, and weights have changed since: call the layer again")
         return self._last.batches
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
@@ -309,8 +313,11 @@ def regularizer(model: nn.Module) -> Float[Tensor, ""]:
     >>> loss = model(torch.randn(1, 20, 16)).square().mean() + kq.regularizer(model)
     >>> loss.backward()
     """
-    found = [module.regularizer() for module in model.modules() if isinstance(module, PrimalAttention)]
-    return torch.stack(found).sum() if found else torch.zeros(())
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, PrimalAttention)}
+    for name, layer in layers.items():
+        if not layer._last.called:
+            raise RuntimeError(f"{name or 'the layer'} was not called: its regularizer is of its last forward")
+    return torch.stack([layer.regularizer() for layer in layers.values()]).sum() if layers else torch.zeros(())
 
 
 def _clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

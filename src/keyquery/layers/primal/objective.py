@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LOSSES = ("paper", "ksvd")
@@ -27,10 +27,13 @@ class Batch(NamedTuple):
     grams: Float[Tensor, "2 batch heads p p"] | None = None
     sample: Float[Tensor, "batch rows heads p"] | None = None
     energy: Float[Tensor, "2 batch heads s"] | None = None
+    numbers: Int[Tensor, " batch"] | None = None  # of packed samples, in the order they were given in
 
 
 def mean_over_samples(batches: tuple[Batch, ...], each: list[Float[Tensor, "_ heads"]]) -> Float[Tensor, ""]:
     """The mean of what every sample and head of some batches has; samples without a token do not count."""
+    if sum(found.numel() for found in each) == 0:
+        return torch.zeros(())
     if all(isinstance(batch.tokens, int) for batch in batches):
         return torch.cat(each).mean() if len(each) > 1 else each[0].mean()
     here = torch.cat([torch.as_tensor(batch.tokens) > 0 for batch in batches])
@@ -42,6 +45,23 @@ class Last:
 
     def __init__(self) -> None:
         self.batches: tuple[Batch, ...] = ()
+        self.called = False
+        self._weights: list[Tensor] = []
+        self._versions: list[int] | None = None
+
+    def keep(self, batches: tuple[Batch, ...], *weights: Tensor) -> None:
+        """What a forward left behind, and the state of the weights that it was made with."""
+        self.batches, self.called = batches, True
+        if torch.compiler.is_compiling():  # where tensors have no versions
+            self._versions = None
+            return
+        self._weights, self._versions = list(weights), [weight._version for weight in weights]
+
+    def changed(self) -> bool:
+        """Whether weights were changed since."""
+        if self._versions is None or torch.compiler.is_compiling():
+            return False
+        return [weight._version for weight in self._weights] != self._versions
 
     def __deepcopy__(self, memo: Any) -> Last:
         return Last()

@@ -76,7 +76,7 @@ def features(
         scale = square.clamp(min=ZERO).rsqrt() * (square > ZERO)
         scale = scale if shown is None else scale * shown
         return z.contiguous() * scale, scale
-    phi = torch.where(z > 0, z + 1, z.exp()) if feature == "elu" else z
+    phi = torch.where(z > 0, z + 1, z.clamp(max=0).exp()) if feature == "elu" else z
     phi = phi if shown is None else phi * shown
     return phi.contiguous(), None if shown is None else shown[None]
 

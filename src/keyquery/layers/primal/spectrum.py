@@ -50,14 +50,15 @@ def spectrum(
         assert isinstance(exact.tokens, Tensor)
         weights = exact, directions.double(), log_lambda.double()
         found = objective(*weights), kkt(*weights).sqrt(), *_overlaps(exact, rank)
+        numbers = range(len(exact.tokens)) if batch.numbers is None else batch.numbers.tolist()
         for sample, tokens in enumerate(exact.tokens.tolist()):
             if tokens == 0:
                 continue
             for head in range(directions.shape[1]):
                 j, residual, values, left, right = (part[sample, head].tolist() for part in found)
-                row = {"sample": len(rows) // directions.shape[1], "head": head, "tokens": int(tokens), "objective": j}
+                row = {"sample": numbers[sample], "head": head, "tokens": int(tokens), "objective": j}
                 rows.append({**row, "residual": residual, "left": left, "right": right, "spectrum": values})
-    return rows
+    return sorted(rows, key=lambda row: (row["sample"], row["head"]))
 
 
 def _double(batch: Batch) -> Batch:
