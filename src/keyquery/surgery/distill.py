@@ -125,6 +125,7 @@ def _fitted(teacher: Attention, student: PrimalAttention, data: Tensor, ridge: f
     spread = (found.mT @ gram @ found).sum(0)
     common = torch.linalg.eigh(spread).eigenvectors[:, -student.rank :]  # where fitted outputs vary most, in all heads
     sides = (found @ common).unflatten(1, (2, -1)).transpose(0, 1)
+    student.directions.zero_()  # rows that the data does not fill add nothing
     student.directions[:, :, : sides.shape[2]] = sides.to(student.directions)
     student.concat.weight.copy_(torch.cat((common, common), -1))
     student.concat.bias.zero_()

@@ -166,6 +166,7 @@ class PrimalAttention(nn.Module):
             sample = (sample if used is None else sample * used[:, :, None, None]).transpose(1, 2).double()
         shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
         directions, log_lambda = solve(phi, sample, shown, self.rank)
+        self.directions.zero_()  # rows that x does not fill add nothing where longer sequences do
         self.directions[:, :, : directions.shape[2]] = directions.to(self.directions)
         self.log_lambda.copy_(log_lambda)
 
