@@ -5,14 +5,12 @@ The reference and the Triton kernel have one signature. Where a gradient has to 
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.checks import check_choice
+from keyquery.layers.jit import no_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 
@@ -42,17 +40,14 @@ def widen(
     """
     check_choice("impl", impl, IMPLEMENTATIONS)
     given = (queries, keys, at_query, at_key)
-    graded = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    exact = queries.dtype == torch.float64  # the kernel sums in float32
-    if impl == "triton":
-        if graded or exact:
-            raise ValueError(
-                f'impl "triton" {"is not for float64" if exact else "passes no gradient"}: use "reference"'
-            )
-        if not queries.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-            raise RuntimeError(f'impl "triton" needs a GPU, or TRITON_INTERPRET=1: the queries are on {queries.device}')
-    able = queries.is_cuda and not graded and not exact and find_spec("triton") is not None
-    if impl == "triton" or (impl == "auto" and able):
+    why = no_kernels(queries)
+    if queries.dtype == torch.float64:
+        why = "is not for float64, since it sums in float32"
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        why = "passes no gradient"
+    if impl == "triton" and why is not None:
+        raise RuntimeError(f'impl="triton" {why}; impl="auto" takes the reference there')
+    if impl == "triton" or (impl == "auto" and queries.is_cuda and why is None):
         from keyquery.surgery.wide_triton import widen as fast  # imports triton, which not everybody has
 
         return fast(*given, gains, new, across, placed)

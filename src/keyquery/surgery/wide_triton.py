@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from keyquery.layers.jit import kernel
+
 BLOCK = 32  # tokens of a program
 
 
-def _kernel(function: Any) -> Any:
-    """triton.jit of the function itself: what checks shapes in tests wraps it, and Triton reads its source."""
-    return triton.jit(inspect.unwrap(function))
-
-
-@_kernel
+@kernel
 def _widen(
     query, key, at_query, at_key, gains, wide_query, wide_key,
     heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row,

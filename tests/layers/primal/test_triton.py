@@ -178,7 +178,7 @@ def test_which_implementation_runs(monkeypatch):
         with pytest.raises(RuntimeError, match=complaint):
             choose("triton", given, 8)
     monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(RuntimeError, match=r'impl="triton" needs a CUDA GPU, or TRITON_INTERPRET=1.*but x is on cpu'):
+    with pytest.raises(RuntimeError, match=r'impl="triton" needs a CUDA GPU, or TRITON_INTERPRET=1.*tensor on cpu'):
         kq.PrimalAttention(8, 2, 2, impl="triton")(torch.zeros(1, 4, 8))
 
 

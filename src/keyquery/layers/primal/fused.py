@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from keyquery.layers.jit import no_kernels
 from keyquery.layers.primal import reference
 
-TRITON = find_spec("triton") is not None
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 # Features and values of a head that the Triton kernels can hold at once.
 WIDEST = {torch.float16: 128, torch.bfloat16: 128, torch.float32: 64}
@@ -53,10 +51,8 @@ def choose(impl: str, qk: Tensor, v: int) -> str:
 
 def _refusal(qk: Tensor, v: int) -> str | None:
     """Why the Triton kernels cannot run on this input; None where they can."""
-    if not TRITON:
-        return "needs triton: pip install 'keyquery[triton]'"
-    if not qk.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"needs a CUDA GPU, or TRITON_INTERPRET=1 from the start, but x is on {qk.device.type}"
+    if (why := no_kernels(qk)) is not None:
+        return why
     if qk.dtype not in WIDEST:
         return f"computes in float16, bfloat16 or float32, but x is {qk.dtype}"
     if max(qk.shape[-1], v) > WIDEST[qk.dtype]:

@@ -7,7 +7,6 @@ places of a head are added up afterwards, in a fixed order. Signatures are those
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from keyquery.layers.jit import kernel
 from keyquery.layers.primal.features import FUSED
 
 
@@ -37,12 +37,7 @@ LAUNCHES = {
 }
 
 
-def _kernel(function: Any) -> Any:
-    """triton.jit of the function itself: what checks shapes in tests wraps it, and Triton reads its source."""
-    return triton.jit(inspect.unwrap(function))
-
-
-@_kernel
+@kernel
 def _inside(row, column, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """Which entries of a tile lie within a matrix; columns are checked only where the tile is wider than it."""
     inside = row[:, None] < rows
@@ -51,27 +46,27 @@ def _inside(row, column, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     return inside
 
 
-@_kernel
+@kernel
 def _load(base, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """A tile of a matrix whose columns stand side by side, 0 beyond its edges."""
     at = base + row[:, None].to(tl.int64) * stride + column[None, :]
     return tl.load(at, mask=_inside(row, column, rows, COLUMNS, WIDTH), other=0.0)
 
 
-@_kernel
+@kernel
 def _small(base, row, column, row_stride, column_stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """A small matrix, or its transpose."""
     at = base + row[:, None] * row_stride + column[None, :] * column_stride
     return tl.load(at, mask=_inside(row, column, rows, COLUMNS, WIDTH), other=0.0)
 
 
-@_kernel
+@kernel
 def _store(base, value, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     at = base + row[:, None].to(tl.int64) * stride + column[None, :]
     tl.store(at, value.to(base.dtype.element_ty), mask=_inside(row, column, rows, COLUMNS, WIDTH))
 
 
-@_kernel
+@kernel
 def _features(z, real, FEATURE: tl.constexpr):
     """φ in float32, 0 at padding, and what its gradient is multiplied by."""
     z = z.to(tl.float32)
@@ -88,7 +83,7 @@ def _features(z, real, FEATURE: tl.constexpr):
     return phi, scale
 
 
-@_kernel
+@kernel
 def _through(grad, phi, scale, FEATURE: tl.constexpr):
     """The gradient of z of that of φ(z)."""
     if FEATURE == 0:
@@ -98,7 +93,7 @@ def _through(grad, phi, scale, FEATURE: tl.constexpr):
     return grad * scale[:, None]
 
 
-@_kernel
+@kernel
 def _real(real, row, n, MASKED: tl.constexpr):
     """1 for real tokens, 0 for padding and beyond the last."""
     shown = row < n
@@ -107,7 +102,7 @@ def _real(real, row, n, MASKED: tl.constexpr):
     return shown.to(tl.float32)
 
 
-@_kernel
+@kernel
 def _forward(
     qk, maps, bias, real, out, grams,
     n, splits, heads, batch,
@@ -143,7 +138,7 @@ def _forward(
     _store(place + batch * heads * p * p, gram_key, feature, feature, p, p, p, P)
 
 
-@_kernel
+@kernel
 def _backward(
     qk, maps, real, grad, curve, grad_qk, grad_maps, grad_bias,
     n, splits, heads, batch,
