@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -90,15 +91,13 @@ def _attach(model: nn.Module, sites: Mapping[int, Site], changes: ExitStack) -> 
             put(site.module, "forward", Replaced(beside(site.module, site, run)), changes)
     if any(isinstance(site.module, nn.MultiheadAttention) for site in sites.values()):
         # torch's fused encoder path, one switch for all models, would bypass the modules.
-        hold("fast path", _slow, lambda: torch.backends.mha.set_fastpath_enabled(_FAST.pop()), changes)
+        hold("fast path", _slow, changes)
 
 
-_FAST: list[bool] = []  # whether torch's fused encoder path was on before it was switched off
-
-
-def _slow() -> None:
-    _FAST.append(torch.backends.mha.get_fastpath_enabled())
+def _slow() -> Callable[[], None]:
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    return partial(torch.backends.mha.set_fastpath_enabled, before)
 
 
 def _asks(module: nn.Module) -> bool:
@@ -110,22 +109,13 @@ def _switch(model: nn.Module, changes: ExitStack) -> None:
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     for config in configs.values():
         if hasattr(config, "_attn_implementation_internal"):
-            _rename(config, changes)
+            hold(("config", id(config)), partial(_rename, config), changes)  # models may have one config
 
 
-def _rename(config: Any, changes: ExitStack) -> None:
-    before = config._attn_implementation_internal  # our own where another model has the same config
-
-    def set_name(name: str | None) -> None:
-        config._attn_implementation_internal = name
-
-    ours = EAGER if before == "eager" else FUSED
-    hold(("config", id(config)), lambda: set_name(ours), lambda: set_name(_BEFORE.pop(id(config))), changes)
-    if before not in (FUSED, EAGER):
-        _BEFORE[id(config)] = before
-
-
-_BEFORE: dict[int, str | None] = {}  # what configs named before, by their identity
+def _rename(config: Any) -> Callable[[], None]:
+    before = config._attn_implementation_internal
+    config._attn_implementation_internal = EAGER if before == "eager" else FUSED
+    return partial(setattr, config, "_attn_implementation_internal", before)
 
 
 def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: ExitStack) -> None:

@@ -70,22 +70,25 @@ def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
         place[name] = value
 
 
-_HELD: dict[Hashable, int] = {}
+_HELD: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
 
 
-def hold(key: Hashable, begin: Callable[[], Any], end: Callable[[], Any], changes: ExitStack) -> None:
-    """Something that several changes share: the first begins it, the last one to be undone ends it."""
-    _HELD[key] = _HELD.get(key, 0) + 1
-    changes.callback(_let_go, key, end)
-    if _HELD[key] == 1:
-        begin()
+def hold(key: Hashable, begin: Callable[[], Callable[[], Any]], changes: ExitStack) -> None:
+    """Something that several changes share: the first begins it, the last one to be undone takes it back.
+
+    `begin` does it, and gives what undoes it.
+    """
+    count, back = _HELD[key] if key in _HELD else (0, begin())
+    _HELD[key] = count + 1, back
+    changes.callback(_let_go, key)
 
 
-def _let_go(key: Hashable, end: Callable[[], Any]) -> None:
-    _HELD[key] -= 1
-    if _HELD[key] == 0:
-        del _HELD[key]
-        end()
+def _let_go(key: Hashable) -> None:
+    count, back = _HELD.pop(key)
+    if count == 1:
+        back()
+    else:
+        _HELD[key] = count - 1, back
 
 
 def check_model(model: nn.Module) -> None:
