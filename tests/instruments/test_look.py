@@ -459,7 +459,9 @@ def test_wrong_words_give_exit_code_2(arguments, monkeypatch, capsys):
 
 
 def test_a_model_without_heads_is_refused():
-    with pytest.raises(ValueError, match=r"Linear: this layout is not known\. It holds bias, weight"):
+    with pytest.raises(
+        ValueError, match=r"Linear has no attention that is known: this layout is not\. It holds bias, weight"
+    ):
         kq.look(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="keys of width 6 beside queries of width 4 have no form"):
         kq.look(nn.MultiheadAttention(4, 2, kdim=6))

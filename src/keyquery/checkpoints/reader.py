@@ -166,6 +166,11 @@ def _family_of(source: Source) -> Family:
     recognised = recognise(source.shapes)
     if recognised is None:
         kind = f"the model type {said!r}" if said else "this layout"
+        if isinstance(source, Live):
+            raise ValueError(
+                f"{source.label} has no attention that is known: {kind} is not. It holds {_shown(source)}. "
+                "kq.read and kq.look can be told where it is: query=, key= and heads="
+            )
         raise ValueError(
             f"{source.label}: {kind} is not known. It holds {_shown(source)}. Say where its weights are: "
             "--query PATTERN --key PATTERN --heads N, with {layer} in the patterns"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from keyquery.capture import Batch
 from keyquery.capture.watch import evaluating
+from keyquery.checkpoints import read
 from keyquery.forms.checks import check_choice
 from keyquery.instruments.geometry import Look
 from keyquery.instruments.intervals import paired
@@ -107,10 +108,13 @@ def ablate(
             interval = paired(before, losses_of(model, batches, loss))
             place = {"layer": layer, "head": head, "part": part}
             rows.append({**place, "change": interval.change, "low": interval.low, "high": interval.high})
-    found = next(iter(sites.values())).found
-    facts = {**found.model, **({"name": name} if name else {})}
     return Ablation(
-        model=facts, loss=float(before.mean()), sequences=len(before), by=by, rows=rows, provenance=provenance()
+        model=facts_of(model, name),
+        loss=float(before.mean()),
+        sequences=len(before),
+        by=by,
+        rows=rows,
+        provenance=provenance(),
     )
 
 
@@ -123,6 +127,11 @@ def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | No
             yield layer, None, [(layer, head) for head in heads]
         elif by == "head":
             yield from ((layer, head, (layer, head)) for head in heads)
+
+
+def facts_of(model: nn.Module, name: str | None) -> dict[str, Any]:
+    """What a reading says of a live model, under the name that it was given."""
+    return {**read(model).model, **({"name": name} if name else {})}
 
 
 def losses_of(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> Float[Tensor, " sequences"]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from keyquery.capture import Batch
 from keyquery.capture.watch import evaluating
-from keyquery.instruments.ablation import losses_of
+from keyquery.instruments.ablation import facts_of, losses_of
 from keyquery.instruments.intervals import paired
 from keyquery.instruments.losses import default_loss, hide, logits, real_tokens
 from keyquery.reading import Reading, provenance
@@ -73,10 +73,9 @@ def turned(
     before, said = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
     with dial(model, **gains, heads=heads, data=means):
         after, then = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
-    facts = next(iter(sites_of(model).values())).found.model
     change, low, high = paired(before, after)
     return Turned(
-        model={**facts, **({"name": name} if name else {})},
+        model=facts_of(model, name),
         gains=dict(gains),
         heads="all" if heads is None else str(heads),
         objective=objective,

@@ -82,10 +82,7 @@ def _teacher(layer: nn.Module) -> Attention:
     else:
         if not isinstance(layer, nn.Module):
             raise TypeError(f"layer must be a torch.nn.Module with self-attention, got {type(layer).__name__}")
-        try:
-            heads = read(layer)
-        except ValueError:
-            raise ValueError(f"layer must have one self-attention, but {type(layer).__name__} has none known") from None
+        heads = read(layer)
         if len(heads) != 1:
             raise ValueError(f"layer must have one self-attention, but {type(layer).__name__} has {len(heads)}")
         check_layer(layer, heads, heads[0])

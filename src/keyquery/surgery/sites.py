@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from keyquery.capture.watch import real_tokens
+from keyquery.capture.watch import mask_for
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.forms import Rope
 
@@ -216,12 +216,7 @@ def repeated(x: Float[Tensor, "batch kv m r"], heads: int) -> Float[Tensor, "bat
 
 def find_sites(model: nn.Module) -> dict[int, Site]:
     """The self-attention modules of a live model, by the index of their layer."""
-    try:
-        found = read(model)
-    except ValueError as error:
-        known = str(error).split(". Say where")[0]  # which is advice for files
-        raise ValueError(f"{type(model).__name__} has no attention that can be changed: {known}") from None
-    modules = dict(model.named_modules())
+    found, modules = read(model), dict(model.named_modules())
     sites: dict[int, Site] = {}
     unturned = 0
     for layer in found:
@@ -272,7 +267,7 @@ class Run:
     def real(self, batch: int, tokens: int, module: str) -> Bool[Tensor, "batch m"] | None:
         """Which tokens of a module are real, as far as masks say."""
         for masks in reversed(self.masks):
-            if (found := real_tokens(masks, (batch, tokens), module, self._paired)) is not None:
+            if (found := mask_for(masks, (batch, tokens), module, self._paired)) is not None:
                 return found
         return None
 

@@ -164,10 +164,7 @@ def _heads(model: nn.Module) -> Heads:
         raise ValueError(f'the model attends by {said}: call model.set_attn_implementation("sdpa") first')
     if isinstance(model, Swapped):
         raise ValueError("the model is swapped already: undo that first")
-    try:
-        return read(model)
-    except ValueError as error:
-        raise ValueError(f"{type(model).__name__} has no attention that can be swapped: {error}") from error
+    return read(model)
 
 
 def _chosen(heads: Heads, layers: int | Iterable[int] | None) -> list[Layer]:
