@@ -162,6 +162,19 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def short(value: Any, digits: int) -> Any:
+    """Plain data with its numbers to so many significant digits: what is looked at needs no more, and files stay small.
+
+    >>> short({"values": [1 / 3, 2]}, 3)
+    {'values': [0.333, 2]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: short(item, digits) for key, item in value.items()}
+    return [short(item, digits) for item in value] if isinstance(value, list) else value
+
+
 def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
     """Where plain data holds something that JSON cannot."""
     if isinstance(value, dict):

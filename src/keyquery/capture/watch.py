@@ -40,7 +40,7 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
             entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
             if getattr(module, "batch_first", True) is False and entered.ndim == 3:
                 entered = entered.transpose(0, 1)
-            real = real_tokens(masks, entered.shape[:2], name, paired)
+            real = mask_for(masks, entered.shape[:2], name, paired)
             listen(entered.detach()[real.to(entered.device)] if real is not None else entered.detach().flatten(0, -2))
 
         return hear
@@ -158,7 +158,7 @@ def masks_of(given: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]:
     return {name: mask.bool() if name in REAL else mask == 0 for name, mask in found.items() if mask.ndim == 2}
 
 
-def real_tokens(
+def mask_for(
     masks: Mapping[str, Tensor], shape: tuple[int, ...], module: str, paired: bool
 ) -> Bool[Tensor, "batch n"] | None:
     """The mask of a module's tokens: the first that has their shape; None where all are real.

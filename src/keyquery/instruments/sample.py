@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from keyquery.capture import Batch, queries_and_keys
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Rope
+from keyquery.reading import short
 
 DIGITS = 4  # significant ones that are kept of a score
 
@@ -55,9 +56,9 @@ class Sample:
         cells = []
         for head in range(len(query)):
             crowd = parts.popularity[head] if layer.rope is not None else parts.popularity[head, 0]
-            where = None if parts.position is None else _rounded(parts.position[head].tolist())
-            pairs = _rounded(parts.pairs[head].tolist())
-            cells.append({"pairs": pairs, "popularity": _rounded(crowd.tolist()), "position": where})
+            where = None if parts.position is None else short(parts.position[head].tolist(), DIGITS)
+            pairs = short(parts.pairs[head].tolist(), DIGITS)
+            cells.append({"pairs": pairs, "popularity": short(crowd.tolist(), DIGITS), "position": where})
         return cells
 
 
@@ -139,10 +140,3 @@ def _text(number: int, tokenizer: Any) -> str:
     """The text of a token, or its number where nothing speaks for it."""
     text = tokenizer.decode([number]) if hasattr(tokenizer, "decode") else ""
     return text if text and "\ufffd" not in text else f"#{number}"
-
-
-def _rounded(values: Any) -> Any:
-    """Nested lists of numbers with few digits: what is looked at needs no more, and files stay small."""
-    if isinstance(values, list):
-        return [_rounded(value) for value in values]
-    return float(f"{values:.{DIGITS}g}")

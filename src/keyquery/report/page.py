@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.geometry import Look
-from keyquery.reading import Reading
+from keyquery.reading import Reading, short
 from keyquery.report import triangle
 from keyquery.report.picture import looks_of
 
@@ -86,7 +86,7 @@ def _model(look: Look) -> dict[str, Any]:
         "name": look.model["name"],
         "facts": _facts(look),
         "columns": columns,
-        "layers": [{**row, "raw": _short(row["raw"])} for row in look.layers],
+        "layers": [{**row, "raw": short(row["raw"], DIGITS)} for row in look.layers],
         "heads": [_head(head, columns, causal[head["layer"]], kept, len(look.heads)) for head in look.heads],
         "tokens": tokens[:kept],
         "caveats": list((look.sample or {}).get("notes", [])),
@@ -99,19 +99,19 @@ def _head(
     head: Mapping[str, Any], columns: Mapping[str, list[str]], causal: bool, kept: int, count: int
 ) -> dict[str, Any]:
     figures = {
-        view: None if head[view] is None else [_short(head[view][name]) for name in names]
+        view: None if head[view] is None else [short(head[view][name], DIGITS) for name in names]
         for view, names in columns.items()
     }
     out = {key: head[key] for key in ("layer", "head", "kind", "scale", "rank", "verdict", "reason")}
     spectra = {view: _spectra(head[view], count) for view in ("raw", "folded")}
     out |= {**figures, "spectra": spectra}
     if "offsets" in head["raw"]:
-        out["offsets"] = _short(head["raw"]["offsets"], 4)
+        out["offsets"] = short(head["raw"]["offsets"], 4)
     if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
-        out["objects"] = [_short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
-        out["relations"] = [_short([each["value"], each["pairs"]], 4) for each in head["relations"]]
+        out["objects"] = [short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
+        out["relations"] = [short([each["value"], each["pairs"]], 4) for each in head["relations"]]
     if "ablation" in head:
-        out["off"] = _short(head["ablation"], 3)
+        out["off"] = short(head["ablation"], 3)
     if kept and "scores" in head:
         out["maps"] = _maps(head["scores"], causal, kept)
     return out
@@ -186,15 +186,6 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     }
     versions = look.provenance.get("versions", {})
     return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]
-
-
-def _short(value: Any, digits: int = DIGITS) -> Any:
-    """Numbers with fewer digits, deep inside lists and dicts."""
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
-    if isinstance(value, dict):
-        return {key: _short(item, digits) for key, item in value.items()}
-    return [_short(item, digits) for item in value] if isinstance(value, list) else value
 
 
 def _json(data: Any) -> str:

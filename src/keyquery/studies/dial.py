@@ -22,7 +22,7 @@ from keyquery.data import read_corpus, unwrap
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.instruments.intervals import Interval, paired, together
 from keyquery.progress import Progress, silent
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, provenance, short
 from keyquery.studies.abilities import ABILITIES, Ability
 from keyquery.studies.material import Material, Sequences
 from keyquery.surgery.attach import sites_of
@@ -30,7 +30,6 @@ from keyquery.surgery.dial import PARTS, Means, dial
 
 LEVELS = ("all", "layer", "head")
 PLACE = ("model", "ability", "part", "layer", "head", "means")  # what tells rows apart, beside their text or seed
-BIASED = ("alibi", "scaled alibi", "t5", "disentangled")  # positions that are not in queries and keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +75,7 @@ class Abilities(Reading, kind="dial"):
         for row in self.summary("head"):
             figures = {name: row[name] for name in (*PLACE, "before", "change", "low", "high")}
             rows.append({**figures, **joined, "value": row["before"] + row["change"]})
-        short = [{name: _short(value) for name, value in row.items()} for row in rows]
-        return replace(self, rows=short)
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+        return replace(self, rows=short(rows, 4))
 
 
 def _firsts(parts: Sequence[Abilities], field: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -127,9 +121,9 @@ class Subject:
         facts = {"name": name, "family": found.model["family"], "layers": len(heads), "heads": sum(heads.values())}
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
         facts |= {"causal": found[0].causal, "speaking": speaking, "precision": stored, "vocabulary": vocabulary}
-        biased = any(site.position in BIASED for site in sites.values())
+        biased = any(site.position != "none" for site in sites.values())
         # No position where places enter with the tokens alone.
-        placed = any(site.turn.rope is not None or site.position in BIASED[:-1] for site in sites.values())
+        placed = any(site.placed for site in sites.values())
         parts = [part for part in PARTS if part != "position" or placed]
         return cls(model, tokenizer, facts, heads, parts, biased)
 
