@@ -37,13 +37,6 @@ TINY = Plan(
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "tale.txt"
-    path.write_text(kq.models.TEXT.read_text() * 6)
-    return path
-
-
-@pytest.fixture(scope="module")
 def study(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     return kernels(corpus, out, TINY, device="cpu"), out

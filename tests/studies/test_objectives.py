@@ -15,13 +15,6 @@ TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "tale.txt"
-    path.write_text(kq.models.TEXT.read_text() * 6)
-    return path
-
-
-@pytest.fixture(scope="module")
 def study(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     return objectives(corpus, out, seeds=(0, 1), steps=20, shape=TINY, device="cpu", about="A tale."), out

@@ -15,7 +15,7 @@ from keyquery.reading import Reading
 from keyquery.report import terminal
 
 Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
-Csv = Annotated[Path | None, typer.Option(help="Write one line a head to this CSV file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write its table to this CSV file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to this .svg, .png or .pdf file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]

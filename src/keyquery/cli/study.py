@@ -25,7 +25,6 @@ Samples = Annotated[
     list[int] | None,
     typer.Option(help="Sequences that the synthetic part learns from; may be given several times."),
 ]
-Rows = Annotated[Path | None, typer.Option(help="Write one line a training to this CSV file.")]
 study = typer.Typer(
     help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
 )
@@ -84,7 +83,7 @@ def kernels(
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto; of the language models.")] = "auto",
     json: Json = None,
-    csv: Rows = None,
+    csv: Csv = None,
     picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
@@ -114,9 +113,12 @@ def dial(
         list[Path] | None, typer.Argument(help="Folders or .gguf files; the two that ship if none.")
     ] = None,
     text: Annotated[
-        list[Path] | None, typer.Option(help="A text file, packed by xz or not; may be given several times.")
+        list[Path] | None,
+        typer.Option(help="A text, packed by xz or not; several times, if wanted."),
     ] = None,
-    by: Annotated[str, typer.Option(help="Turn parts off in all heads, by layer too, or by head too.")] = "layer",
+    by: Annotated[
+        str, typer.Option(help="all, layer or head: in all heads at once; also by layer; also by head.")
+    ] = "layer",
     seed: Annotated[list[int] | None, typer.Option(help="A seed of random tokens; may be given several times.")] = None,
     sequences: Annotated[int, typer.Option(min=2, help="How many of each text and seed.")] = 16,
     length: Annotated[int, typer.Option(min=16, help="How many tokens each has.")] = shipped.LENGTH,

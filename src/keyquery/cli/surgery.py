@@ -64,7 +64,7 @@ def ablate(
     model: Model = None,
     text: Text = None,
     heads: Heads = None,
-    by: Annotated[str, typer.Option(help="Turn off a part of one head at a time, of one layer, or of all.")] = "head",
+    by: Annotated[str, typer.Option(help="head, layer or all: where a part is turned off at a time.")] = "head",
     tokens: Tokens = 2048,
     length: Length = 128,
     device: Device = "auto",
