@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.instruments.losses import next_token_loss
 from keyquery.layers import LanguageModel, Shape
-from keyquery.studies.dial import Abilities, Subject, dial_abilities, level_of, study
+from keyquery.studies.dial import Abilities, Subject, dial_abilities, level_of, study, trials_of
 
 SHORT = {"sequences": 4, "length": 32, "device": "cpu"}
 TALE = kq.models.TEXT.read_text()
@@ -57,6 +58,22 @@ def test_a_dial_of_ones_changes_nothing_and_parts_do(reading):
     assert max(abs(row["change"]) for row in ones) < 1e-5
     plain = [r for r in reading.rows if (r["ability"], level_of(r)) == ("next token", "all") and r["part"] != "none"]
     assert min(abs(row["change"]) for row in plain) > 0.01
+
+
+def test_a_row_is_what_a_dial_of_its_heads_does():
+    """By hand: the part off in those heads alone, about the means of the other windows."""
+    own = subject(causal=True)
+    rows = {
+        (r["part"], r["layer"], r["head"]): r
+        for r in study(own, {"tale": TALE}, "head", [0], 4, 32)
+        if (r["ability"], r["means"]) == ("next token", "data")
+    }
+    trial = next(t for t in trials_of(own, {"tale": TALE}, [0], 4, 32) if t.ability.name == "next token")
+    for part, layer, head in (("popularity", None, None), ("popularity", 1, None), ("reciprocal", 0, 2)):
+        heads = None if layer is None else f"{layer}.{'*' if head is None else head}"
+        with torch.no_grad(), kq.dial(own.model, **{part: 0}, heads=heads, data=[trial.others.inputs]):
+            value = float(next_token_loss(own.model, trial.given.inputs).mean())
+        assert rows[part, layer, head]["value"] == pytest.approx(value, abs=1e-6)
 
 
 def test_figures_agree_with_one_another(reading):

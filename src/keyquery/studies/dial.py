@@ -184,6 +184,10 @@ class Setting:
     layer: int | None = None
     head: int | None = None
 
+    def gains(self) -> dict[str, float]:
+        """What is turned; for "none" by so little that scores are really taken apart and put together again."""
+        return {"reciprocal": 1 + 1e-15} if self.part == "none" else {self.part: 0.0}
+
     def selection(self) -> str | None:
         """The heads, as a dial takes them."""
         return None if self.layer is None else f"{self.layer}.{'*' if self.head is None else self.head}"
@@ -265,7 +269,7 @@ def _measured(
     model, ability = subject.model, trial.ability
     with dial(model, data=Means(model, [trial.others.inputs]) if means == "data" else None) as dialled:
         for one in settings:
-            dialled.turn(one.selection(), **({} if one.part == "none" else {one.part: 0.0}))
+            dialled.turn(one.selection(), **one.gains())
             after = ability.measure(model, trial.given)
             row = {"model": subject.facts["name"], "ability": ability.name, "part": one.part, "layer": one.layer}
             row |= {"head": one.head, "means": means, "source": str(trial.source), "value": float(after.mean())}
