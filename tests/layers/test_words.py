@@ -57,3 +57,32 @@ def test_heads_may_be_wider_than_their_share_and_are_read_so(rope, tmp_path):
     layer = model.body.blocks[0].attention
     assert torch.allclose(head.form.dense(), layer.form().dense())
     assert head.scale == layer.scale == 6**-0.5
+
+
+def test_an_encoder_of_primal_attention_is_that_attention_in_every_block_or_in_the_last():
+    for kernel, kinds in (("primal", "PP"), ("primal+", "AP")):
+        model = kq.Encoder(16, depth=2, heads=2, kernel=kernel, primal={"rank": 4, "eta": 0.5}, dropout=0.1)
+        assert [type(block.attention).__name__[0] for block in model.blocks] == list(kinds)
+        assert model.blocks[-1].attention.eta == 0.5
+        assert model.blocks[0].dropout.p == model.blocks[1].dropout.p == 0.1
+    mask = torch.arange(7) < torch.tensor([[4], [7]])
+    x = torch.randn(2, 7, 16)
+    noisy = torch.where(mask[..., None], x, 100.0)
+    model.eval()
+    torch.testing.assert_close(model(x, mask)[mask], model(noisy, mask)[mask])
+    assert kq.regularizer(model).item() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kernel": "primal"}, "needs a rank"),
+        ({"kernel": "primal", "primal": {"eta": 0.1}}, "needs a rank"),
+        ({"kernel": "primal", "primal": {"rank": 4}, "kv_heads": 1}, "has no kv_heads"),
+        ({"kernel": "psd", "primal": {"rank": 4}}, "not 'psd'"),
+        ({"primal": {"rank": 4}}, "not 'general'"),
+    ],
+)
+def test_options_of_another_kernel_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        kq.Encoder(16, depth=2, heads=2, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -10,41 +10,84 @@ from torch import Tensor, nn
 
 from keyquery.forms.checks import check_count
 from keyquery.layers.cache import Cache
+from keyquery.layers.primal import PrimalAttention
 from keyquery.layers.structured import Attention
+
+PLACE = ("device", "dtype")
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, dim: int, heads: int, hidden: int | None = None, dropout: float = 0.0, **attention: Any) -> None:
+    `attention` holds the options of `kq.Attention`; with `kernel="primal"`, `primal` those of `kq.PrimalAttention`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        hidden: int | None = None,
+        dropout: float = 0.0,
+        primal: Mapping[str, Any] | None = None,
+        **attention: Any,
+    ) -> None:
         super().__init__()
         hidden = 4 * dim if hidden is None else hidden
-        place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
+        place: dict[str, Any] = {name: attention.get(name) for name in PLACE}
         self.attention_norm = nn.LayerNorm(dim, **place)
-        self.attention = Attention(dim, heads, dropout=dropout, **attention)
+        self.attention: nn.Module
+        if attention.get("kernel") == "primal":
+            self.attention = _primal(dim, heads, primal, attention)
+        elif primal is not None:
+            raise ValueError(f'primal is for kernel="primal" or "primal+", not {attention.get("kernel", "general")!r}')
+        else:
+            self.attention = Attention(dim, heads, dropout=dropout, **attention)
         self.mlp_norm = nn.LayerNorm(dim, **place)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden, **place), nn.GELU(), nn.Linear(hidden, dim, **place))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch n dim"], **options: Any) -> Float[Tensor, "batch n dim"]:
-        """One block; `options` are those of `Attention.forward`."""
+        """One block; `options` are those of its attention."""
+        options = {name: value for name, value in options.items() if value is not None}
         x = x + self.dropout(self.attention(self.attention_norm(x), **options))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+def _primal(dim: int, heads: int, primal: Mapping[str, Any] | None, others: Mapping[str, Any]) -> PrimalAttention:
+    place = {name: others[name] for name in PLACE if name in others}
+    if unknown := sorted(others.keys() - {*PLACE, "kernel"}):
+        raise ValueError(f"kernel 'primal' takes its options in primal, and has no {', '.join(unknown)}")
+    if primal is None or "rank" not in primal:
+        raise ValueError('kernel "primal" needs a rank: give primal={"rank": …}')
+    return PrimalAttention(dim, heads, **{**place, **primal})
 
 
 class Encoder(nn.Module):
     """`depth` blocks and a last norm; every token sees every other. `attention` holds the options of `kq.Attention`.
 
+    With `kernel="primal"` every block has a `kq.PrimalAttention`, with "primal+" only the last one; `primal` holds the
+    options of those.
+
     >>> kq.Encoder(32, depth=2, heads=4, kernel="psd")(torch.randn(1, 5, 32)).shape
     torch.Size([1, 5, 32])
+    >>> model = kq.Encoder(32, depth=2, heads=4, kernel="primal+", primal={"rank": 8})
+    >>> [type(block.attention).__name__ for block in model.blocks]
+    ['Attention', 'PrimalAttention']
     """
 
     is_causal = False
 
-    def __init__(self, dim: int, depth: int, heads: int, **attention: Any) -> None:
+    def __init__(self, dim: int, depth: int, heads: int, kernel: str = "general", **attention: Any) -> None:
         super().__init__()
         check_count("depth", depth, least=1)
-        self.blocks = nn.ModuleList(Block(dim, heads, **attention) for _ in range(depth))
+        if kernel == "primal+":
+            last = {name: attention.pop(name) for name in ("primal",) if name in attention}
+            last |= {name: attention[name] for name in ("hidden", "dropout", *PLACE) if name in attention}
+            blocks = [Block(dim, heads, **attention) for _ in range(depth - 1)]
+            blocks.append(Block(dim, heads, kernel="primal", **last))
+        else:
+            blocks = [Block(dim, heads, kernel=kernel, **attention) for _ in range(depth)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim, device=attention.get("device"), dtype=attention.get("dtype"))
 
     def forward(

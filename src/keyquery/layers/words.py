@@ -53,7 +53,12 @@ class LanguageModel(nn.Module):
         stack = Decoder if shape.causal else Encoder
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.places = None if shape.rope else nn.Embedding(shape.length, shape.width)
-        options = {"kernel": shape.kernel, "rope": rope, "dropout": shape.dropout, "head_dim": shape.head_dim}
+        options: dict[str, Any] = {
+            "kernel": shape.kernel,
+            "rope": rope,
+            "dropout": shape.dropout,
+            "head_dim": shape.head_dim,
+        }
         self.body = stack(shape.width, shape.depth, shape.num_attention_heads, **options)
         for embedding in (self.tokens, self.places):
             if embedding is not None:
