@@ -18,7 +18,6 @@ import argparse
 import copy
 import shutil
 import statistics
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -253,10 +252,11 @@ def measure(lengths, tokens, rounds, device):
 
 
 def tune():
-    """Milliseconds of the two kernels alone, for tile sizes around those in use; bytes moved over time."""
+    """Milliseconds of the two kernels alone, sums of their programs included, for sizes around those in use."""
     import keyquery.layers.primal.triton as kernels
 
-    sizes = list(product((32, 64, 128), (4, 8), (1, 2, 3), (4, 8)))
+    shapes = ((64, 4, 2), (64, 4, 3), (128, 8, 2))  # tokens, warps, stages
+    sizes = [(*shape, waves, registers) for shape in shapes for waves in (3, 6, 12) for registers in (None, 128, 168)]
     for n in (1024, 65_536):
         given = inputs_of_kernels(n)
         for number, name in enumerate(("forward", "backward")):
@@ -266,28 +266,30 @@ def tune():
                 launches[number] = kernels.Launch(*size)
                 taken = time_kernel(kernels, tuple(launches), name, given)
                 found += [] if taken is None else [(taken, launches[number])]
-            for taken, launch in sorted(found)[:6]:
+            for taken, launch in sorted(found, key=lambda pair: pair[0])[:6]:
                 rate = (3, 5)[number] * TOKENS * WIDTH * 2 / taken / 1e9
-                print(f"n = {n:,} {name} {launch}: {taken:.4f} ms, {rate:.2f} TB/s", flush=True)
+                print(f"n = {n:,} {name} {tuple(launch)}: {taken:.4f} ms, {rate:.2f} TB/s", flush=True)
 
 
 def inputs_of_kernels(n):
     batch, p = TOKENS // n, WIDTH // HEADS
     qk = torch.randn(batch, n, 2, HEADS, p, device="cuda").to(SHORT)
-    maps = torch.randn(2, HEADS, batch, p, p, device="cuda").to(SHORT).transpose(1, 2)
+    weights = torch.randn(2, batch, HEADS, p, 32, device="cuda").to(SHORT)[..., :RANK]
+    mix = torch.randn(2, p, RANK, device="cuda").mT
     grad = torch.randn(batch, n, HEADS, p, device="cuda").to(SHORT)
-    bias, curve = torch.randn(p, device="cuda"), torch.randn(2, batch, HEADS, p, p, device="cuda")
-    return {"forward": (qk, maps, bias, None, "cosine"), "backward": (qk, maps, None, "cosine", grad, curve)}
+    energy = torch.randn(2, batch, HEADS, RANK, device="cuda")
+    given = qk, weights, mix, None, "cosine"
+    return {"forward": (*given, False), "backward": (*given, grad, energy, None)}
 
 
 def time_kernel(kernels, launches, name, given):
-    """Milliseconds of one kernel with these sizes; None where it does not fit the GPU."""
-    from triton.testing import do_bench
+    """Milliseconds of one kernel with these sizes, started by a graph; None where it does not fit the GPU."""
+    from triton.testing import do_bench_cudagraph
 
     before = kernels.LAUNCHES[2, False]
     kernels.LAUNCHES[2, False] = launches
     try:
-        return do_bench(lambda: getattr(kernels, name)(*given[name]), warmup=3, rep=10, return_mode="median")
+        return do_bench_cudagraph(lambda: getattr(kernels, name)(*given[name]), rep=8, return_mode="median")
     except Exception as error:
         print(f"{name} {launches}: {type(error).__name__}", flush=True)
         return None
@@ -303,8 +305,10 @@ def profile(n):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
             steps[name]()
             torch.cuda.synchronize()
-        print(name)
-        print(found.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
+        parts = [(event.self_device_time_total, event.key) for event in found.key_averages()]
+        print(f"{name}: {sum(taken for taken, _ in parts):.0f} µs")
+        for taken, what in sorted(parts, reverse=True)[:25]:
+            print(f"  {taken:6.1f} {what[:80]}")
 
 
 def main():

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from keyquery.checkpoints import read
 from keyquery.forms.checks import check_float
 from keyquery.layers import Attention, PrimalAttention
-from keyquery.layers.primal.reference import features
 from keyquery.reading import Reading, provenance
 from keyquery.surgery.build import build, check_layer, start_nearest
 
@@ -134,9 +133,8 @@ def _fitted(teacher: Attention, student: PrimalAttention, data: Tensor, ridge: f
 
 def _regressors(student: PrimalAttention, data: Tensor) -> Float[Tensor, "heads tokens both"]:
     """[f(X)φ(q), f(X)φ(k)] of every token, in float64."""
-    qk, _, sample, _ = student._weights(data, None)
-    phi, _ = features(qk, None, student.feature, torch.float64)
-    found = phi if sample is None else phi @ sample.transpose(1, 2).double().mT
+    phi, sample = student.kernel_parts(data)
+    found = phi if sample is None else phi @ sample.mT
     return torch.cat((found[0], found[1]), -1).transpose(0, 1).flatten(1, 2)
 
 

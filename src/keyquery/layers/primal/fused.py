@@ -11,6 +11,7 @@ from torch import Tensor
 
 from keyquery.layers.jit import no_kernels
 from keyquery.layers.primal import reference
+from keyquery.layers.primal.reference import Grams
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 # Features and values of a head that the Triton kernels can hold at once.
@@ -19,29 +20,30 @@ WIDEST = {torch.float16: 128, torch.bfloat16: 128, torch.float32: 64}
 
 def fused(
     qk: Float[Tensor, "batch n 2 heads p"],
-    maps: Float[Tensor, "2 batch heads p v"],
-    bias: Float[Tensor, " v"],
+    weights: Float[Tensor, "2 batch heads p s"],
+    mix: Float[Tensor, "2 s v"],
     real: Bool[Tensor, "batch n"] | None = None,
     feature: str = "cosine",
     impl: str = "auto",
-) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads p p"]]:
-    """o = φ(q)M_e + φ(k)M_r + b (batch, n, heads, v) and the Gram matrices Σ φφᵀ, by one pass over q and k.
+    gram: bool = False,
+) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads s"], Grams | None]:
+    """o = eCₑ + rCᵣ of scores e = φ(q)W_e and r = φ(k)W_r, Σe² and Σr², and Σφφᵀ if asked: one pass over q and k.
 
-    >>> qk, maps = torch.randn(1, 5, 2, 3, 4), torch.randn(2, 1, 3, 4, 4)
-    >>> out, grams = fused(qk, maps, torch.zeros(4))
-    >>> out.shape, grams.diagonal(dim1=-2, dim2=-1).sum(-1).allclose(torch.tensor(5.0))  # unit vectors
-    (torch.Size([1, 5, 3, 4]), True)
+    >>> qk, weights, mix = torch.randn(1, 5, 2, 3, 4), torch.eye(4).expand(2, 1, 3, 4, 4), torch.randn(2, 4, 6)
+    >>> out, energy, _ = fused(qk, weights, mix)
+    >>> out.shape, energy.sum(-1).allclose(torch.tensor(5.0))  # unit vectors
+    (torch.Size([1, 5, 3, 6]), True)
     """
-    impl = choose(impl, qk, maps.shape[-1])
-    out, grams = _Fused.apply(qk, maps, bias, real, feature, impl)  # type: ignore[no-untyped-call]
-    return out, grams
+    impl = choose(impl, qk, max(qk.shape[-1], *mix.shape[1:]))
+    out, energy, grams = _Fused.apply(qk, weights, mix, real, feature, impl, gram)  # type: ignore[no-untyped-call]
+    return out, energy, grams
 
 
-def choose(impl: str, qk: Tensor, v: int) -> str:
+def choose(impl: str, x: Tensor, widest: int) -> str:
     """The implementation that runs; an explicit one that cannot is refused."""
-    if impl == "reference" or (impl == "auto" and not qk.is_cuda):
+    if impl == "reference" or (impl == "auto" and not x.is_cuda):
         return "reference"
-    why = _refusal(qk, v)
+    why = _refusal(x, widest)
     if why is None:
         return "triton"
     if impl == "auto":
@@ -49,14 +51,14 @@ def choose(impl: str, qk: Tensor, v: int) -> str:
     raise RuntimeError(f'impl="triton" {why}; impl="auto" takes the reference there')
 
 
-def _refusal(qk: Tensor, v: int) -> str | None:
+def _refusal(x: Tensor, widest: int) -> str | None:
     """Why the Triton kernels cannot run on this input; None where they can."""
-    if (why := no_kernels(qk)) is not None:
+    if (why := no_kernels(x)) is not None:
         return why
-    if qk.dtype not in WIDEST:
-        return f"computes in float16, bfloat16 or float32, but x is {qk.dtype}"
-    if max(qk.shape[-1], v) > WIDEST[qk.dtype]:
-        return f"holds heads of up to {WIDEST[qk.dtype]} features in {qk.dtype}, not {max(qk.shape[-1], v)}"
+    if x.dtype not in WIDEST:
+        return f"computes in float16, bfloat16 or float32, but x is {x.dtype}"
+    if widest > WIDEST[x.dtype]:
+        return f"holds heads of up to {WIDEST[x.dtype]} features in {x.dtype}, not {widest}"
     return None
 
 
@@ -69,23 +71,25 @@ def _module(impl: str) -> ModuleType:
 
 
 class _Fused(torch.autograd.Function):
-    """Saves q, k and maps; features are computed again in backward."""
+    """Saves q, k and small matrices; features and scores are computed again in backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, qk: Tensor, maps: Tensor, bias: Tensor, real: Tensor | None, feature: str, impl: str
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, impl: str, gram: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)  # where the loss is not used, its half of backward is not computed
-        ctx.save_for_backward(qk, maps, real)
-        ctx.feature, ctx.impl, ctx.bias_dtype = feature, impl, bias.dtype
-        return _module(impl).forward(qk, maps, bias, real, feature)
+        ctx.save_for_backward(qk, weights, mix, real)
+        ctx.feature, ctx.impl = feature, impl
+        return _module(impl).forward(qk, weights, mix, real, feature, gram)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_grams: Tensor | None) -> tuple[Tensor | None, ...]:
-        qk, maps, real = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_energy: Tensor | None, grad_grams: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        qk, weights, mix, real = ctx.saved_tensors
         if grad is None:
-            grad = qk.new_zeros(*qk.shape[:2], qk.shape[3], maps.shape[-1])
-        found = _module(ctx.impl).backward(qk, maps, real, ctx.feature, grad, grad_grams)
-        grad_qk, grad_maps, grad_bias = found
-        return grad_qk, grad_maps.to(maps.dtype), grad_bias.to(ctx.bias_dtype), None, None, None
+            grad = qk.new_zeros(*qk.shape[:2], qk.shape[3], mix.shape[-1])
+        found = _module(ctx.impl).backward(qk, weights, mix, real, ctx.feature, grad, grad_energy, grad_grams)
+        grad_qk, grad_weights, grad_mix = found
+        return grad_qk, grad_weights.to(weights.dtype), grad_mix.to(mix.dtype), None, None, None, None

@@ -14,12 +14,14 @@ from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.layers.packing import Packing
 from keyquery.layers.primal.causal import Prefix, prefix_scores
 from keyquery.layers.primal.features import make, orthogonal_
-from keyquery.layers.primal.fused import IMPLEMENTATIONS, fused
+from keyquery.layers.primal.fused import IMPLEMENTATIONS, choose, fused
 from keyquery.layers.primal.objective import LOSSES, Batch, Last, mean_over_samples, objective, reconstruction
 from keyquery.layers.primal.reference import features as reference_features
-from keyquery.layers.primal.sample import beside, combine, evenly, project, take
+from keyquery.layers.primal.sample import evenly, project, sampled, take, weigh
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
 from keyquery.reading import provenance
+
+Source = tuple[Tensor, Tensor]  # tokens, and the places of those that f(X) takes
 
 
 class PrimalAttention(nn.Module):
@@ -125,7 +127,7 @@ class PrimalAttention(nn.Module):
         """
         batches = self._batches("regularizer")
         error = objective if self.loss == "paper" else reconstruction
-        if self.loss == "ksvd" and batches and batches[0].energy is not None:
+        if self.loss == "ksvd" and batches and batches[0].weights is None:
             raise RuntimeError('loss="ksvd" has no causal form: KSVD is of a kernel whose tokens all see each other')
         with torch.autocast(self.directions.device.type, enabled=False):
             each = [error(batch, self.directions, self.log_lambda) for batch in batches]
@@ -141,8 +143,9 @@ class PrimalAttention(nn.Module):
         (2, 8)
         """
         batches = self._batches("ksvd")
-        if batches and batches[0].energy is not None:
+        if batches and batches[0].weights is None:
             raise RuntimeError("the last forward was causal, and KSVD is of a kernel whose tokens all see each other")
+        batches = tuple(map(self._whole, batches))
         heads = spectrum(batches, self.directions, self.log_lambda)
         named = self.feature if self.features is None else type(self.features).__name__
         facts = {"features": named, "data_dependent": self.data_dependent, "loss": self.loss, "eta": self.eta}
@@ -160,15 +163,29 @@ class PrimalAttention(nn.Module):
         """
         self._check(x, mask)
         x, real = _clean(x, mask)
-        qk, _, sample, used = self._weights(x, real)
-        phi, _ = reference_features(qk, real, self.feature, torch.float64)
-        if sample is not None:
-            sample = (sample if used is None else sample * used[:, :, None, None]).transpose(1, 2).double()
+        phi, sample = self.kernel_parts(x, real)
         shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
         directions, log_lambda = solve(phi, sample, shown, self.rank)
         self.directions.zero_()  # rows that x does not fill add nothing where longer sequences do
         self.directions[:, :, : directions.shape[2]] = directions.to(self.directions)
         self.log_lambda.copy_(log_lambda)
+
+    @torch.no_grad()
+    def kernel_parts(
+        self, x: Float[Tensor, "batch n dim"], real: Bool[Tensor, "batch n"] | None = None
+    ) -> tuple[Float[Tensor, "2 batch heads n p"], Float[Tensor, "batch heads rows p"] | None]:
+        """φ(q) and φ(k), and f(X), None for the identity, in float64: what the kernel K = Φ_q f(X)ᵀf(X) Φ_kᵀ is of.
+
+        >>> phi, sample = kq.PrimalAttention(16, heads=2, rank=3).kernel_parts(torch.randn(1, 50, 16))
+        >>> phi.shape, sample.shape
+        (torch.Size([2, 1, 2, 50, 8]), torch.Size([1, 2, 30, 8]))
+        """
+        qk, _, used, source = self._weights(x, real)
+        phi, _ = reference_features(qk, real, self.feature, torch.float64)
+        if source is None:
+            return phi, None
+        sample = take(*source).unflatten(-1, (self.heads, -1)).transpose(1, 2).double()
+        return phi, sample if used is None else sample * used[:, None, :, None]
 
     def step(
         self, x: Float[Tensor, "batch n dim"], state: Prefix | None = None
@@ -208,32 +225,37 @@ class PrimalAttention(nn.Module):
             if self.impl == "triton":
                 raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
             return self._causal(x, real, self._empty(x))[:2]
-        qk, weights, sample, used = self._weights(x, real)
-        maps = self._maps(weights).expand(-1, len(x), -1, -1, -1)
-        out, grams = fused(qk, maps, self.concat.bias, real, self.feature, self.impl)
-        both = weights.unflatten(-1, (2, self.rank)).permute(3, 1, 0, 2, 4).expand(-1, len(x), -1, -1, -1)
-        return self._output(out.flatten(2), real), Batch(_count(x, real), used, both, grams, sample)
+        qk, weights, used, source = self._weights(x, real)
+        # Gram matrices cost as much as all else: where the loss needs none, they are made when they are asked for.
+        gram = self.loss == "ksvd" or not (torch.is_grad_enabled() and weights.requires_grad)
+        out, energy, grams = fused(qk, weights, self._mix(), real, self.feature, self.impl, gram)
+        sample, rows = None, None
+        if source is not None:
+            rows = source[1].shape[-1]
+            sample = take(*source).unflatten(-1, (self.heads, -1)) if gram else None
+        batch = Batch(_count(x, real), used, energy, weights, grams, sample, rows)
+        return self._output(out.flatten(2), real), batch
 
-    def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """φ or q and k (batch, n, 2, heads, p), [W_e|X, W_r|X] (heads, batch or 1, p, 2s), f(X) and its used rows."""
+    def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Source | None]:
+        """φ or q and k (batch, n, 2, heads, p), W_e|X and W_r|X (2, batch, heads, p, s), used rows, f(X)'s places."""
         if not self.data_dependent:
-            return self._featured(self.query_key(x)), beside(self.directions).unsqueeze(1), None, None
+            weights = self.directions.unsqueeze(1).expand(-1, len(x), -1, -1, -1)
+            return self._featured(self.query_key(x)), weights, None, None
         place, used = evenly(x.shape[1], self.directions.shape[2], real, x.device)
         directions = self.directions[:, :, : place.shape[-1]]
+        x, directions = _as_autocast(x, directions)
+        impl = choose(self.impl, x, max(self.width, self.rank, self.head_dim))
         if self.width == self.head_dim and _untouched(self.query_key):
-            x, weight, bias, directions = _as_autocast(x, self.query_key.weight, self.query_key.bias, directions)
-            flat, weights, sample = project(x, weight, bias, place, directions, used)
-            return self._featured(flat), weights, sample.unflatten(-1, (self.heads, -1)), used
+            weight, bias = _as_autocast(self.query_key.weight, self.query_key.bias)
+            flat, weights = project(x, weight, bias, place, directions, used, impl)
+            return self._featured(flat), weights, used, (x, place)
         qk = self._featured(self.query_key(x))
         source = x if self.width == self.head_dim else qk[:, :, 1].flatten(2)
-        sample = take(source, place).unflatten(-1, (self.heads, -1))
-        return qk, combine(sample, directions, used), sample, used
+        return qk, weigh(source, place, directions, used, impl), used, (source, place)
 
-    def _maps(self, weights: Float[Tensor, "heads batch p columns"]) -> Float[Tensor, "2 batch heads p v"]:
-        """M_e = W_e|X·Cₑ and M_r = W_r|X·Cᵣ with [Cₑ; Cᵣ] of the linear map of [e; r]: scores are never written."""
-        sides = weights.flatten(0, 2).unflatten(-1, (2, self.rank)).transpose(0, 1)
-        mixed = self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
-        return torch.bmm(sides, mixed).unflatten(1, weights.shape[:3]).transpose(1, 2)
+    def _mix(self) -> Float[Tensor, "2 s v"]:
+        """Cₑ and Cᵣ of the linear map of [e; r]."""
+        return self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
 
     def _empty(self, x: Tensor) -> Prefix:
         """The state before the first token."""
@@ -249,7 +271,7 @@ class PrimalAttention(nn.Module):
             found = self._prefix(*given)
         out, energy, total, seen = found
         used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
-        return self._output(out, real), Batch(_count(x, real), used, energy=energy), Prefix(total, seen)
+        return self._output(out, real), Batch(_count(x, real), used, energy), Prefix(total, seen)
 
     def _prefix(
         self, qk: Tensor, x: Tensor, real: Tensor | None, total: Tensor, seen: Tensor
@@ -262,8 +284,7 @@ class PrimalAttention(nn.Module):
                 keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(total.dtype)
             directions = self.directions.to(total.dtype)
             scores, after = prefix_scores(phi, keys, directions, real, Prefix(total, seen))
-            weight, bias = (part.to(total.dtype) for part in (self.concat.weight, self.concat.bias))
-            out = linear(torch.cat((scores[0], scores[1]), -1), weight, bias)
+            out = linear(torch.cat((scores[0], scores[1]), -1), self.concat.weight.to(total.dtype))
         return out.transpose(1, 2).flatten(2).to(qk.dtype), scores.square().sum(-2), *after
 
     def _packed(self, x: Tensor, mask: Tensor | None, is_causal: bool, offsets: Tensor) -> Tensor:
@@ -285,8 +306,32 @@ class PrimalAttention(nn.Module):
         return qk if self.features is None else self.features(qk)
 
     def _output(self, out: Tensor, real: Tensor | None) -> Tensor:
-        joined = self.output(out)
+        """W(o + b) + c, b that of the map of [e; r], as Wo + (Wb + c): a vector is added where o would be."""
+        offset = self.concat.bias.repeat(self.heads)
+        if _untouched(self.output):
+            weight, bias = self.output.weight, self.output.bias
+            offset = weight @ offset
+            joined = linear(out, weight, offset if bias is None else offset + bias)
+        else:
+            joined = self.output(out + offset.to(out.dtype))
         return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
+
+    @torch.no_grad()
+    def _whole(self, batch: Batch) -> Batch:
+        """A batch with Gram matrices and f(X), made of what autograd keeps where forward has left them out."""
+        if batch.grams is not None:
+            return batch
+        try:
+            qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
+            assert batch.weights is not None
+            sample = None if batch.rows is None else sampled(batch.weights).unflatten(-1, (self.heads, -1))
+        except (RuntimeError, AttributeError):
+            raise RuntimeError(
+                "ksvd reads the queries and keys of the last forward, which backward, or a compiled forward, has not "
+                "kept: ask before backward, or call the layer under torch.no_grad()"
+            ) from None
+        grams = fused(qk, weights, mix, real, self.feature, self.impl, gram=True)[2]
+        return batch._replace(grams=grams, sample=sample)
 
     def _batches(self, asked: str) -> tuple[Batch, ...]:
         if not self._last.called:

@@ -15,18 +15,20 @@ SHARE = (
 
 
 class Batch(NamedTuple):
-    """Weights (2, batch, heads, p, s), Gram matrices or Σe² and Σr², and how many tokens a sample has.
+    """Σe² and Σr² over tokens, projection weights (2, batch, heads, p, s), and how many tokens a sample has.
 
-    `tokens` is one number where there is no padding. `sample` is f(X), None where it is the identity; `used` tells
-    which of its rows a sample has filled. A causal batch has `energy` in the place of weights and Gram matrices.
+    `tokens` is one number where there is no padding. `rows` is how many tokens f(X) takes, None where it is the
+    identity; `used` tells which of them a sample has. Gram matrices and f(X) itself are there where the loss, or a
+    reading, needs them. A causal batch has no weights: every token has its own.
     """
 
     tokens: Float[Tensor, " batch"] | int
-    used: Bool[Tensor, "batch rows"] | None = None
+    used: Bool[Tensor, "batch rows"] | None
+    energy: Float[Tensor, "2 batch heads s"]
     weights: Float[Tensor, "2 batch heads p s"] | None = None
     grams: Float[Tensor, "2 batch heads p p"] | None = None
     sample: Float[Tensor, "batch rows heads p"] | None = None
-    energy: Float[Tensor, "2 batch heads s"] | None = None
+    rows: int | None = None
     numbers: Int[Tensor, " batch"] | None = None  # of packed samples, in the order they were given in
 
 
@@ -74,12 +76,7 @@ def objective(
     batch: Batch, directions: Float[Tensor, "2 heads rows s"], log_lambda: Float[Tensor, "heads s"]
 ) -> Float[Tensor, "batch heads"]:
     """J = ½ mean eᵀΛe + ½ mean rᵀΛr − tr(WeᵀWr) of every sample and head, over the rows that the sample has used."""
-    if batch.energy is not None:
-        energy = batch.energy
-    else:
-        weights, grams = _exact(batch.weights).contiguous(), _exact(batch.grams)
-        energy = (grams @ weights * weights).sum(-2)
-    rows = _rows(batch, directions)
+    energy, rows = batch.energy, _rows(batch, directions)
     product = rows[0] * rows[1]
     trace = product.sum((-2, -1)) if batch.used is None else batch.used.to(product.dtype) @ product.sum(-1).mT
     return _per_token((energy * _exact(log_lambda).exp()).sum((0, -1)), batch) / 2 - trace
@@ -134,8 +131,7 @@ def _per_token(total: Tensor, batch: Batch) -> Tensor:
 
 def _rows(batch: Batch, directions: Tensor) -> Tensor:
     """The rows of We and Wr that any sample has filled."""
-    filled = batch.sample if batch.used is None else batch.used
-    return _exact(directions if filled is None else directions[:, :, : filled.shape[1]])
+    return _exact(directions if batch.rows is None else directions[:, :, : batch.rows])
 
 
 def _sample(batch: Batch) -> Tensor:

@@ -1,7 +1,6 @@
-"""The heart of a primal layer in plain torch: o = φ(q)M_e + φ(k)M_r + b and the Gram matrices of φ(q) and φ(k).
+"""The heart of a primal layer in plain torch: scores e = φ(q)W_e|X, r = φ(k)W_r|X, o = eCₑ + rCᵣ, and sums of them.
 
-All else (projection weights, loss, spectrum) is made of these small matrices: Σᵢ eᵢₗ² = wₗᵀGwₗ. `triton` has the same
-two functions, with the same signatures. Sums are taken in at least float32.
+`triton` has the same two functions, with the same signatures. Sums are taken in at least float32.
 """
 
 from __future__ import annotations
@@ -12,57 +11,68 @@ from torch import Tensor
 
 from keyquery.layers.primal.features import ZERO
 
+Grams = Float[Tensor, "2 batch heads p p"]
 CHUNK = 2048  # tokens at a time, so that features stay in a CPU's cache
 
 
 def forward(
     qk: Float[Tensor, "batch n 2 heads p"],
-    maps: Float[Tensor, "2 batch heads p v"],
-    bias: Float[Tensor, " v"],
+    weights: Float[Tensor, "2 batch heads p s"],
+    mix: Float[Tensor, "2 s v"],
     real: Bool[Tensor, "batch n"] | None,
     feature: str,
-) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads p p"]]:
-    """o = φ(q)·M_e + φ(k)·M_r + b, and G = Σ φφᵀ over real tokens for queries and keys; padding gives b."""
+    gram: bool,
+) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads s"], Grams | None]:
+    """o = eCₑ + rCᵣ, Σe² and Σr² over real tokens, and with `gram` the Gram matrices Σφφᵀ; padding gives 0."""
     batch, n, _, heads, p = qk.shape
     exact = torch.promote_types(qk.dtype, torch.float32)
-    out = qk.new_empty(batch, n, heads, maps.shape[-1])
-    grams = torch.zeros(2, batch, heads, p, p, dtype=exact, device=qk.device)
-    small, offset = maps.to(exact), bias.to(exact)
+    out = qk.new_empty(batch, n, heads, mix.shape[-1])
+    energy = torch.zeros(2, batch, heads, weights.shape[-1], dtype=exact, device=qk.device)
+    grams = torch.zeros(2, batch, heads, p, p, dtype=exact, device=qk.device) if gram else None
+    weights, mix = weights.to(exact), mix.to(exact)
     for here in _chunks(n, qk.is_cuda):
         phi, _ = features(qk[:, here], _at(real, here), feature, exact)
-        o = phi[0] @ small[0]
-        o += phi[1] @ small[1]
-        o += offset
+        scores = phi @ weights
+        o = scores[0] @ mix[0]
+        o += scores[1] @ mix[1]
         out[:, here] = o.transpose(1, 2)
-        grams += phi.mT @ phi
-    return out, grams
+        energy += scores.square().sum(-2)
+        if grams is not None:
+            grams += phi.mT @ phi
+    return out, energy, grams
 
 
 def backward(
     qk: Float[Tensor, "batch n 2 heads p"],
-    maps: Float[Tensor, "2 batch heads p v"],
+    weights: Float[Tensor, "2 batch heads p s"],
+    mix: Float[Tensor, "2 s v"],
     real: Bool[Tensor, "batch n"] | None,
     feature: str,
     grad: Float[Tensor, "batch n heads v"],
+    grad_energy: Float[Tensor, "2 batch heads s"] | None,
     grad_grams: Float[Tensor, "2 batch heads p p"] | None,
-) -> tuple[Float[Tensor, "batch n 2 heads p"], Float[Tensor, "2 batch heads p v"], Float[Tensor, " v"]]:
-    """Gradients of qk, maps and bias; features are computed again."""
+) -> tuple[Float[Tensor, "batch n 2 heads p"], Float[Tensor, "2 batch heads p s"], Float[Tensor, "2 s v"]]:
+    """Gradients of qk, weights and mix; features and scores are computed again."""
     exact = torch.promote_types(qk.dtype, torch.float32)
     grad_qk = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
-    grad_maps = torch.zeros(maps.shape, dtype=exact, device=qk.device)
-    grad_bias = torch.zeros(maps.shape[-1], dtype=exact, device=qk.device)
-    back = maps.to(exact).mT
-    both = None if grad_grams is None else (grad_grams + grad_grams.mT).to(exact)
+    grad_weights = torch.zeros(weights.shape, dtype=exact, device=qk.device)
+    grad_mix = torch.zeros(mix.shape, dtype=exact, device=qk.device)
+    weights, mix = weights.to(exact), mix.to(exact)
+    curve = None if grad_grams is None else (grad_grams + grad_grams.mT).to(exact)
     for here in _chunks(qk.shape[1], qk.is_cuda):
         phi, scale = features(qk[:, here], _at(real, here), feature, exact)
         g = grad[:, here].transpose(1, 2).to(exact)
-        grad_phi = g @ back
-        if both is not None:
-            grad_phi += phi @ both
-        grad_maps += phi.mT @ g
-        grad_bias += g.sum((0, 1, 2))
+        scores = phi @ weights
+        grad_mix += (scores.mT @ g).sum((1, 2))
+        back = g @ mix.mT[:, None, None]
+        if grad_energy is not None:
+            back += scores * (2 * grad_energy).unsqueeze(-2).to(exact)
+        grad_weights += phi.mT @ back
+        grad_phi = back @ weights.mT
+        if curve is not None:
+            grad_phi += phi @ curve
         grad_qk[:, here] = _through(grad_phi, phi, scale, feature).permute(1, 3, 0, 2, 4)
-    return grad_qk, grad_maps, grad_bias
+    return grad_qk, grad_weights, grad_mix
 
 
 def features(

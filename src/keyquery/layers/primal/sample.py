@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -41,31 +42,52 @@ def take(x: Float[Tensor, "batch n d"], place: Int[Tensor, "*batch rows"]) -> Fl
 
 
 def combine(
-    sample: Float[Tensor, "batch rows heads p"],
+    x: Float[Tensor, "batch n d"],
+    place: Int[Tensor, "*batch rows"],
     directions: Float[Tensor, "2 heads rows s"],
     used: Bool[Tensor, "batch rows"] | None,
-) -> Float[Tensor, "heads batch p both"]:
-    """f(X)ᵀ[We, Wr] of every head: Σⱼ xⱼ·[We, Wr][j]ᵀ."""
-    batch, _, _, p = sample.shape
-    if used is not None:
-        sample = sample * used[:, :, None, None]
-    found = torch.bmm(_flat(sample).mT, _aligned(beside(directions)))
-    return found.unflatten(1, (batch, p))[..., : 2 * directions.shape[-1]]
+) -> Float[Tensor, "2 batch heads p s"]:
+    """W_e|X = Σⱼ xⱼWe[j]ᵀ and W_r|X = Σⱼ xⱼWr[j]ᵀ of every head, over sampled tokens."""
+    heads, s = directions.shape[1], directions.shape[-1]
+    found = torch.bmm(_flat(_tokens(x, place, used), heads).mT, _aligned(_beside(directions)))
+    return found.unflatten(1, (len(x), x.shape[-1] // heads))[..., : 2 * s].unflatten(-1, (2, s)).permute(3, 1, 0, 2, 4)
 
 
-def _flat(sample: Float[Tensor, "batch rows heads p"]) -> Float[Tensor, "heads rows columns"]:
+def uncombine(
+    x: Float[Tensor, "batch n d"],
+    place: Int[Tensor, "*batch rows"],
+    directions: Float[Tensor, "2 heads rows s"],
+    used: Bool[Tensor, "batch rows"] | None,
+    grad_weights: Float[Tensor, "2 batch heads p s"],
+    grad_x: Float[Tensor, "batch n d"],
+) -> Float[Tensor, "2 heads rows s"]:
+    """Gradients of what `combine` is given: that of x is added to `grad_x`, that of directions given back."""
+    heads, batch, p = directions.shape[1], len(x), grad_weights.shape[3]
+    flat = grad_weights.to(x.dtype).permute(2, 1, 3, 0, 4).reshape(heads, batch * p, -1)
+    own = torch.bmm(_beside(directions), flat.mT).unflatten(2, (batch, p)).permute(2, 1, 0, 3).flatten(2)
+    _add(grad_x, place, own, used)
+    table = torch.bmm(_flat(_tokens(x, place, used), heads), _aligned(flat))[..., : flat.shape[-1]]
+    return table.unflatten(-1, (2, -1)).permute(2, 0, 1, 3)
+
+
+def _tokens(x: Tensor, place: Tensor, used: Tensor | None) -> Float[Tensor, "batch rows d"]:
+    sample = take(x, place)
+    return sample if used is None else sample * used.unsqueeze(-1)
+
+
+def _flat(sample: Float[Tensor, "batch rows d"], heads: int) -> Float[Tensor, "heads rows columns"]:
     """Samples beside each other, one matrix for each head: the table of directions is not copied for each of them."""
-    return sample.permute(2, 1, 0, 3).flatten(2)
+    return sample.unflatten(-1, (heads, -1)).permute(2, 1, 0, 3).flatten(2)
+
+
+def _beside(directions: Float[Tensor, "2 heads rows s"]) -> Float[Tensor, "heads rows both"]:
+    """[We, Wr] side by side."""
+    return directions.permute(1, 2, 0, 3).flatten(2)
 
 
 def _aligned(matrix: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch rows wide"]:
     """Columns filled up with zeros to a multiple of 8: products of odd sizes take a GPU many times as long."""
     return matrix if matrix.shape[-1] % 8 == 0 else pad(matrix, (0, -matrix.shape[-1] % 8))
-
-
-def beside(directions: Float[Tensor, "2 heads rows s"]) -> Float[Tensor, "heads rows both"]:
-    """[We, Wr] side by side."""
-    return directions.permute(1, 2, 0, 3).flatten(2)
 
 
 def project(
@@ -75,54 +97,90 @@ def project(
     place: Int[Tensor, "*batch rows"],
     directions: Float[Tensor, "2 heads rows s"],
     used: Bool[Tensor, "batch rows"] | None,
-) -> tuple[Float[Tensor, "batch n both"], Float[Tensor, "heads batch p columns"], Float[Tensor, "batch rows d"]]:
-    """Queries and keys Wx + b, projection weights f(X)ᵀ[We, Wr], and f(X) itself.
+    impl: str,
+) -> tuple[Float[Tensor, "batch n both"], Float[Tensor, "2 batch heads p s"]]:
+    """Queries and keys Wx + b, and projection weights of sampled tokens.
 
     One step of autograd: tokens are taken again in backward, so that f(X) is not kept, and their gradient is added to
     that of x where they stand, instead of a second gradient as large as x.
     """
-    qk, weights, sample = _Project.apply(x, weight, bias, place, directions, used)  # type: ignore[no-untyped-call]
-    return qk, weights, sample
+    qk, weights = _Project.apply(x, place, directions, used, impl, weight, bias)  # type: ignore[no-untyped-call]
+    return qk, weights
+
+
+def weigh(
+    x: Float[Tensor, "batch n d"],
+    place: Int[Tensor, "*batch rows"],
+    directions: Float[Tensor, "2 heads rows s"],
+    used: Bool[Tensor, "batch rows"] | None,
+    impl: str,
+) -> Float[Tensor, "2 batch heads p s"]:
+    """Projection weights of sampled tokens alone."""
+    return _Weigh.apply(x, place, directions, used, impl)  # type: ignore[no-untyped-call]
+
+
+def sampled(weights: Tensor) -> Float[Tensor, "batch rows d"]:
+    """f(X), of what autograd keeps to make the gradient of weights; a RuntimeError once that has been freed."""
+    assert weights.grad_fn is not None
+    x, place, *_ = weights.grad_fn.saved_tensors  # type: ignore[attr-defined]
+    return take(x, place)
+
+
+def _module(impl: str) -> Any:
+    if impl == "reference":
+        return sys.modules[__name__]
+    import keyquery.layers.primal.sample_triton as kernels  # on use only
+
+    return kernels
 
 
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, place: Tensor, directions: Tensor, used: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        x: Tensor,
+        place: Tensor,
+        directions: Tensor,
+        used: Tensor | None,
+        impl: str,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, place, directions, used)
-        ctx.biased = bias is not None
-        sample = take(x, place)
-        return linear(x, weight, bias), combine(_heads(sample, directions), directions, used), sample
+        ctx.save_for_backward(x, place, directions, used, weight)
+        ctx.biased, ctx.impl = bias is not None, impl
+        return linear(x, weight, bias), _module(impl).combine(x, place, directions, used)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, grad_qk: Tensor | None, grad_weights: Tensor | None, grad_sample: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        x, weight, place, directions, used = ctx.saved_tensors
+    def backward(ctx: Any, grad_qk: Tensor | None, grad_weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, place, directions, used, weight = ctx.saved_tensors
         grad_x = torch.zeros_like(x) if grad_qk is None else grad_qk @ weight
         grad_weight = grad_bias = grad_directions = None
         if grad_qk is not None:
             flat = grad_qk.flatten(0, 1)
             grad_weight = flat.mT @ x.flatten(0, 1)
             grad_bias = flat.sum(0) if ctx.biased else None
-        at_sample = grad_sample
         if grad_weights is not None:
-            heads, batch, p, _ = grad_weights.shape
-            both = grad_weights.shape[-1]
-            flat_weights = _aligned(grad_weights.reshape(heads, batch * p, both))
-            sample = take(x, place) if used is None else take(x, place) * used.unsqueeze(-1)
-            table = torch.bmm(_flat(_heads(sample, directions)), flat_weights)[..., :both]
-            grad_directions = table.unflatten(-1, (2, -1)).permute(2, 0, 1, 3)
-            own = torch.bmm(_aligned(beside(directions)), flat_weights.mT)  # (heads, rows, batch·p)
-            own = own.unflatten(2, (batch, p)).permute(2, 1, 0, 3).flatten(2)
-            own = own if used is None else own * used.unsqueeze(-1)
-            at_sample = own if grad_sample is None else own + grad_sample
-        if at_sample is not None:
-            _add(grad_x, place, at_sample, used)
-        return grad_x, grad_weight, grad_bias, None, grad_directions, None
+            grad_directions = _module(ctx.impl).uncombine(x, place, directions, used, grad_weights, grad_x)
+        return grad_x, None, grad_directions, None, None, grad_weight, grad_bias
+
+
+class _Weigh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Tensor, directions: Tensor, used: Tensor | None, impl: str) -> Tensor:
+        ctx.save_for_backward(x, place, directions, used)
+        ctx.impl = impl
+        found: Tensor = _module(impl).combine(x, place, directions, used)
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_weights: Tensor) -> tuple[Tensor | None, ...]:
+        x, place, directions, used = ctx.saved_tensors
+        grad_x = torch.zeros_like(x)
+        found = _module(ctx.impl).uncombine(x, place, directions, used, grad_weights, grad_x)
+        return grad_x, None, found, None, None
 
 
 def _add(x: Tensor, place: Tensor, more: Tensor, used: Tensor | None) -> None:
@@ -133,7 +191,3 @@ def _add(x: Tensor, place: Tensor, more: Tensor, used: Tensor | None) -> None:
     assert used is not None
     index = place.unsqueeze(-1).expand_as(more)
     x.scatter_add_(1, index, more * used.unsqueeze(-1))
-
-
-def _heads(sample: Tensor, directions: Tensor) -> Tensor:
-    return sample.unflatten(-1, (directions.shape[1], -1))

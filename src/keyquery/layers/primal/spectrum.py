@@ -65,9 +65,10 @@ def _double(batch: Batch) -> Batch:
     assert batch.weights is not None
     assert batch.grams is not None
     sample = None if batch.sample is None else batch.sample.double()
-    grams = batch.grams.double()
+    weights, grams = batch.weights.double(), batch.grams.double()
     tokens = torch.as_tensor(batch.tokens, dtype=torch.float64, device=grams.device).expand(grams.shape[1])
-    return Batch(tokens, batch.used, batch.weights.double(), grams, sample)
+    energy = (grams @ weights * weights).sum(-2)  # Σeᵢₗ² = wₗᵀGwₗ
+    return batch._replace(tokens=tokens, energy=energy, weights=weights, grams=grams, sample=sample)
 
 
 def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:

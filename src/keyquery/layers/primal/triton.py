@@ -1,8 +1,11 @@
-"""The heart of a primal layer as Triton kernels: one pass over q and k forward, one backward, features never written.
+"""The heart of a primal layer as Triton kernels: one pass over q and k forward, one backward; features and scores are
+never written.
 
 A program takes one head of one sample and a run of its tokens, tile by tile: norms in float32, products in the dtype of
-q and k with float32 sums. What it sums over tokens (Gram matrices, gradients of maps) goes to a place of its own; the
-places of a head are added up afterwards, in a fixed order. Signatures are those of `reference`.
+q and k with float32 sums. Queries are multiplied as they are and their products scaled by 1/‖q‖ afterwards, which are
+fewer. In backward queries and keys are apart, each with half the sums, so that more programs fit the GPU. What is
+summed over tokens goes to a place of the program's own; places are added up afterwards, in a fixed order. Signatures
+are those of `reference`.
 """
 
 from __future__ import annotations
@@ -17,80 +20,26 @@ from torch import Tensor
 
 from keyquery.layers.jit import kernel
 from keyquery.layers.primal.features import FUSED
+from keyquery.layers.primal.reference import Grams
+from keyquery.layers.primal.tiles import flags, load, products, small, store, widths
 
 
 class Launch(NamedTuple):
-    """Tokens of a tile, warps of a program, depth of its pipeline, and programs wanted for each multiprocessor."""
+    """Tokens of a tile, warps of a program, depth of its pipeline, programs for each multiprocessor, most registers."""
 
     block: int
     warps: int
     stages: int
     waves: int
+    registers: int | None = None
 
 
-DOTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 # Forward and backward, by (bytes of a number, whether heads are wider than 64); measured by bench/primal.py --tune.
 LAUNCHES = {
-    (2, False): (Launch(64, 4, 3, 4), Launch(64, 4, 2, 4)),
+    (2, False): (Launch(64, 4, 3, 6), Launch(64, 4, 3, 3)),
     (2, True): (Launch(32, 8, 2, 2), Launch(32, 8, 1, 2)),
     (4, False): (Launch(32, 8, 1, 4), Launch(16, 8, 1, 4)),
 }
-
-
-@kernel
-def _inside(row, column, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Which entries of a tile lie within a matrix; columns are checked only where the tile is wider than it."""
-    inside = row[:, None] < rows
-    if COLUMNS != WIDTH:
-        inside = inside & (column[None, :] < COLUMNS)
-    return inside
-
-
-@kernel
-def _load(base, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """A tile of a matrix whose columns stand side by side, 0 beyond its edges."""
-    at = base + row[:, None].to(tl.int64) * stride + column[None, :]
-    return tl.load(at, mask=_inside(row, column, rows, COLUMNS, WIDTH), other=0.0)
-
-
-@kernel
-def _small(base, row, column, row_stride, column_stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """A small matrix, or its transpose."""
-    at = base + row[:, None] * row_stride + column[None, :] * column_stride
-    return tl.load(at, mask=_inside(row, column, rows, COLUMNS, WIDTH), other=0.0)
-
-
-@kernel
-def _store(base, value, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    at = base + row[:, None].to(tl.int64) * stride + column[None, :]
-    tl.store(at, value.to(base.dtype.element_ty), mask=_inside(row, column, rows, COLUMNS, WIDTH))
-
-
-@kernel
-def _features(z, real, FEATURE: tl.constexpr):
-    """φ in float32, 0 at padding, and what its gradient is multiplied by."""
-    z = z.to(tl.float32)
-    if FEATURE == 0:  # cosine
-        square = tl.sum(z * z, 1)
-        scale = tl.where(square > 1e-24, tl.rsqrt(tl.maximum(square, 1e-24)), 0.0) * real
-        phi = z * scale[:, None]
-    else:
-        scale = real
-        if FEATURE == 1:  # elu + 1
-            phi = tl.where(z > 0, z + 1, tl.exp(tl.minimum(z, 0.0))) * scale[:, None]
-        else:
-            phi = z * scale[:, None]
-    return phi, scale
-
-
-@kernel
-def _through(grad, phi, scale, FEATURE: tl.constexpr):
-    """The gradient of z of that of φ(z)."""
-    if FEATURE == 0:
-        grad = grad - phi * tl.sum(grad * phi, 1)[:, None]
-    elif FEATURE == 1:
-        grad = grad * tl.minimum(phi, 1.0)
-    return grad * scale[:, None]
 
 
 @kernel
@@ -103,232 +52,277 @@ def _real(real, row, n, MASKED: tl.constexpr):
 
 
 @kernel
+def _features(z, shown, FEATURE: tl.constexpr, DOT: tl.constexpr):
+    """What is multiplied, and what its products are scaled by to be those of φ: 1/‖z‖ for cosine, 0 at padding."""
+    if FEATURE == 0:  # cosine
+        wide = z.to(tl.float32)
+        square = tl.sum(wide * wide, 1)
+        shown = tl.where(square > 1e-24, tl.rsqrt(tl.maximum(square, 1e-24)), 0.0) * shown
+    elif FEATURE == 1:  # elu + 1
+        wide = z.to(tl.float32)
+        z = tl.where(wide > 0, wide + 1, tl.exp(tl.minimum(wide, 0.0)))
+    return z.to(DOT), shown
+
+
+@kernel
+def _gram(gram, z, scale, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    phi = (z.to(tl.float32) * scale[:, None]).to(DOT)
+    return tl.dot(tl.trans(phi), phi, gram, input_precision=PRECISION)
+
+
+@kernel
 def _forward(
-    qk, maps, bias, real, out, grams,
+    qk, weights, mix, real, out, energy, grams,
     n, splits, heads, batch,
-    qk_b, qk_n, qk_side, qk_h, maps_side, maps_b, maps_h, maps_p, maps_v,
-    p: tl.constexpr, v: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, V: tl.constexpr,
-    FEATURE: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v,
+    p: tl.constexpr, s: tl.constexpr, v: tl.constexpr, P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
+    TILES: tl.constexpr, BLOCK: tl.constexpr, FEATURE: tl.constexpr, MASKED: tl.constexpr, GRAM: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
-    row, feature, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, V)
-    query = qk + b * qk_b + h * qk_h
-    key = query + qk_side
-    own = maps + b * maps_b + h * maps_h
-    to_query = _small(own, feature, value, maps_p, maps_v, p, v, V).to(DOT)
-    to_key = _small(own + maps_side, feature, value, maps_p, maps_v, p, v, V).to(DOT)
-    offset = tl.load(bias + value, mask=value < v, other=0.0).to(tl.float32)
-    gram_query = tl.zeros((P, P), dtype=tl.float32)
-    gram_key = tl.zeros((P, P), dtype=tl.float32)
+    row, feature, score, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, S), tl.arange(0, V)
+    query, own = qk + b * qk_b + h * qk_h, weights + b * w_b + h * w_h
+    left = small(own, feature, score, w_p, 1, p, s, S).to(DOT)
+    right = small(own + w_side, feature, score, w_p, 1, p, s, S).to(DOT)
+    mix_left = small(mix, score, value, mix_s, mix_v, s, v, V).to(DOT)
+    mix_right = small(mix + mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
+    energy_left = tl.zeros((BLOCK, S), dtype=tl.float32)
+    energy_right = tl.zeros((BLOCK, S), dtype=tl.float32)
+    if GRAM:
+        gram_left = tl.zeros((P, P), dtype=tl.float32)
+        gram_right = tl.zeros((P, P), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
-        at = (split * TILES + tile) * BLOCK + row
-        shown = _real(real + b * n, at, n, MASKED)
-        phi, _ = _features(_load(query, at, feature, qk_n, n, p, P), shown, FEATURE)
-        phi = phi.to(DOT)
-        result = tl.dot(phi, to_query, input_precision=PRECISION)
-        gram_query = tl.dot(tl.trans(phi), phi, gram_query, input_precision=PRECISION)
-        phi, _ = _features(_load(key, at, feature, qk_n, n, p, P), shown, FEATURE)
-        phi = phi.to(DOT)
-        result = tl.dot(phi, to_key, result, input_precision=PRECISION) + offset[None, :]
-        gram_key = tl.dot(tl.trans(phi), phi, gram_key, input_precision=PRECISION)
-        _store(out + (b * n * heads + h) * v, result, at, value, heads * v, n, v, V)
-    place = grams + (((split * 2) * batch + b) * heads + h) * p * p
-    _store(place, gram_query, feature, feature, p, p, p, P)
-    _store(place + batch * heads * p * p, gram_key, feature, feature, p, p, p, P)
+        start = (split * TILES + tile) * BLOCK
+        left_over, at = n - start, start.to(tl.int64)
+        shown = _real(real + b * n + at, row, left_over, MASKED)
+        z, scale = _features(load(query + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT)
+        e = tl.dot(z, left, input_precision=PRECISION) * scale[:, None]
+        energy_left += e * e
+        if GRAM:
+            gram_left = _gram(gram_left, z, scale, DOT, PRECISION)
+        result = tl.dot(e.to(DOT), mix_left, input_precision=PRECISION)
+        z, scale = _features(load(query + qk_side + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT)
+        e = tl.dot(z, right, input_precision=PRECISION) * scale[:, None]
+        energy_right += e * e
+        if GRAM:
+            gram_right = _gram(gram_right, z, scale, DOT, PRECISION)
+        result = tl.dot(e.to(DOT), mix_right, result, input_precision=PRECISION)
+        store(out + ((b * n + at) * heads + h) * v, result, row, value, heads * v, left_over, v, V)
+    place = ((split * 2) * batch + b) * heads + h
+    other = place + batch * heads
+    tl.store(energy + place * s + score, tl.sum(energy_left, 0), mask=score < s)
+    tl.store(energy + other * s + score, tl.sum(energy_right, 0), mask=score < s)
+    if GRAM:
+        store(grams + place * p * p, gram_left, feature, feature, p, p, p, P)
+        store(grams + other * p * p, gram_right, feature, feature, p, p, p, P)
 
 
 @kernel
 def _backward(
-    qk, maps, real, grad, curve, grad_qk, grad_maps, grad_bias,
+    qk, weights, mix, real, grad, bend, curve, grad_qk, grad_weights, grad_mix,
     n, splits, heads, batch,
-    qk_b, qk_n, qk_side, qk_h, maps_side, maps_b, maps_h, maps_p, maps_v, grad_b, grad_n, grad_h,
-    p: tl.constexpr, v: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, V: tl.constexpr,
-    FEATURE: tl.constexpr, MASKED: tl.constexpr, CURVED: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v, grad_b, grad_n, grad_h,
+    p: tl.constexpr, s: tl.constexpr, v: tl.constexpr, P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
+    TILES: tl.constexpr, BLOCK: tl.constexpr, FEATURE: tl.constexpr, MASKED: tl.constexpr,
+    BENT: tl.constexpr, CURVED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
+    side, program = tl.program_id(0) % 2, tl.program_id(0) // 2
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
-    row, feature, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, V)
-    query, grad_query = qk + b * qk_b + h * qk_h, grad_qk + (b * n * 2 * heads + h) * p
-    own = maps + b * maps_b + h * maps_h
+    row, feature, score, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, S), tl.arange(0, V)
+    own, place = qk + b * qk_b + h * qk_h + side * qk_side, (side * batch + b) * heads + h
+    project = small(weights + b * w_b + h * w_h + side * w_side, feature, score, w_p, 1, p, s, S).to(DOT)
+    mixing = small(mix + side * mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
     # In float16 the loss's small numbers would vanish.
     curved = tl.bfloat16 if tl.float16 == DOT else DOT
-    of_query = _small(own, value, feature, maps_v, maps_p, v, p, P).to(DOT)
-    of_key = _small(own + maps_side, value, feature, maps_v, maps_p, v, p, P).to(DOT)
+    if BENT:
+        bent = tl.load(bend + place * s + score, mask=score < s, other=0.0)
     if CURVED:
-        bend = curve + (b * heads + h) * p * p
-        bend_query = _small(bend, feature, feature, p, 1, p, p, P).to(curved)
-        bend_key = _small(bend + batch * heads * p * p, feature, feature, p, 1, p, p, P).to(curved)
-    sum_query = tl.zeros((P, V), dtype=tl.float32)
-    sum_key = tl.zeros((P, V), dtype=tl.float32)
-    sum_bias = tl.zeros((V,), dtype=tl.float32)
+        turned = small(curve + place * p * p, feature, feature, p, 1, p, p, P).to(curved)
+    sum_weights = tl.zeros((P, S), dtype=tl.float32)
+    sum_mix = tl.zeros((V, S), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
-        at = (split * TILES + tile) * BLOCK + row
-        shown = _real(real + b * n, at, n, MASKED)
-        g = _load(grad + b * grad_b + h * grad_h, at, value, grad_n, n, v, V).to(DOT)
-        sum_bias += tl.sum(g.to(tl.float32), 0)
-
-        phi, scale = _features(_load(query, at, feature, qk_n, n, p, P), shown, FEATURE)
-        back = tl.dot(g, of_query, input_precision=PRECISION)
+        start = (split * TILES + tile) * BLOCK
+        left_over, at = n - start, start.to(tl.int64)
+        shown = _real(real + b * n + at, row, left_over, MASKED)
+        g = load(grad + b * grad_b + h * grad_h + at * grad_n, row, value, grad_n, left_over, v, V).to(DOT)
+        z, scale = _features(load(own + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT)
+        e = tl.dot(z, project, input_precision=PRECISION) * scale[:, None]
+        d = tl.dot(g, tl.trans(mixing), input_precision=PRECISION)
+        sum_mix = tl.dot(tl.trans(g), e.to(DOT), sum_mix, input_precision=PRECISION)
+        if BENT:
+            d += e * bent[None, :]
+        along = tl.sum(e * d, 1)  # of φ and its gradient
+        d = (d * scale[:, None]).to(DOT)
+        sum_weights = tl.dot(tl.trans(z), d, sum_weights, input_precision=PRECISION)
+        back = tl.dot(d, tl.trans(project), input_precision=PRECISION)
         if CURVED:
-            back = tl.dot(phi.to(curved), bend_query, back, input_precision=PRECISION)
-        sum_query = tl.dot(tl.trans(phi.to(DOT)), g, sum_query, input_precision=PRECISION)
-        back = _through(back, phi, scale, FEATURE)
-        _store(grad_query, back, at, feature, 2 * heads * p, n, p, P)
-
-        phi, scale = _features(_load(query + qk_side, at, feature, qk_n, n, p, P), shown, FEATURE)
-        back = tl.dot(g, of_key, input_precision=PRECISION)
-        if CURVED:
-            back = tl.dot(phi.to(curved), bend_key, back, input_precision=PRECISION)
-        sum_key = tl.dot(tl.trans(phi.to(DOT)), g, sum_key, input_precision=PRECISION)
-        back = _through(back, phi, scale, FEATURE)
-        _store(grad_query + heads * p, back, at, feature, 2 * heads * p, n, p, P)
-    place = grad_maps + (((split * 2) * heads + h) * batch + b) * p * v
-    _store(place, sum_query, feature, value, v, p, v, V)
-    _store(place + batch * heads * p * v, sum_key, feature, value, v, p, v, V)
-    tl.store(grad_bias + ((split * batch + b) * heads + h) * v + value, sum_bias, mask=value < v)
+            more = tl.dot(z.to(curved), turned, input_precision=PRECISION) * (scale * scale)[:, None]
+            along += tl.sum(z.to(tl.float32) * more, 1)
+            back += more
+        if FEATURE == 0:
+            back -= z.to(tl.float32) * (along * scale * scale)[:, None]
+        elif FEATURE == 1:
+            back *= tl.minimum(z.to(tl.float32), 1.0)
+        store(grad_qk + (((b * n + at) * 2 + side) * heads + h) * p, back, row, feature, 2 * heads * p, left_over, p, P)
+    place += split * 2 * batch * heads
+    store(grad_weights + place * p * s, sum_weights, feature, score, s, p, s, S)
+    store(grad_mix + place * v * s, sum_mix, value, score, s, v, s, S)
 
 
 def forward(
     qk: Float[Tensor, "batch n 2 heads p"],
-    maps: Float[Tensor, "2 batch heads p v"],
-    bias: Float[Tensor, " v"],
+    weights: Float[Tensor, "2 batch heads p s"],
+    mix: Float[Tensor, "2 s v"],
     real: Bool[Tensor, "batch n"] | None,
     feature: str,
-) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads p p"]]:
+    gram: bool,
+) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads s"], Grams | None]:
     """As `reference.forward`."""
     run = _FORWARD if torch.compiler.is_compiling() else _run_forward
-    return run(qk, maps, bias, real, feature)
+    out, energy, grams = run(qk, weights, mix, real, feature, gram)
+    return out, energy, grams if gram else None
 
 
 def backward(
     qk: Float[Tensor, "batch n 2 heads p"],
-    maps: Float[Tensor, "2 batch heads p v"],
+    weights: Float[Tensor, "2 batch heads p s"],
+    mix: Float[Tensor, "2 s v"],
     real: Bool[Tensor, "batch n"] | None,
     feature: str,
     grad: Float[Tensor, "batch n heads v"],
+    grad_energy: Float[Tensor, "2 batch heads s"] | None,
     grad_grams: Float[Tensor, "2 batch heads p p"] | None,
-) -> tuple[Float[Tensor, "batch n 2 heads p"], Float[Tensor, "2 batch heads p v"], Float[Tensor, " v"]]:
+) -> tuple[Float[Tensor, "batch n 2 heads p"], Float[Tensor, "2 batch heads p s"], Float[Tensor, "2 s v"]]:
     """As `reference.backward`."""
     run = _BACKWARD if torch.compiler.is_compiling() else _run_backward
-    return run(qk, maps, real, feature, grad, grad_grams)
+    return run(qk, weights, mix, real, feature, grad, grad_energy, grad_grams)
 
 
-def _run_forward(qk: Tensor, maps: Tensor, bias: Tensor, real: Tensor | None, feature: str) -> tuple[Tensor, Tensor]:
+def _run_forward(
+    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, gram: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, _, heads, p = qk.shape
-    v, shared = maps.shape[-1], _shared(qk, maps, feature, real)
-    launch = _launches(qk, maps)[0]
+    s, v = mix.shape[1:]
+    launch = _launches(qk, s, v)[0]
     tiles, splits = _runs(qk, launch)
     out = torch.empty(batch, n, heads, v, dtype=qk.dtype, device=qk.device)
-    grams = torch.empty(splits, 2, batch, heads, p, p, dtype=torch.float32, device=qk.device)
-    if splits == 0 or batch == 0:
-        return out, grams.sum(0)
-    _forward[(splits * batch * heads,)](
-        _lined(qk), maps, bias, _flags(real, qk), out, grams,
-        n, splits, heads, batch, *_qk_strides(qk), *maps.stride(),
-        TILES=tiles, BLOCK=launch.block, STAGES=launch.stages, num_warps=launch.warps, **shared,
-    )  # fmt: skip
-    return out, grams[0] if splits == 1 else grams.sum(0)
+    energy = torch.empty(splits, 2, batch, heads, s, dtype=torch.float32, device=qk.device)
+    grams = torch.empty(splits, 2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32, device=qk.device)
+    if splits and batch:
+        _forward[(splits * batch * heads,)](
+            qk, _lined(weights), mix, flags(real, qk), out, energy, grams,
+            n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride(), GRAM=gram,
+            **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
+        )  # fmt: skip
+    return out, _added(energy), _added(grams)
 
 
 def _run_backward(
-    qk: Tensor, maps: Tensor, real: Tensor | None, feature: str, grad: Tensor, grad_grams: Tensor | None
+    qk: Tensor,
+    weights: Tensor,
+    mix: Tensor,
+    real: Tensor | None,
+    feature: str,
+    grad: Tensor,
+    grad_energy: Tensor | None,
+    grad_grams: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, _, heads, p = qk.shape
-    v, shared = maps.shape[-1], _shared(qk, maps, feature, real)
-    launch = _launches(qk, maps)[1]
+    s, v = mix.shape[1:]
+    launch = _launches(qk, s, v)[1]
     tiles, splits = _runs(qk, launch)
     grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
-    # Heads before samples, as the layer makes its maps: what follows in backward needs no copy.
-    grad_maps = torch.empty(splits, 2, heads, batch, p, v, dtype=torch.float32, device=qk.device)
-    grad_bias = torch.empty(splits, batch, heads, v, dtype=torch.float32, device=qk.device)
-    if splits == 0 or batch == 0:
-        return grad_qk, grad_maps.sum(0).transpose(1, 2), grad_bias.sum((0, 1, 2))
-    curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    _backward[(splits * batch * heads,)](
-        _lined(qk), maps, _flags(real, qk), grad, qk if curve is None else curve, grad_qk, grad_maps, grad_bias,
-        n, splits, heads, batch, *_qk_strides(qk), *maps.stride(),
-        grad.stride(0), grad.stride(1), grad.stride(2),
-        TILES=tiles, BLOCK=launch.block, STAGES=launch.stages, CURVED=curve is not None,
-        num_warps=launch.warps, **shared,
-    )  # fmt: skip
-    grad_maps = (grad_maps[0] if splits == 1 else grad_maps.sum(0)).transpose(1, 2)
-    return grad_qk, grad_maps, grad_bias.sum((0, 1, 2))
+    grad_weights = torch.empty(splits, 2, batch, heads, p, s, dtype=torch.float32, device=qk.device)
+    grad_mix = torch.empty(splits, 2, batch, heads, v, s, dtype=torch.float32, device=qk.device)
+    if splits and batch:
+        bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
+        curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        _backward[(2 * splits * batch * heads,)](
+            _lined(qk), _lined(weights), mix, flags(real, qk), grad,
+            qk if bend is None else bend, qk if curve is None else curve, grad_qk, grad_weights, grad_mix,
+            n, splits, heads, batch, *_strides(qk), *_strides(weights), *mix.stride(), *grad.stride()[:3],
+            BENT=bend is not None, CURVED=curve is not None,
+            **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
+        )  # fmt: skip
+    return grad_qk, _added(grad_weights), grad_mix.sum((0, 2, 3)).mT
 
 
-def _shared(qk: Tensor, maps: Tensor, feature: str, real: Tensor | None) -> dict[str, Any]:
-    """Facts that a kernel is compiled for; a dot product takes 16 dimensions or more."""
-    exact = torch.get_float32_matmul_precision() == "highest"
-    # The interpreter, which is what runs on a CPU, multiplies no bfloat16.
-    dot = DOTS[qk.dtype] if qk.is_cuda else tl.float32
-    return {
-        "p": qk.shape[-1],
-        "v": maps.shape[-1],
-        "P": max(16, triton.next_power_of_2(qk.shape[-1])),
-        "V": max(16, triton.next_power_of_2(maps.shape[-1])),
-        "FEATURE": FUSED.index(feature),
-        "MASKED": real is not None,
-        "DOT": dot,
-        "PRECISION": "ieee" if exact and qk.dtype == torch.float32 else "tf32",
-    }
+def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None) -> dict[str, Any]:
+    """Facts that a kernel is compiled for."""
+    facts = {"FEATURE": FUSED.index(feature), "MASKED": real is not None}
+    return {**widths(p=qk.shape[-1], s=s, v=v), **products(qk), **facts}
 
 
-def _launches(qk: Tensor, maps: Tensor) -> tuple[Launch, Launch]:
-    return LAUNCHES[qk.dtype.itemsize, max(qk.shape[-1], maps.shape[-1]) > 64]
+def _sizes(launch: Launch, tiles: int) -> dict[str, Any]:
+    limit = {} if launch.registers is None else {"maxnreg": launch.registers}
+    return {"TILES": tiles, "BLOCK": launch.block, "STAGES": launch.stages, "num_warps": launch.warps, **limit}
+
+
+def _launches(qk: Tensor, s: int, v: int) -> tuple[Launch, Launch]:
+    return LAUNCHES[qk.dtype.itemsize, max(qk.shape[-1], s, v) > 64]
 
 
 def _runs(qk: Tensor, launch: Launch) -> tuple[int, int]:
-    """Tiles of a program, a power of two so that few kernels are compiled, and programs of a head to fill the GPU."""
+    """Tiles of a program, a power of two so that few kernels are compiled, programs of a head to fill the GPU."""
     batch, n, _, heads, _ = qk.shape
     cores = torch.cuda.get_device_properties(qk.device).multi_processor_count if qk.is_cuda else 1
     wanted = max(1, cores * launch.waves // max(batch * heads, 1))
-    tiles = 1 << max(0, (triton.cdiv(n, wanted * launch.block)).bit_length() - 1)
+    # Two at least: of one tile, without a loop, Triton 3.6 makes wrong code for Hopper.
+    tiles = 1 << max(1, (triton.cdiv(n, wanted * launch.block)).bit_length() - 1)
     return tiles, triton.cdiv(n, tiles * launch.block)
 
 
-def _lined(qk: Tensor) -> Tensor:
-    assert qk.stride(-1) == 1, "the features of a head must stand side by side"
-    return qk
+def _added(parts: Tensor) -> Tensor:
+    """What programs have summed, together."""
+    return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
-def _qk_strides(qk: Tensor) -> tuple[int, int, int, int]:
-    batch, n, side, head, _ = qk.stride()
-    return batch, n, side, head
+def _lined(tensor: Tensor) -> Tensor:
+    assert tensor.stride(-1) == 1, "the numbers of a row must stand side by side"
+    return tensor
 
 
-def _flags(real: Tensor | None, qk: Tensor) -> Tensor:
-    """Real tokens as numbers that a kernel can load; any tensor where there is no mask."""
-    return qk if real is None else real.contiguous().view(torch.uint8)
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.stride()[:-1]
 
 
 _FORWARD: Any = torch.library.custom_op(
     "keyquery::primal_forward",
     _run_forward,
     mutates_args=(),
-    schema="(Tensor qk, Tensor maps, Tensor bias, Tensor? real, str feature) -> (Tensor, Tensor)",
+    schema="(Tensor qk, Tensor weights, Tensor mix, Tensor? real, str feature, bool gram) -> (Tensor, Tensor, Tensor)",
 )
 _BACKWARD: Any = torch.library.custom_op(
     "keyquery::primal_backward",
     _run_backward,
     mutates_args=(),
-    schema="(Tensor qk, Tensor maps, Tensor? real, str feature, Tensor grad, Tensor? grad_grams)"
-    " -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor qk, Tensor weights, Tensor mix, Tensor? real, str feature, Tensor grad, Tensor? grad_energy,"
+    " Tensor? grad_grams) -> (Tensor, Tensor, Tensor)",
 )
 
 
 @_FORWARD.register_fake
-def _shape_forward(qk: Tensor, maps: Tensor, bias: Tensor, real: Tensor | None, feature: str) -> tuple[Tensor, Tensor]:
+def _shape_forward(
+    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, gram: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, _, heads, p = qk.shape
-    grams = qk.new_empty(2, batch, heads, p, p, dtype=torch.float32)
-    return qk.new_empty(batch, n, heads, maps.shape[-1]), grams
+    energy = qk.new_empty(2, batch, heads, weights.shape[-1], dtype=torch.float32)
+    grams = qk.new_empty(2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32)
+    return qk.new_empty(batch, n, heads, mix.shape[-1]), energy, grams
 
 
 @_BACKWARD.register_fake
 def _shape_backward(
-    qk: Tensor, maps: Tensor, real: Tensor | None, feature: str, grad: Tensor, grad_grams: Tensor | None
+    qk: Tensor,
+    weights: Tensor,
+    mix: Tensor,
+    real: Tensor | None,
+    feature: str,
+    grad: Tensor,
+    grad_energy: Tensor | None,
+    grad_grams: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads = maps.shape[1:3]
-    grad_maps = maps.new_empty(2, heads, batch, *maps.shape[3:], dtype=torch.float32).transpose(1, 2)
-    return qk.new_empty(qk.shape), grad_maps, grad_maps.new_empty(maps.shape[-1:])
+    grad_weights = weights.new_empty(weights.shape, dtype=torch.float32)
+    return qk.new_empty(qk.shape), grad_weights, mix.new_empty(mix.mT.shape, dtype=torch.float32).mT
