@@ -49,7 +49,7 @@ def test_features_of_another_width_make_the_sample_too():
 @pytest.mark.parametrize("features", FEATURES)
 def test_padding_changes_nothing(features):
     """Valid outputs, the loss and all gradients are those of the real tokens alone, whatever padding holds."""
-    layer, x = oracle.make(features=features), tokens(2, 50, 12)
+    layer, x = oracle.make(features=features).eval(), tokens(2, 50, 12)
     real = torch.rand(2, 50) < 0.7
     dirty = x.masked_fill(~real.unsqueeze(-1), torch.nan)
     alone = [layer(x[b, real[b]].unsqueeze(0))[0] for b in range(2)]
@@ -98,7 +98,7 @@ def test_order_and_mixing(data_dependent):
 
 
 def test_packed_sequences_are_those_alone():
-    layer, x = oracle.make(), tokens(60, 12)
+    layer, x = oracle.make().eval(), tokens(60, 12)
     offsets = torch.tensor([0, 1, 30, 30, 37, 60])
     parts = [part for part in x.split(offsets.diff().tolist()) if len(part)]
     for is_causal in (False, True):
@@ -192,6 +192,7 @@ def test_autocast_and_short_floats():
     exact, loss = layer(x), layer.regularizer()
     with torch.autocast("cpu", torch.bfloat16):
         out, short = layer(x), layer.regularizer()
+        assert (layer(x.bfloat16()) - out).norm() < 0.02 * exact.norm()
     assert out.dtype == torch.bfloat16
     assert short.dtype == torch.float32
     assert (out.float() - exact).norm() < 0.02 * exact.norm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,16 +11,23 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from keyquery.forms.checks import check_choice, check_count, check_number
+from keyquery.forms.checks import check_choice, check_count, check_float, check_number
 from keyquery.layers.packing import Packing
 from keyquery.layers.primal.causal import Prefix, prefix_scores
 from keyquery.layers.primal.features import make, orthogonal_
 from keyquery.layers.primal.fused import IMPLEMENTATIONS, fused
-from keyquery.layers.primal.objective import LOSSES, Batch, Last, mean_over_samples, objective, reconstruction
+from keyquery.layers.primal.inputs import check_tokens, has_autocast, without_autocast
+from keyquery.layers.primal.objective import LOSSES, Batch, Last, mean_over_samples, objective, reconstruction, sums
 from keyquery.layers.primal.reference import features as reference_features
 from keyquery.layers.primal.sample import beside, combine, evenly, project, take
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
 from keyquery.reading import provenance
+
+FORGOTTEN = (
+    "a primal layer was called again before it was asked for its loss, and regularizer() is of the last call: ask "
+    "after each call and add up, as a forward hook can (nn.DataParallel loses all replicas but one: take "
+    "DistributedDataParallel)"
+)
 
 
 class PrimalAttention(nn.Module):
@@ -115,22 +123,34 @@ class PrimalAttention(nn.Module):
             return self._packed(x, mask, is_causal, offsets)
         self._check(x, mask)
         out, batch = self._attend(x, mask, is_causal)
-        self._last.keep((batch,), self.directions, self.log_lambda)
+        self._keep(batch)
         return out
 
     def regularizer(self) -> Float[Tensor, ""]:
         """eta · mean over samples and heads of J², or of the reconstruction error, of the last forward.
 
-        J is squared before it is averaged, so that heads do not cancel; samples without a token do not count.
+        J is squared before it is averaged, so that heads do not cancel; samples without a token do not count. A layer
+        that is called more than once in a step of training is asked after each call; a forgotten call is warned of.
+        After a forward without gradients the loss has none either: refused in training, a plain number in `eval()`.
         """
         batches = self._batches("regularizer")
-        error = objective if self.loss == "paper" else reconstruction
         if self.loss == "ksvd" and batches and batches[0].energy is not None:
-            raise RuntimeError('loss="ksvd" has no causal form: KSVD is of a kernel whose tokens all see each other')
-        with torch.autocast(self.directions.device.type, enabled=False):
+            raise RuntimeError(
+                'loss="ksvd" has no causal form, and the last forward was causal (is_causal=True or step): KSVD is of '
+                'a kernel whose tokens all see each other; take loss="paper" or is_causal=False'
+            )
+        if self.training and torch.is_grad_enabled() and not self._last.graph:
+            raise RuntimeError(
+                "regularizer has no gradient: the last forward ran without, under torch.no_grad() or a checkpoint with "
+                "use_reentrant=True; take use_reentrant=False, or ask under torch.no_grad() for the number alone"
+            )
+        if self._last.missed():
+            warnings.warn(FORGOTTEN, stacklevel=2)
+        error = objective if self.loss == "paper" else reconstruction
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._last.graph), without_autocast(self.directions):
             each = [error(batch, self.directions, self.log_lambda) for batch in batches]
             each = [found.square() for found in each] if self.loss == "paper" else each
-            return self.eta * mean_over_samples(batches, each)
+            return self.eta * mean_over_samples(batches, each).to(self.directions.device)
 
     def ksvd(self) -> PrimalReading:
         """Spectrum of the kernel, J, KKT residual and overlaps with the singular subspaces, of the last forward.
@@ -143,6 +163,8 @@ class PrimalAttention(nn.Module):
         batches = self._batches("ksvd")
         if batches and batches[0].energy is not None:
             raise RuntimeError("the last forward was causal, and KSVD is of a kernel whose tokens all see each other")
+        if not all(sums(batch).isfinite().all() for batch in batches):
+            raise RuntimeError("ksvd is of the last forward, whose queries or keys were not finite")
         heads = spectrum(batches, self.directions, self.log_lambda)
         named = self.feature if self.features is None else type(self.features).__name__
         facts = {"features": named, "data_dependent": self.data_dependent, "loss": self.loss, "eta": self.eta}
@@ -152,6 +174,8 @@ class PrimalAttention(nn.Module):
     def start(self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None) -> None:
         """Set We, Wr and Λ to the exact KSVD of x: of one sequence, K = EΛRᵀ as far as the rank goes.
 
+        Of these tokens and this length alone: with one token less, rows of We meet other tokens.
+
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3).double(), torch.randn(1, 50, 16).double()
         >>> layer.start(x)
         >>> _ = layer(x)
@@ -160,6 +184,7 @@ class PrimalAttention(nn.Module):
         """
         self._check(x, mask)
         x, real = _clean(x, mask)
+        check_float("x", x, "batch n dim", dim=self.dim)
         qk, _, sample, used = self._weights(x, real)
         phi, _ = reference_features(qk, real, self.feature, torch.float64)
         if sample is not None:
@@ -194,7 +219,7 @@ class PrimalAttention(nn.Module):
         else:
             out, batch = self._attend(x, None, False)
             after = state._replace(seen=state.seen + x.shape[1])
-        self._last.keep((batch,), self.directions, self.log_lambda)
+        self._keep(batch)
         return out, after
 
     def extra_repr(self) -> str:
@@ -254,8 +279,8 @@ class PrimalAttention(nn.Module):
     def _prefix(
         self, qk: Tensor, x: Tensor, real: Tensor | None, total: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Heads' outputs (batch, n, dim), Σe² and Σr², and the state after the last token, in at least float32."""
-        with torch.autocast(x.device.type, enabled=False):
+        """Heads' outputs (batch, n, heads, ·), Σe² and Σr², and the state after the last token, in at least float32."""
+        with without_autocast(x):
             phi, _ = reference_features(qk, real, self.feature, total.dtype)
             keys = phi[1]
             if self.width == self.head_dim:
@@ -276,7 +301,7 @@ class PrimalAttention(nn.Module):
             rows.append(group.pack(out.unsqueeze(1)).squeeze(0))
             tokens.append(group.tokens)
             batches.append(batch._replace(numbers=group.numbers))
-        self._last.keep(tuple(batches), self.directions, self.log_lambda)
+        self._keep(*batches)
         return torch.cat(rows)[torch.cat(tokens).argsort()]
 
     def _featured(self, qk: Tensor) -> Tensor:
@@ -288,23 +313,20 @@ class PrimalAttention(nn.Module):
         joined = self.output(out)
         return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
 
+    def _keep(self, *batches: Batch) -> None:
+        self._last.keep(batches, self.training, self.directions, self.log_lambda)
+
     def _batches(self, asked: str) -> tuple[Batch, ...]:
         if not self._last.called:
             raise RuntimeError(f"{asked} is of the last forward: call the layer first")
         if self._last.changed():
             raise RuntimeError(f"{asked} is of the last forward, and weights have changed since: call the layer again")
+        if any(sums(batch).device != self.directions.device for batch in self._last.batches):
+            raise RuntimeError(f"{asked} is of the last forward, and weights have moved since, or a replica ran it")
         return self._last.batches
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
-        if mask is None:
-            return
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            given = getattr(mask, "dtype", type(mask).__name__)
-            raise TypeError(f"mask must be bool, True for real tokens, got {given}")
-        if mask.shape != x.shape[:2]:
-            raise ValueError(f"mask must be {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
+        check_tokens(x, mask, self.dim, self.directions.dtype)
 
 
 def regularizer(model: nn.Module) -> Float[Tensor, ""]:
@@ -318,7 +340,8 @@ def regularizer(model: nn.Module) -> Float[Tensor, ""]:
     for name, layer in layers.items():
         if not layer._last.called:
             raise RuntimeError(f"{name or 'the layer'} was not called: its regularizer is of its last forward")
-    return torch.stack([layer.regularizer() for layer in layers.values()]).sum() if layers else torch.zeros(())
+    losses = [layer.regularizer() for layer in layers.values()]
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).sum() if losses else torch.zeros(())
 
 
 def _clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -338,8 +361,8 @@ def _untouched(part: nn.Module) -> bool:
 
 def _as_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Tensors in the dtype that autocast would give a matrix product, where it is on."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+    if not has_autocast(tensors[0]):
         return tensors
+    kind = tensors[0].device.type
     dtype = torch.get_autocast_dtype(kind)
     return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
