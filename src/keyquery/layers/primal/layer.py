@@ -42,6 +42,8 @@ class PrimalAttention(nn.Module):
     `regularizer()` is eta times the mean over samples and heads of J² (`loss="paper"`), which is 0 at the KSVD of
     K = Φ_q f(X)ᵀf(X) Φ_kᵀ and at many other points; or (`loss="ksvd"`) of an error that is smallest at the KSVD alone.
 
+    `query_key` and `concat` are folded with what follows; replaced, parametrised or hooked ones are called instead.
+
     >>> layer = kq.PrimalAttention(64, heads=4, rank=8)
     >>> out = layer(torch.randn(2, 100, 64))
     >>> out.shape, layer.regularizer().shape
@@ -235,9 +237,9 @@ class PrimalAttention(nn.Module):
             return self._causal(x, real, self._empty(x))[:2]
         qk, weights, sample, used = self._weights(x, real)
         maps = self._maps(weights).expand(-1, len(x), -1, -1, -1)
-        out, grams = fused(qk, maps, self.concat.bias, real, self.feature, self.impl)
+        out, grams = fused(qk, maps, self._mix()[1], real, self.feature, self.impl)
         both = weights.unflatten(-1, (2, self.rank)).permute(3, 1, 0, 2, 4).expand(-1, len(x), -1, -1, -1)
-        return self._output(out.flatten(2), real), Batch(_count(x, real), used, both, grams, sample)
+        return self._output(out, real), Batch(_count(x, real), used, both, grams, sample)
 
     def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """φ or q and k (batch, n, 2, heads, p), [W_e|X, W_r|X] (heads, batch or 1, p, 2s), f(X) and its used rows."""
@@ -257,8 +259,16 @@ class PrimalAttention(nn.Module):
     def _maps(self, weights: Float[Tensor, "heads batch p columns"]) -> Float[Tensor, "2 batch heads p v"]:
         """M_e = W_e|X·Cₑ and M_r = W_r|X·Cᵣ with [Cₑ; Cᵣ] of the linear map of [e; r]: scores are never written."""
         sides = weights.flatten(0, 2).unflatten(-1, (2, self.rank)).transpose(0, 1)
-        mixed = self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
+        mixed = self._mix()[0].unflatten(1, (2, self.rank)).permute(1, 2, 0)
         return torch.bmm(sides, mixed).unflatten(1, weights.shape[:3]).transpose(1, 2)
+
+    def _mix(self) -> tuple[Float[Tensor, "v both"], Float[Tensor, " v"]]:
+        """The linear map of [e; r], to be folded; where it must be called instead, one that changes nothing."""
+        if _untouched(self.concat):
+            weight, bias = self.concat.weight, self.concat.bias
+            return weight, torch.zeros_like(weight[:, 0]) if bias is None else bias
+        eye = torch.eye(2 * self.rank, dtype=self.directions.dtype, device=self.directions.device)
+        return eye, torch.zeros_like(eye[0])
 
     def _empty(self, x: Tensor) -> Prefix:
         """The state before the first token."""
@@ -287,9 +297,9 @@ class PrimalAttention(nn.Module):
                 keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(total.dtype)
             directions = self.directions.to(total.dtype)
             scores, after = prefix_scores(phi, keys, directions, real, Prefix(total, seen))
-            weight, bias = (part.to(total.dtype) for part in (self.concat.weight, self.concat.bias))
+            weight, bias = (part.to(total.dtype) for part in self._mix())
             out = linear(torch.cat((scores[0], scores[1]), -1), weight, bias)
-        return out.transpose(1, 2).flatten(2).to(qk.dtype), scores.square().sum(-2), *after
+        return out.transpose(1, 2).to(qk.dtype), scores.square().sum(-2), *after
 
     def _packed(self, x: Tensor, mask: Tensor | None, is_causal: bool, offsets: Tensor) -> Tensor:
         if x.ndim != 2 or mask is not None:
@@ -309,8 +319,9 @@ class PrimalAttention(nn.Module):
         qk = qk.unflatten(-1, (2, self.heads, self.head_dim))
         return qk if self.features is None else self.features(qk)
 
-    def _output(self, out: Tensor, real: Tensor | None) -> Tensor:
-        joined = self.output(out)
+    def _output(self, out: Float[Tensor, "batch n heads v"], real: Tensor | None) -> Tensor:
+        out = out if _untouched(self.concat) else self.concat(out)
+        joined = self.output(out.flatten(2))
         return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
 
     def _keep(self, *batches: Batch) -> None:
@@ -356,7 +367,8 @@ def _count(x: Tensor, real: Tensor | None) -> Tensor | int:
 
 def _untouched(part: nn.Module) -> bool:
     """Whether a projection is what it was built as: a replaced one, or one that is listened to, must be called."""
-    return type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return type(part) is nn.Linear and not any(hooks) and "forward" not in part.__dict__
 
 
 def _as_autocast(*tensors: Any) -> tuple[Any, ...]:
