@@ -107,6 +107,10 @@ def test_a_state_of_another_batch():
     _, state = layer.step(torch.zeros(2, 1, 8))
     with pytest.raises(ValueError, match="state is of a batch of 2, but x has 3"):
         layer.step(torch.zeros(3, 1, 8), state)
+    with pytest.raises(
+        ValueError, match=r"state must be of this layer, \(2, 2, 4, 2, 2\), got one of \(2, 2, 2, 4, 2\)"
+    ):
+        kq.PrimalAttention(8, 4, 2).step(torch.zeros(2, 1, 8), state)
     with pytest.raises(ValueError, match="x must hold at least one token"):
         layer.step(torch.zeros(2, 0, 8), state)
 

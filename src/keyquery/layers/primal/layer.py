@@ -198,9 +198,14 @@ class PrimalAttention(nn.Module):
         self.log_lambda.copy_(log_lambda)
 
     def step(
-        self, x: Float[Tensor, "batch n dim"], state: Prefix | None = None
+        self,
+        x: Float[Tensor, "batch n dim"],
+        state: Prefix | None = None,
+        mask: Bool[Tensor, "batch n"] | None = None,
     ) -> tuple[Float[Tensor, "batch n dim"], Prefix]:
         """The next tokens of the causal form, one or more: their outputs, and the state for those that follow.
+
+        Tokens whose `mask` (batch, n) is False give 0 and leave the state as it was: prompts may be padded on the left.
 
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3), torch.randn(1, 5, 16)
         >>> first, state = layer.step(x[:, :4])
@@ -208,19 +213,23 @@ class PrimalAttention(nn.Module):
         >>> torch.allclose(torch.cat((first, last), 1), layer(x, is_causal=True), atol=1e-5)
         True
         """
-        self._check(x, None)
-        if state is not None and len(state.seen) != x.shape[0]:
-            raise ValueError(f"state is of a batch of {len(state.seen)}, but x has {x.shape[0]}")
+        self._check(x, mask)
         if x.shape[1] == 0:
             raise ValueError("x must hold at least one token")
-        state = self._empty(x) if state is None else state
+        empty = self._empty(x)
+        state = empty if state is None else state
+        if len(state.seen) != len(x):
+            raise ValueError(f"state is of a batch of {len(state.seen)}, but x has {len(x)}")
+        if state.total.shape != empty.total.shape:
+            expected, given = tuple(empty.total.shape), tuple(state.total.shape)
+            raise ValueError(f"state must be of this layer, {expected}, got one of {given}")
         if self.data_dependent and self.impl == "triton":
             raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
         if self.data_dependent:
-            out, batch, after = self._causal(x, None, state)
+            out, batch, after = self._causal(*_clean(x, mask), state)
         else:
-            out, batch = self._attend(x, None, False)
-            after = state._replace(seen=state.seen + x.shape[1])
+            out, batch = self._attend(x, mask, False)
+            after = state._replace(seen=state.seen + (x.shape[1] if mask is None else mask.sum(1)))
         self._keep(batch)
         return out, after
 
