@@ -16,6 +16,7 @@ from keyquery.layers.primal import Random
         ({"eta": -0.1}, "eta must be at least 0, got -0.1"),
         ({"eta": float("nan")}, "eta must be finite"),
         ({"features": "cosin"}, "did you mean 'cosine'"),
+        ({"features": torch.nn.Linear(5, 4)}, "features must take vectors of 4, the width of a head"),
         ({"loss": "kvsd"}, "did you mean 'ksvd'"),
         ({"init": "random"}, "init must be one of"),
         ({"impl": "cuda"}, "impl must be one of"),
@@ -61,6 +62,35 @@ def test_bad_calls(options, error, complaint):
 
 
 @pytest.mark.unchecked
+@pytest.mark.parametrize("call", ["forward", "step", "start"])
+@pytest.mark.parametrize(
+    ("x", "complaint"),
+    [
+        (torch.zeros(1, 5, 8, dtype=torch.float64), "x must be torch.float32, as the layer is, got torch.float64"),
+        (torch.zeros(1, 5, 8, dtype=torch.bfloat16), "x must be torch.float32, as the layer is, got torch.bfloat16"),
+        (torch.zeros(1, 5, 8, dtype=torch.int64), "x must be a floating-point tensor, got torch.int64"),
+        ([[[0.0] * 8]], "x must be a floating-point tensor, got list"),
+    ],
+)
+def test_a_wrong_dtype_is_named(call, x, complaint):
+    layer = kq.PrimalAttention(8, 2, 2)
+    with pytest.raises(TypeError, match=complaint):
+        getattr(layer, call)(x)
+    with torch.autocast("cpu", torch.bfloat16):  # which converts all floats but float64
+        if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16 and call != "start":
+            getattr(layer, call)(x)
+        elif call != "start":
+            with pytest.raises(TypeError, match=complaint):
+                getattr(layer, call)(x)
+
+
+@pytest.mark.unchecked
+def test_a_double_layer_takes_no_short_x_even_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"x must be torch\.float64"):
+        kq.PrimalAttention(8, 2, 2).double()(torch.zeros(1, 5, 8))
+
+
+@pytest.mark.unchecked
 def test_a_wrong_width_is_named():
     with pytest.raises(ValueError, match=r"x must be \(batch, n, 8\), got \(2, 5, 9\)"):
         kq.PrimalAttention(8, 2, 2)(torch.zeros(2, 5, 9))
@@ -77,3 +107,21 @@ def test_a_state_of_another_batch():
     _, state = layer.step(torch.zeros(2, 1, 8))
     with pytest.raises(ValueError, match="state is of a batch of 2, but x has 3"):
         layer.step(torch.zeros(3, 1, 8), state)
+    with pytest.raises(
+        ValueError, match=r"state must be of this layer, \(2, 2, 4, 2, 2\), got one of \(2, 2, 2, 4, 2\)"
+    ):
+        kq.PrimalAttention(8, 4, 2).step(torch.zeros(2, 1, 8), state)
+    with pytest.raises(ValueError, match="x must hold at least one token"):
+        layer.step(torch.zeros(2, 0, 8), state)
+
+
+def test_data_that_are_not_finite():
+    x = torch.randn(1, 9, 8)
+    x[0, 4] = torch.nan
+    layer = kq.PrimalAttention(8, 2, 2)
+    with pytest.raises(ValueError, match="x must be finite, got 8 NaN"):
+        layer.start(x)
+    layer(x)
+    with pytest.raises(RuntimeError, match="whose queries or keys were not finite"):
+        layer.ksvd()
+    layer.start(x, mask=~x.isnan().any(-1))  # padding may hold anything

@@ -201,6 +201,17 @@ def test_kernels_compile_into_one_graph():
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+def test_a_hooked_map_of_the_scores_is_called_after_the_kernels():
+    layer, heard = kq.PrimalAttention(24, 2, 4, impl="triton", device=DEVICE), []
+    x = torch.randn(2, 70, 24, device=DEVICE)
+    found = [layer(x), layer.regularizer()]
+    layer.concat.register_forward_hook(lambda module, args, out: heard.append(args[0].shape))
+    called = [layer(x), layer.regularizer()]
+    assert heard == [(2, 70, 2, 8)]  # [e; r] of every token and head
+    for ours, theirs in zip(called, found, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
 def test_no_tokens():
     out, energy, grams = fused(*draw((2, 0, 3, 16, 4, 16), torch.float32)[:3], impl="triton", gram=True)
     assert out.shape == (2, 0, 3, 16)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers.primal.inputs import without_autocast
 
 FEATURES = ("cosine", "elu", "random")
 FUSED = ("cosine", "elu", "given")  # what an implementation computes itself; `given` are features already
@@ -45,7 +46,7 @@ class Random(nn.Module):
         """φ(z); exponents are taken in at least float32."""
         width, dims = self.omega.shape
         exact = torch.promote_types(z.dtype, torch.float32)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             scaled = z.to(exact) * dims**-0.25
             exponent = scaled @ self.omega.to(exact).mT - scaled.square().sum(-1, keepdim=True) / 2
         return (exponent.exp() / math.sqrt(width)).to(z.dtype)
@@ -59,7 +60,10 @@ def make(features: str | nn.Module, dims: int, **place: Any) -> tuple[str, nn.Mo
             return features, None, dims
         features = Random(dims, dims, **place)
     own = next((t for t in (*features.parameters(), *features.buffers()) if t.is_floating_point()), torch.zeros(()))
-    width = features(torch.zeros(1, dims, dtype=own.dtype, device=own.device)).shape[-1]
+    try:
+        width = features(torch.zeros(1, dims, dtype=own.dtype, device=own.device)).shape[-1]
+    except RuntimeError as error:
+        raise ValueError(f"features must take vectors of {dims}, the width of a head: {error}") from error
     return "given", features, width
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,12 +11,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from keyquery.forms.checks import check_choice, check_count, check_number
+from keyquery.forms.checks import check_choice, check_count, check_float, check_number
 from keyquery.layers.packing import Packing
 from keyquery.layers.primal.causal import Prefix, prefix_scores
 from keyquery.layers.primal.features import make, orthogonal_
 from keyquery.layers.primal.fused import IMPLEMENTATIONS, choose, fused
-from keyquery.layers.primal.objective import LOSSES, Batch, Last, mean_over_samples, objective, reconstruction
+from keyquery.layers.primal.inputs import as_autocast, check_tokens, clean, count, untouched, without_autocast
+from keyquery.layers.primal.objective import (
+    FORGOTTEN,
+    LOSSES,
+    Batch,
+    Last,
+    mean_over_samples,
+    objective,
+    reconstruction,
+)
 from keyquery.layers.primal.reference import features as reference_features
 from keyquery.layers.primal.sample import evenly, project, sampled, take, weigh
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
@@ -35,6 +45,8 @@ class PrimalAttention(nn.Module):
 
     `regularizer()` is eta times the mean over samples and heads of J² (`loss="paper"`), which is 0 at the KSVD of
     K = Φ_q f(X)ᵀf(X) Φ_kᵀ and at many other points; or (`loss="ksvd"`) of an error that is smallest at the KSVD alone.
+
+    `query_key` and `concat` are folded with what follows; replaced, parametrised or hooked ones are called instead.
 
     >>> layer = kq.PrimalAttention(64, heads=4, rank=8)
     >>> out = layer(torch.randn(2, 100, 64))
@@ -117,22 +129,34 @@ class PrimalAttention(nn.Module):
             return self._packed(x, mask, is_causal, offsets)
         self._check(x, mask)
         out, batch = self._attend(x, mask, is_causal)
-        self._last.keep((batch,), self.directions, self.log_lambda)
+        self._keep(batch)
         return out
 
     def regularizer(self) -> Float[Tensor, ""]:
         """eta · mean over samples and heads of J², or of the reconstruction error, of the last forward.
 
-        J is squared before it is averaged, so that heads do not cancel; samples without a token do not count.
+        J is squared before it is averaged, so that heads do not cancel; samples without a token do not count. A layer
+        that is called more than once in a step of training is asked after each call; a forgotten call is warned of.
+        After a forward without gradients the loss has none either: refused in training, a plain number in `eval()`.
         """
         batches = self._batches("regularizer")
-        error = objective if self.loss == "paper" else reconstruction
         if self.loss == "ksvd" and batches and batches[0].weights is None:
-            raise RuntimeError('loss="ksvd" has no causal form: KSVD is of a kernel whose tokens all see each other')
-        with torch.autocast(self.directions.device.type, enabled=False):
+            raise RuntimeError(
+                'loss="ksvd" has no causal form, and the last forward was causal (is_causal=True or step): KSVD is of '
+                'a kernel whose tokens all see each other; take loss="paper" or is_causal=False'
+            )
+        if self.training and torch.is_grad_enabled() and not self._last.graph:
+            raise RuntimeError(
+                "regularizer has no gradient: the last forward ran without, under torch.no_grad() or a checkpoint with "
+                "use_reentrant=True; take use_reentrant=False, or ask under torch.no_grad() for the number alone"
+            )
+        if self._last.missed():
+            warnings.warn(FORGOTTEN, stacklevel=2)
+        error = objective if self.loss == "paper" else reconstruction
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._last.graph), without_autocast(self.directions):
             each = [error(batch, self.directions, self.log_lambda) for batch in batches]
             each = [found.square() for found in each] if self.loss == "paper" else each
-            return self.eta * mean_over_samples(batches, each)
+            return self.eta * mean_over_samples(batches, each).to(self.directions.device)
 
     def ksvd(self) -> PrimalReading:
         """Spectrum of the kernel, J, KKT residual and overlaps with the singular subspaces, of the last forward.
@@ -146,6 +170,8 @@ class PrimalAttention(nn.Module):
         if batches and batches[0].weights is None:
             raise RuntimeError("the last forward was causal, and KSVD is of a kernel whose tokens all see each other")
         batches = tuple(map(self._whole, batches))
+        if not all((batch.energy if batch.grams is None else batch.grams).isfinite().all() for batch in batches):
+            raise RuntimeError("ksvd is of the last forward, whose queries or keys were not finite")
         heads = spectrum(batches, self.directions, self.log_lambda)
         named = self.feature if self.features is None else type(self.features).__name__
         facts = {"features": named, "data_dependent": self.data_dependent, "loss": self.loss, "eta": self.eta}
@@ -155,6 +181,8 @@ class PrimalAttention(nn.Module):
     def start(self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None) -> None:
         """Set We, Wr and Λ to the exact KSVD of x: of one sequence, K = EΛRᵀ as far as the rank goes.
 
+        Of these tokens and this length alone: with one token less, rows of We meet other tokens.
+
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3).double(), torch.randn(1, 50, 16).double()
         >>> layer.start(x)
         >>> _ = layer(x)
@@ -162,7 +190,8 @@ class PrimalAttention(nn.Module):
         True
         """
         self._check(x, mask)
-        x, real = _clean(x, mask)
+        x, real = clean(x, mask)
+        check_float("x", x, "batch n dim", dim=self.dim)
         phi, sample = self.kernel_parts(x, real)
         shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
         directions, log_lambda = solve(phi, sample, shown, self.rank)
@@ -188,9 +217,14 @@ class PrimalAttention(nn.Module):
         return phi, sample if used is None else sample * used[:, None, :, None]
 
     def step(
-        self, x: Float[Tensor, "batch n dim"], state: Prefix | None = None
+        self,
+        x: Float[Tensor, "batch n dim"],
+        state: Prefix | None = None,
+        mask: Bool[Tensor, "batch n"] | None = None,
     ) -> tuple[Float[Tensor, "batch n dim"], Prefix]:
         """The next tokens of the causal form, one or more: their outputs, and the state for those that follow.
+
+        Tokens whose `mask` (batch, n) is False give 0 and leave the state as it was: prompts may be padded on the left.
 
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3), torch.randn(1, 5, 16)
         >>> first, state = layer.step(x[:, :4])
@@ -198,20 +232,24 @@ class PrimalAttention(nn.Module):
         >>> torch.allclose(torch.cat((first, last), 1), layer(x, is_causal=True), atol=1e-5)
         True
         """
-        self._check(x, None)
-        if state is not None and len(state.seen) != x.shape[0]:
-            raise ValueError(f"state is of a batch of {len(state.seen)}, but x has {x.shape[0]}")
+        self._check(x, mask)
         if x.shape[1] == 0:
             raise ValueError("x must hold at least one token")
-        state = self._empty(x) if state is None else state
+        empty = self._empty(x)
+        state = empty if state is None else state
+        if len(state.seen) != len(x):
+            raise ValueError(f"state is of a batch of {len(state.seen)}, but x has {len(x)}")
+        if state.total.shape != empty.total.shape:
+            expected, given = tuple(empty.total.shape), tuple(state.total.shape)
+            raise ValueError(f"state must be of this layer, {expected}, got one of {given}")
         if self.data_dependent and self.impl == "triton":
             raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
         if self.data_dependent:
-            out, batch, after = self._causal(x, None, state)
+            out, batch, after = self._causal(*clean(x, mask), state)
         else:
-            out, batch = self._attend(x, None, False)
-            after = state._replace(seen=state.seen + x.shape[1])
-        self._last.keep((batch,), self.directions, self.log_lambda)
+            out, batch = self._attend(x, mask, False)
+            after = state._replace(seen=state.seen + (x.shape[1] if mask is None else mask.sum(1)))
+        self._keep(batch)
         return out, after
 
     def extra_repr(self) -> str:
@@ -220,7 +258,7 @@ class PrimalAttention(nn.Module):
         return f"{self.dim}, heads={self.heads}, rank={self.rank}{kind}, loss={self.loss!r}, eta={self.eta}"
 
     def _attend(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Batch]:
-        x, real = _clean(x, mask)
+        x, real = clean(x, mask)
         if is_causal and self.data_dependent and x.shape[1]:
             if self.impl == "triton":
                 raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
@@ -233,8 +271,8 @@ class PrimalAttention(nn.Module):
         if source is not None:
             rows = source[1].shape[-1]
             sample = take(*source).unflatten(-1, (self.heads, -1)) if gram else None
-        batch = Batch(_count(x, real), used, energy, weights, grams, sample, rows)
-        return self._output(out.flatten(2), real), batch
+        batch = Batch(count(x, real), used, energy, weights, grams, sample, rows)
+        return self._output(out, real), batch
 
     def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Source | None]:
         """φ or q and k (batch, n, 2, heads, p), W_e|X and W_r|X (2, batch, heads, p, s), used rows, f(X)'s places."""
@@ -243,10 +281,10 @@ class PrimalAttention(nn.Module):
             return self._featured(self.query_key(x)), weights, None, None
         place, used = evenly(x.shape[1], self.directions.shape[2], real, x.device)
         directions = self.directions[:, :, : place.shape[-1]]
-        x, directions = _as_autocast(x, directions)
+        x, directions = as_autocast(x, directions)
         impl = choose(self.impl, x, max(self.width, self.rank, self.head_dim))
-        if self.width == self.head_dim and _untouched(self.query_key):
-            weight, bias = _as_autocast(self.query_key.weight, self.query_key.bias)
+        if self.width == self.head_dim and untouched(self.query_key):
+            weight, bias = as_autocast(self.query_key.weight, self.query_key.bias)
             flat, weights = project(x, weight, bias, place, directions, used, impl)
             return self._featured(flat), weights, used, (x, place)
         qk = self._featured(self.query_key(x))
@@ -254,8 +292,11 @@ class PrimalAttention(nn.Module):
         return qk, weigh(source, place, directions, used, impl), used, (source, place)
 
     def _mix(self) -> Float[Tensor, "2 s v"]:
-        """Cₑ and Cᵣ of the linear map of [e; r]."""
-        return self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
+        """Cₑ and Cᵣ of the linear map of [e; r]; where that must be called as a module, a map that changes nothing."""
+        if untouched(self.concat):
+            return self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
+        both = torch.eye(2 * self.rank, dtype=self.directions.dtype, device=self.directions.device)
+        return both.unflatten(0, (2, self.rank))
 
     def _empty(self, x: Tensor) -> Prefix:
         """The state before the first token."""
@@ -271,21 +312,21 @@ class PrimalAttention(nn.Module):
             found = self._prefix(*given)
         out, energy, total, seen = found
         used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
-        return self._output(out, real), Batch(_count(x, real), used, energy), Prefix(total, seen)
+        return self._output(out, real), Batch(count(x, real), used, energy), Prefix(total, seen)
 
     def _prefix(
         self, qk: Tensor, x: Tensor, real: Tensor | None, total: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Heads' outputs (batch, n, dim), Σe² and Σr², and the state after the last token, in at least float32."""
-        with torch.autocast(x.device.type, enabled=False):
+        """Heads' outputs (batch, n, heads, ·), Σe² and Σr², and the state after the last token, in at least float32."""
+        with without_autocast(x):
             phi, _ = reference_features(qk, real, self.feature, total.dtype)
             keys = phi[1]
             if self.width == self.head_dim:
                 keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(total.dtype)
             directions = self.directions.to(total.dtype)
             scores, after = prefix_scores(phi, keys, directions, real, Prefix(total, seen))
-            out = linear(torch.cat((scores[0], scores[1]), -1), self.concat.weight.to(total.dtype))
-        return out.transpose(1, 2).flatten(2).to(qk.dtype), scores.square().sum(-2), *after
+            out = torch.cat((scores[0], scores[1]), -1) @ self._mix().to(total.dtype).flatten(0, 1)
+        return out.transpose(1, 2).to(qk.dtype), scores.square().sum(-2), *after
 
     def _packed(self, x: Tensor, mask: Tensor | None, is_causal: bool, offsets: Tensor) -> Tensor:
         if x.ndim != 2 or mask is not None:
@@ -297,7 +338,7 @@ class PrimalAttention(nn.Module):
             rows.append(group.pack(out.unsqueeze(1)).squeeze(0))
             tokens.append(group.tokens)
             batches.append(batch._replace(numbers=group.numbers))
-        self._last.keep(tuple(batches), self.directions, self.log_lambda)
+        self._keep(*batches)
         return torch.cat(rows)[torch.cat(tokens).argsort()]
 
     def _featured(self, qk: Tensor) -> Tensor:
@@ -305,10 +346,14 @@ class PrimalAttention(nn.Module):
         qk = qk.unflatten(-1, (2, self.heads, self.head_dim))
         return qk if self.features is None else self.features(qk)
 
-    def _output(self, out: Tensor, real: Tensor | None) -> Tensor:
+    def _output(self, out: Float[Tensor, "batch n heads v"], real: Tensor | None) -> Tensor:
         """W(o + b) + c, b that of the map of [e; r], as Wo + (Wb + c): a vector is added where o would be."""
-        offset = self.concat.bias.repeat(self.heads)
-        if _untouched(self.output):
+        if not untouched(self.concat) or self.concat.bias is None:
+            out = out if untouched(self.concat) else self.concat(out)
+            joined = self.output(out.flatten(2))
+            return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
+        out, offset = out.flatten(2), self.concat.bias.repeat(self.heads)
+        if untouched(self.output):
             weight, bias = self.output.weight, self.output.bias
             offset = weight @ offset
             joined = linear(out, weight, offset if bias is None else offset + bias)
@@ -333,23 +378,20 @@ class PrimalAttention(nn.Module):
         grams = fused(qk, weights, mix, real, self.feature, self.impl, gram=True)[2]
         return batch._replace(grams=grams, sample=sample)
 
+    def _keep(self, *batches: Batch) -> None:
+        self._last.keep(batches, self.training, self.directions, self.log_lambda)
+
     def _batches(self, asked: str) -> tuple[Batch, ...]:
         if not self._last.called:
             raise RuntimeError(f"{asked} is of the last forward: call the layer first")
         if self._last.changed():
             raise RuntimeError(f"{asked} is of the last forward, and weights have changed since: call the layer again")
+        if any(batch.energy.device != self.directions.device for batch in self._last.batches):
+            raise RuntimeError(f"{asked} is of the last forward, and weights have moved since, or a replica ran it")
         return self._last.batches
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
-        if mask is None:
-            return
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            given = getattr(mask, "dtype", type(mask).__name__)
-            raise TypeError(f"mask must be bool, True for real tokens, got {given}")
-        if mask.shape != x.shape[:2]:
-            raise ValueError(f"mask must be {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
+        check_tokens(x, mask, self.dim, self.directions.dtype)
 
 
 def regularizer(model: nn.Module) -> Float[Tensor, ""]:
@@ -363,28 +405,5 @@ def regularizer(model: nn.Module) -> Float[Tensor, ""]:
     for name, layer in layers.items():
         if not layer._last.called:
             raise RuntimeError(f"{name or 'the layer'} was not called: its regularizer is of its last forward")
-    return torch.stack([layer.regularizer() for layer in layers.values()]).sum() if layers else torch.zeros(())
-
-
-def _clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """x with 0 in the place of padding, which may hold NaN, and which tokens are real."""
-    return (x, None) if mask is None else (x.where(mask.unsqueeze(-1), 0.0), mask)
-
-
-def _count(x: Tensor, real: Tensor | None) -> Tensor | int:
-    """How many tokens each sample has: one number where there is no padding."""
-    return x.shape[1] if real is None else real.sum(1).to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _untouched(part: nn.Module) -> bool:
-    """Whether a projection is what it was built as: a replaced one, or one that is listened to, must be called."""
-    return type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks
-
-
-def _as_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Tensors in the dtype that autocast would give a matrix product, where it is on."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+    losses = [layer.regularizer() for layer in layers.values()]
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).sum() if losses else torch.zeros(())

@@ -9,8 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LOSSES = ("paper", "ksvd")
-SHARE = (
-    0.1  # of the KKT residual beside the reconstruction: it picks single triples, which the latter cannot tell apart
+SHARE = 0.1  # of the KKT residual beside the reconstruction, which cannot tell single triples apart
+FORGOTTEN = (
+    "a primal layer was called again before it was asked for its loss, and regularizer() is of the last call: ask "
+    "after each call and add up, as a forward hook can (nn.DataParallel loses all replicas but one: take "
+    "DistributedDataParallel)"
 )
 
 
@@ -47,29 +50,58 @@ class Last:
 
     def __init__(self) -> None:
         self.batches: tuple[Batch, ...] = ()
-        self.called = False
+        self.called = self.graph = False
+        self._waiting = self._missed = False
         self._weights: list[Tensor] = []
-        self._versions: list[int] | None = None
+        self._states: list[tuple[Any, ...]] | None = None
+        self._backward = -1
 
-    def keep(self, batches: tuple[Batch, ...], *weights: Tensor) -> None:
+    def keep(self, batches: tuple[Batch, ...], training: bool, *weights: Tensor) -> None:
         """What a forward left behind, and the state of the weights that it was made with."""
-        self.batches, self.called = batches, True
+        self._until_the_end_of_backward()
+        self.batches, self.called, self.graph = batches, True, torch.is_grad_enabled()
         if torch.compiler.is_compiling():  # where tensors have no versions
-            self._versions = None
+            self._states, self._waiting, self._missed = None, False, False
             return
-        self._weights, self._versions = list(weights), [weight._version for weight in weights]
+        self._waiting = self._waiting and not self.changed()  # steps of training that do not ask are no loss
+        if training and self.graph:
+            self._waiting, self._missed = True, self._waiting
+        self._weights, self._states = list(weights), [_state(weight) for weight in weights]
+
+    def _until_the_end_of_backward(self) -> None:
+        """A checkpoint runs the layer a second time, within backward: after it, all is as the first run left it.
+
+        Else the second graph, which nobody goes through, would be kept with all of its tokens.
+        """
+        if torch.compiler.is_compiling():
+            return
+        task = torch._C._current_graph_task_id()
+        if task not in (-1, self._backward):
+            before, self._backward = dict(self.__dict__), task
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self.__dict__.update(before))
 
     def changed(self) -> bool:
-        """Whether weights were changed since."""
-        if self._versions is None or torch.compiler.is_compiling():
+        """Whether weights were changed, or moved, since."""
+        if self._states is None or torch.compiler.is_compiling():
             return False
-        return [weight._version for weight in self._weights] != self._versions
+        return [_state(weight) for weight in self._weights] != self._states
+
+    def missed(self) -> bool:
+        """Whether a forward of training before the last one was never asked for its loss; says so once."""
+        if torch.compiler.is_compiling():
+            return False
+        missed, self._waiting, self._missed = self._missed, False, False
+        return missed
 
     def __deepcopy__(self, memo: Any) -> Last:
         return Last()
 
     def __reduce__(self) -> tuple[type[Last], tuple[()]]:
         return Last, ()
+
+
+def _state(weight: Tensor) -> tuple[Any, ...]:
+    return weight._version, weight.dtype, weight.device
 
 
 def objective(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +20,8 @@ from keyquery.reading import Reading
 class PrimalReading(Reading, kind="primal"):
     """Every sample and head of a batch: the kernel's singular values, J, the KKT residual, and overlaps.
 
-    Overlaps are the shares of the leading singular subspaces of K that the scores e (left) and r (right) span.
+    Overlaps are the shares of the leading singular subspaces of K that the scores e (left) and r (right) span: 1 at the
+    KSVD, rank/p by chance. They are None where K, as far as its dtype can tell, has no `rank` singular values but 0.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -55,7 +57,9 @@ def spectrum(
             if tokens == 0:
                 continue
             for head in range(directions.shape[1]):
-                j, residual, values, left, right = (part[sample, head].tolist() for part in found)
+                j, residual, values, *shares = (part[sample, head].tolist() for part in found)
+                there = values[rank - 1] > _least(batch) * values[0]  # else there is no subspace to compare with
+                left, right = shares if there else (None, None)
                 row = {"sample": numbers[sample], "head": head, "tokens": int(tokens), "objective": j}
                 rows.append({**row, "residual": residual, "left": left, "right": right, "spectrum": values})
     return sorted(rows, key=lambda row: (row["sample"], row["head"]))
@@ -69,6 +73,12 @@ def _double(batch: Batch) -> Batch:
     tokens = torch.as_tensor(batch.tokens, dtype=torch.float64, device=grams.device).expand(grams.shape[1])
     energy = (grams @ weights * weights).sum(-2)  # Σeᵢₗ² = wₗᵀGwₗ
     return batch._replace(tokens=tokens, energy=energy, weights=weights, grams=grams, sample=sample)
+
+
+def _least(batch: Batch) -> float:
+    """The share of the largest singular value below which the Gram matrices cannot tell one from 0."""
+    assert batch.grams is not None
+    return math.sqrt(torch.finfo(batch.grams.dtype).eps)
 
 
 def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +97,8 @@ def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         core = sample.mT @ (sample @ core)
     left, sizes, right = torch.linalg.svd(factors[0] @ core)
     leading = torch.stack((left[..., :rank], right.mT[..., :rank]))
-    spanned, _ = torch.linalg.qr(factors @ batch.weights)
+    spanned, stretch, _ = torch.linalg.svd(factors @ batch.weights, full_matrices=False)
+    spanned = spanned * (stretch > 1e-12 * stretch[..., :1]).unsqueeze(-2)  # directions that are none span nothing
     shares = (leading.mT @ spanned).square().sum((-2, -1)) / rank
     assert isinstance(batch.tokens, Tensor)
     return sizes / batch.tokens.clamp(min=1)[:, None, None], shares[0], shares[1]

@@ -102,7 +102,9 @@ def _forward(
         if GRAM:
             gram_left = _gram(gram_left, z, scale, DOT, PRECISION)
         result = tl.dot(e.to(DOT), mix_left, input_precision=PRECISION)
-        z, scale = _features(load(query + qk_side + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT)
+        z, scale = _features(
+            load(query + qk_side + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT
+        )
         e = tl.dot(z, right, input_precision=PRECISION) * scale[:, None]
         energy_right += e * e
         if GRAM:

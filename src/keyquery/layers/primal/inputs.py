@@ -1,0 +1,66 @@
+"""What a primal layer is called with: which x and mask it takes, and in which dtype it computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def check_tokens(x: Tensor, mask: Tensor | None, dim: int, dtype: torch.dtype) -> None:
+    """Require tokens (batch, n, dim) in the layer's dtype, or one that autocast converts, and a mask (batch, n).
+
+    >>> check_tokens(torch.zeros(1, 5, 8).double(), None, 8, torch.float32)
+    Traceback (most recent call last):
+    TypeError: x must be torch.float32, as the layer is, got torch.float64
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.dtype != dtype and (dtype == torch.float64 or not has_autocast(x)):
+        raise TypeError(f"x must be {dtype}, as the layer is, got {x.dtype}")
+    if x.ndim != 3 or x.shape[-1] != dim:
+        raise ValueError(f"x must be (batch, n, {dim}), got {tuple(x.shape)}")
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"mask must be bool, True for real tokens, got {given}")
+    if mask.shape != x.shape[:2]:
+        raise ValueError(f"mask must be {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
+
+
+def has_autocast(x: Tensor) -> bool:
+    """Whether autocast chooses the dtype that x is multiplied in; the meta device knows of none."""
+    return x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Where tensors like x keep their dtype."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x with 0 in the place of padding, which may hold NaN, and which tokens are real."""
+    return (x, None) if mask is None else (x.where(mask.unsqueeze(-1), 0.0), mask)
+
+
+def count(x: Tensor, real: Tensor | None) -> Tensor | int:
+    """How many tokens each sample has: one number where there is no padding."""
+    return x.shape[1] if real is None else real.sum(1).to(torch.promote_types(x.dtype, torch.float32))
+
+
+def untouched(part: nn.Module) -> bool:
+    """Whether a projection is what it was built as: a replaced one, or one that is listened to, must be called."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return type(part) is nn.Linear and not any(hooks) and "forward" not in part.__dict__
+
+
+def as_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Tensors in the dtype that autocast would give a matrix product, where it is on."""
+    if not has_autocast(tensors[0]):
+        return tensors
+    kind = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
