@@ -69,6 +69,7 @@ def train(
     *,
     validate: Callable[[nn.Module], float] | None = None,
     after: Callable[[int, nn.Module], None] | None = None,
+    until: Callable[[int], bool] | None = None,
     checkpoint: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Log:
@@ -78,6 +79,7 @@ def train(
     which is resumed sees what it would have seen. `loss(model, batch)` is a scalar. `after(step, model)` is called
     before the first step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
+    `until(step)` is asked before the first step and at every check: True breaks the run off, and its checkpoint stays.
     Under torchrun, gradients are averaged over processes.
 
     >>> model = torch.nn.Linear(2, 1)
@@ -94,9 +96,11 @@ def train(
     if after is not None and first == 0:
         after(0, model)
     steps: Iterable[int] = range(first, recipe.steps)
+    if until is not None and until(first):
+        steps = ()
     if rank == 0:
         steps = (progress or silent)(steps, "training", recipe.steps - first)
-    generator, recent = torch.Generator(), []
+    generator, recent, done = torch.Generator(), [], first
     model.train()
     for step in steps:
         number = ((recipe.seed * 1_000_003 + rank) << 24) + step
@@ -110,9 +114,9 @@ def train(
         if done % recipe.check_every == 0 or done == recipe.steps:
             run.note(done, recent, validate, rank)
             recent = []
-            if run.log.stopped:
+            if run.log.stopped or (until is not None and until(done)):
                 break
-    run.finish(validate is not None, rank)
+    run.finish(validate is not None, rank, whole=run.log.stopped or done == recipe.steps)
     return run.log
 
 
@@ -204,9 +208,9 @@ class _Run:
         self.log, self.best = Log(**state["log"]), state["best"]
         return int(state["step"])
 
-    def finish(self, validated: bool, rank: int) -> None:
+    def finish(self, validated: bool, rank: int, whole: bool) -> None:
         if validated and self.best is not None:
             self.model.load_state_dict(self.best)
         self.model.eval()
-        if rank == 0 and self.path is not None:
+        if rank == 0 and self.path is not None and whole:
             self.path.unlink(missing_ok=True)
