@@ -80,7 +80,7 @@ def train(
     before the first step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
     `until(step)` is asked before the first step and at every check: True breaks the run off, and its checkpoint stays.
-    Under torchrun, gradients are averaged over processes.
+    Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> draw = lambda step, generator: torch.randn(32, 2, generator=generator)

@@ -75,7 +75,7 @@ def _drawn(rng: np.random.Generator) -> list[_Level]:
 
 def _fitting(levels: list[_Level]) -> list[_Level]:
     """Only the trees whose length is right: a digit is one token, an operator two."""
-    length = sum(np.bincount(level.tree, 1.0 + (level.arity > 0), ATTEMPTS) for level in levels)
+    length = np.sum([np.bincount(level.tree, 1.0 + (level.arity > 0), ATTEMPTS) for level in levels], 0)
     kept = (length > SHORTEST) & (length < LONGEST)
     return [level.kept(kept, kept.cumsum() - 1) for level in levels]
 

@@ -2,11 +2,11 @@
 
 Parameters of the published generator at 32 × 32 ("contour-14"): frame 1 pixel, paths of 14 dashes of length 2 with
 gaps of 1, thickness ½, contrast 2 · ¾, other paths of 4 dashes, 5 of them, as far as there is room within 4 trials,
-marks of radius 1½, starts of the two paths 7 pixels apart, continuity 1. Marked are the start of a path and its end, or
-the end of the other path, with equal chance. Ours: how a path is continued (a turn of up to 1 radian, uniform; the first
-of 8 that is free), that lines of different paths, or one path's lines that are not neighbours, keep 2 pixels apart, that
-the two long paths are drawn one after the other, and how lines are drawn (coverage by distance). An image whose long
-paths find no room is drawn anew.
+marks of radius 1½, the first path's start at least 14 pixels from every side and the second's 7 pixels from it,
+continuity 1. Marked are the start of a path and its end, or the end of the other, with equal chance. Ours: how a path
+is continued (a turn of up to 1 radian, uniform; the first of 8 that is free), that lines of different paths, or one
+path's lines that are not neighbours, keep 2 pixels apart, that the two long paths are drawn one after the other, and
+how lines are drawn (coverage by distance). An image whose long paths find no room is drawn anew.
 
 The label is sure: on the undashed lines (`Drawing.filled`) a flood fill from one mark reaches the other, or not.
 """
@@ -102,9 +102,8 @@ def draw(rng: np.random.Generator) -> Drawing:
 def _disc() -> Int64[np.ndarray, "cells 2"]:
     """Cells that are too near to one that is taken."""
     reach = int(CLEAR * FINE)
-    ys, xs = np.mgrid[-reach : reach + 1, -reach : reach + 1]
-    inside = ys**2 + xs**2 <= reach**2
-    return np.stack((ys[inside], xs[inside]), 1)
+    square = np.argwhere(np.ones((2 * reach + 1,) * 2)) - reach
+    return square[(square**2).sum(1) <= reach**2]
 
 
 DISC = _disc()
@@ -207,11 +206,11 @@ def _unit(angle: np.ndarray) -> np.ndarray:
 
 
 def _line(canvas: np.ndarray, start: np.ndarray, step: np.ndarray, radius: float, contrast: float) -> None:
-    """Draw a line into every image: brightness is the share of a pixel that it covers, by the distance of its centre."""
+    """Draw a line into every image: brightness is the share of a pixel it covers, by the distance of its centre."""
     reach = int(np.ceil(DASH / 2 + radius + 1))
     middle = start + step / 2
     there = ~np.isnan(middle[:, 0])
-    window = np.stack(np.mgrid[-reach : reach + 1, -reach : reach + 1], -1).reshape(-1, 2)
+    window = np.argwhere(np.ones((2 * reach + 1,) * 2)) - reach
     at = np.floor(middle[there]).astype(int)[:, None] + window
     away = at + 0.5 - start[there, None]
     along = step[there, None]
