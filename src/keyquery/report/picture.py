@@ -18,7 +18,8 @@ from keyquery.report.dials import PICTURES
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
-from keyquery.studies import Abilities, Kernels, Objectives
+from keyquery.report.worth import worth
+from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -37,6 +38,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Objectives: {"curves": curves},
     Kernels: {"panels": panels},
     Abilities: PICTURES,
+    PrimalStudy: {"worth": worth},
     Ablation: {"map": ablation_map},
 }
 

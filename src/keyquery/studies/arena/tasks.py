@@ -177,7 +177,7 @@ def _generated(task: str, examples: list[int], workers: int, progress: Progress)
         for split, count in enumerate(examples)
         for chunk in range(-(-count // CHUNK))
     ]
-    many = workers > 1 and len(work) > 1
+    many = workers > 1 and len(work) > len(SPLITS)  # a chunk or so is made before a process has begun
     with ProcessPoolExecutor(workers, get_context("spawn")) if many else nullcontext() as pool:
         run = partial(_chunk, task)
         done = pool.map(run, work) if pool is not None else map(run, work)

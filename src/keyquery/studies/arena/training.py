@@ -167,9 +167,9 @@ class ArenaTraining:
             "validation": 1 - log.best if log.rows else None,
             "best_step": log.best_step,
             "steps_run": done,
-            "share_run": done / (self.steps or task.steps),
+            "share_run": done / task.steps,  # of the published steps
             "partial": done < self.end(),
-            "published": task.accuracy[self.attention],
+            "published": task.accuracy[self.attention] / 100,
             "curve": [[int(row["step"]), 1 - row["validation"]] for row in log.rows],
             "loss": log.rows[-1]["loss"] if log.rows else None,
             "seconds": clock.trained,  # in this process, without evaluations

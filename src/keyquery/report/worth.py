@@ -1,0 +1,161 @@
+"""The study of primal attention as tables in the terminal, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.report.colours import ATTENTIONS
+from keyquery.report.trainings import seeds_of
+from keyquery.studies.primal import PrimalStudy
+
+TITLES = {"listops": "ListOps", "text": "Text", "image": "Image", "pathfinder": "Pathfinder"}
+Rows = list[dict[str, Any]]
+
+
+def worth_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any]:
+    """Accuracies on series, on the arena beside published ones, and what a step costs."""
+    rows = reading.summary()
+    shown: list[Any] = []
+    for part, show in {"series": _series, "arena": _arena, "speed": _speed}.items():
+        found = [row for row in rows if row["part"] == part]
+        if found:
+            shown += [*([""] if shown else []), *show(found, table)]
+    return shown
+
+
+def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    made = table("dataset", Text("attention"), Text("protocol"), Text("variant"), "accuracy %")
+    for row in rows:
+        made.add_row(row["dataset"], row["attention"], row["protocol"], row["variant"], _percent(row))
+    return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
+
+
+def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    made = table("task", Text("attention"), "of the steps", "accuracy %", "published")
+    for row in rows:
+        share = f"{row['share_run']:.0%}" if row["share_run"] >= 0.01 else f"{row['share_run']:.1g}"
+        made.add_row(
+            TITLES[row["task"]], _softmax(row["attention"]), share, _percent(row), f"{100 * row['published']:.1f}"
+        )
+    said = f"Long Range Arena: accuracy on the test, mean of {seeds_of(rows)}"
+    short = [row for row in rows if row["share_run"] < 1]
+    how = {
+        "published": "cut short: the learning rate has not come down",
+        "shortened": "whole, with the schedule fitted to fewer steps",
+    }
+    notes = [f"Runs below 100 % are {how[name]}." for name in dict.fromkeys(row["schedule"] for row in short)]
+    return [Text(said, style="bold"), made, *notes]
+
+
+def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    made = table("task", Text("attention"), "ms a step", "GiB", "against fused", "against eager", "published")
+    for row in rows:
+        name = TITLES[row["task"]], _softmax(row["attention"])
+        if row["ms"] is None:
+            made.add_row(*name, row["note"])
+            continue
+        memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
+        spread = f"{row['ms']:.2f} ({row['ms_low']:.2f}–{row['ms_high']:.2f})"
+        made.add_row(*name, spread, memory, *(_times(row[key]) for key in ("faster", "faster_than_eager")), _told(row))
+    said = f"a training step on {rows[0]['device']}: median (lowest–highest), and how many times as fast"
+    return [Text(said, style="bold"), made, "Published ratios are against a softmax that writes every score (eager)."]
+
+
+def _told(row: dict[str, Any]) -> str:
+    return _times(row["published_faster"])
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def _percent(row: dict[str, Any]) -> str:
+    if row["accuracy"] is None:
+        return "–"
+    spread = row["accuracy_sd"]
+    return f"{100 * row['accuracy']:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+
+
+def _softmax(attention: str) -> str:
+    return {"general": "softmax, fused", "eager": "softmax, eager"}.get(attention, attention)
+
+
+def worth(reading: PrimalStudy, pyplot: Any) -> Any:
+    """Accuracies on series and on the arena, published ones as hollow marks, and how many times as fast as fused."""
+    rows = reading.summary()
+    of = {part: [row for row in rows if row["part"] == part] for part in ("series", "arena", "speed")}
+    of["series"] = [row for row in of["series"] if row["variant"] == "default" and row["protocol"] == "held out"]
+    of["speed"] = [row for row in of["speed"] if row["ms"] is not None and row["attention"] != "general"]
+    draw = {"series": _draw_series, "arena": _draw_arena, "speed": _draw_speed}
+    there = [part for part in draw if of[part]]
+    if not there:
+        raise ValueError("a study of variants alone has no picture: it needs the part series, arena or speed")
+    figure, axes = pyplot.subplots(
+        1, len(there), figsize=(0.6 + 3.1 * len(there), 2.7), layout="constrained", squeeze=False
+    )
+    for axis, part in zip(axes[0], there, strict=True):
+        draw[part](axis, of[part])
+        axis.spines[["top", "right"]].set_visible(False)
+    handles = {
+        label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
+    return figure
+
+
+def _draw_series(axis: Any, rows: Rows) -> None:
+    _dots(axis, rows, "dataset", list(dict.fromkeys(row["dataset"] for row in rows)))
+    axis.set(title="series (held out)", ylabel="accuracy, %")
+    axis.tick_params("x", rotation=25)
+
+
+def _draw_arena(axis: Any, rows: Rows) -> None:
+    names = [name for name in TITLES if any(row["task"] == name for row in rows)]
+    _dots(axis, rows, "task", names)
+    for row in rows:
+        at = names.index(row["task"]) + _aside(row["attention"])
+        colour = ATTENTIONS[row["attention"]]
+        axis.plot(at, 100 * row["published"], "o", color=colour, markerfacecolor="none", markersize=6)
+    axis.plot([], [], "o", color="#6e7781", markerfacecolor="none", markersize=6, label="published")
+    labels = [TITLES[name] + _cut([row for row in rows if row["task"] == name]) for name in names]
+    axis.set_xticks(range(len(names)), labels)
+    axis.set(title="Long Range Arena", ylabel="accuracy, %")
+
+
+def _draw_speed(axis: Any, rows: Rows) -> None:
+    names = [name for name in TITLES if any(row["task"] == name for row in rows)]
+    for row in rows:
+        at, colour = names.index(row["task"]) + _aside(row["attention"]), ATTENTIONS[row["attention"]]
+        ends = [[row["faster"] - row["faster_low"]], [row["faster_high"] - row["faster"]]]
+        label = _softmax(row["attention"])
+        axis.errorbar(at, row["faster"], yerr=ends, fmt="s", color=colour, markersize=4, capsize=2, label=label)
+    axis.axhline(1, color=ATTENTIONS["general"], linewidth=0.8)
+    axis.set_xticks(range(len(names)), [TITLES[name] for name in names])
+    axis.set(title="a training step", ylabel="times as fast as fused softmax", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.margins(x=0.15)
+
+
+def _dots(axis: Any, rows: Rows, key: str, names: list[str]) -> None:
+    for row in rows:
+        if row["accuracy"] is not None:
+            at, colour = names.index(row[key]) + _aside(row["attention"]), ATTENTIONS[row["attention"]]
+            spread, label = 100 * (row["accuracy_sd"] or 0.0), _softmax(row["attention"])
+            axis.errorbar(at, 100 * row["accuracy"], yerr=spread, fmt="o", color=colour, markersize=4, label=label)
+    axis.set_xticks(range(len(names)), names)
+    axis.margins(x=0.15)
+
+
+def _aside(attention: str) -> float:
+    """Attentions stand beside each other over one name."""
+    return 0.18 * (list(ATTENTIONS).index(attention) - 1)
+
+
+def _cut(rows: Iterable[dict[str, Any]]) -> str:
+    share = min(row["share_run"] for row in rows)
+    return "" if share >= 1 else f"\n({share:.0%} of steps)"
