@@ -72,6 +72,26 @@ def test_a_run_that_was_broken_off_ends_as_if_it_had_not(tmp_path, optimiser):
         assert torch.equal(one, other)
 
 
+def test_a_run_broken_off_on_purpose_keeps_its_checkpoint(tmp_path):
+    recipe, file, asked = Recipe(40, check_every=10), tmp_path / "run.checkpoint", []
+
+    def until(step):
+        asked.append(step)
+        return step >= 20
+
+    whole, broken = small(0.2), small(0.2)
+    train(whole, draw, loss, recipe)
+    log = train(broken, draw, loss, recipe, until=until, checkpoint=file)
+    assert asked == [0, 10, 20]
+    assert ([row["step"] for row in log.rows], log.stopped, file.exists()) == ([10, 20], False, True)
+    train(broken, draw, loss, recipe, until=until, checkpoint=file)
+    assert asked == [0, 10, 20, 20]  # nothing to do
+    fresh = small(0.2)
+    train(fresh, draw, loss, recipe, until=lambda step: step >= 40, checkpoint=file)
+    assert not file.exists()  # it came to its end
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
+
+
 KILLED = """
 import sys, time, torch
 sys.path.insert(0, {root!r})

@@ -35,7 +35,7 @@ FINE = 3  # cells a pixel where room is kept, and where paths are filled
 CELLS = SIZE * FINE
 ATTEMPTS = 256  # images that are drawn at once
 PITCH = DASH + GAP
-Points = Float64[np.ndarray, "images points 2"]
+Points = Float64[np.ndarray, "images _ 2"]  # paths have different lengths
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,7 +81,7 @@ class ArenaTraining:
 
     def _settings(self) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self).items() if key != "minutes"}
-        return {**settings, "recipe": asdict(self.recipe()), "design": DESIGN, "primal": self.primal()}
+        return {**settings, "recipe": asdict(self.recipe()), "design": list(DESIGN), "primal": self.primal()}
 
     def _checkpoint(self, folder: Path) -> Path:
         """A run that is cut short goes on from the checkpoint of any shorter one."""
