@@ -1,87 +1,15 @@
-"""The study of primal attention as tables in the terminal, and as a picture."""
+"""The study of primal attention as a picture: accuracies beside published ones, and what a step costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from keyquery.report.colours import ATTENTIONS
-from keyquery.report.trainings import seeds_of
 from keyquery.studies.primal import PrimalStudy
 
 TITLES = {"listops": "ListOps", "text": "Text", "image": "Image", "pathfinder": "Pathfinder"}
 Rows = list[dict[str, Any]]
-
-
-def worth_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any]:
-    """Accuracies on series, on the arena beside published ones, and what a step costs."""
-    rows = reading.summary()
-    shown: list[Any] = []
-    for part, show in {"series": _series, "arena": _arena, "speed": _speed}.items():
-        found = [row for row in rows if row["part"] == part]
-        if found:
-            shown += [*([""] if shown else []), *show(found, table)]
-    return shown
-
-
-def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = table("dataset", Text("attention"), Text("protocol"), Text("variant"), "accuracy %")
-    for row in rows:
-        made.add_row(row["dataset"], row["attention"], row["protocol"], row["variant"], _percent(row))
-    return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
-
-
-def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = table("task", Text("attention"), "of the steps", "accuracy %", "published")
-    for row in rows:
-        share = f"{row['share_run']:.0%}" if row["share_run"] >= 0.01 else f"{row['share_run']:.1g}"
-        made.add_row(
-            TITLES[row["task"]], _softmax(row["attention"]), share, _percent(row), f"{100 * row['published']:.1f}"
-        )
-    said = f"Long Range Arena: accuracy on the test, mean of {seeds_of(rows)}"
-    short = [row for row in rows if row["share_run"] < 1]
-    how = {
-        "published": "cut short: the learning rate has not come down",
-        "shortened": "whole, with the schedule fitted to fewer steps",
-    }
-    notes = [f"Runs below 100 % are {how[name]}." for name in dict.fromkeys(row["schedule"] for row in short)]
-    return [Text(said, style="bold"), made, *notes]
-
-
-def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = table("task", Text("attention"), "ms a step", "GiB", "against fused", "against eager", "published")
-    for row in rows:
-        name = TITLES[row["task"]], _softmax(row["attention"])
-        if row["ms"] is None:
-            made.add_row(*name, row["note"])
-            continue
-        memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
-        spread = f"{row['ms']:.2f} ({row['ms_low']:.2f}–{row['ms_high']:.2f})"
-        made.add_row(*name, spread, memory, *(_times(row[key]) for key in ("faster", "faster_than_eager")), _told(row))
-    said = f"a training step on {rows[0]['device']}: median (lowest–highest), and how many times as fast"
-    return [Text(said, style="bold"), made, "Published ratios are against a softmax that writes every score (eager)."]
-
-
-def _told(row: dict[str, Any]) -> str:
-    return _times(row["published_faster"])
-
-
-def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}×"
-
-
-def _percent(row: dict[str, Any]) -> str:
-    if row["accuracy"] is None:
-        return "–"
-    spread = row["accuracy_sd"]
-    return f"{100 * row['accuracy']:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
-
-
-def _softmax(attention: str) -> str:
-    return {"general": "softmax, fused", "eager": "softmax, eager"}.get(attention, attention)
 
 
 def worth(reading: PrimalStudy, pyplot: Any) -> Any:
@@ -132,7 +60,7 @@ def _draw_speed(axis: Any, rows: Rows) -> None:
     for row in rows:
         at, colour = names.index(row["task"]) + _aside(row["attention"]), ATTENTIONS[row["attention"]]
         ends = [[row["faster"] - row["faster_low"]], [row["faster_high"] - row["faster"]]]
-        label = _softmax(row["attention"])
+        label = called(row["attention"])
         axis.errorbar(at, row["faster"], yerr=ends, fmt="s", color=colour, markersize=4, capsize=2, label=label)
     axis.axhline(1, color=ATTENTIONS["general"], linewidth=0.8)
     axis.set_xticks(range(len(names)), [TITLES[name] for name in names])
@@ -148,7 +76,7 @@ def _dots(axis: Any, rows: Rows, key: str, names: list[str]) -> None:
     for row in rows:
         if row["accuracy"] is not None:
             at, colour = names.index(row[key]) + _aside(row["attention"]), ATTENTIONS[row["attention"]]
-            spread, label = 100 * (row["accuracy_sd"] or 0.0), _softmax(row["attention"])
+            spread, label = 100 * (row["accuracy_sd"] or 0.0), called(row["attention"])
             axis.errorbar(at, 100 * row["accuracy"], yerr=spread, fmt="o", color=colour, markersize=4, label=label)
     axis.set_xticks(range(len(names)), names)
     axis.margins(x=0.15)
@@ -162,3 +90,8 @@ def _aside(attention: str) -> float:
 def _cut(rows: Iterable[dict[str, Any]]) -> str:
     share = min(row["share_run"] for row in rows)
     return "" if share >= 1 else f"\n({share:.0%})"
+
+
+def called(attention: str) -> str:
+    """How an attention is called where it is shown."""
+    return {"general": "softmax, fused", "eager": "softmax, eager"}.get(attention, attention)

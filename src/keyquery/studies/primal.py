@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -140,7 +139,8 @@ class Plan:
 
     def trials(self, facts: Mapping[str, Mapping[str, Any]]) -> list[Job]:
         """On series: every attention under both protocols, and what primal is without each of its parts."""
-        made = import_module("keyquery.studies.series")
+        from keyquery.studies.series import SeriesTrial, published_settings  # type: ignore[import-not-found,unused-ignore]
+
         chosen = [name for name in facts if not self.datasets or name in self.datasets]
         settings = []
         if self.has("series"):
@@ -152,14 +152,14 @@ class Plan:
             settings += [] if self.has("series") else [("primal", PROTOCOLS[0], "default")]
         longer = {} if self.epochs is None else {"epochs": self.epochs}
         return [
-            made.SeriesTrial(
+            SeriesTrial(
                 dataset=dataset,
                 digest=facts[dataset]["digest"],
                 attention=attention,
                 protocol=protocol,
                 variant=variant,
                 seed=seed,
-                **made.published_settings(dataset, attention),
+                **published_settings(dataset, attention),
                 **longer,
             )
             for seed in self.seeds
@@ -190,7 +190,9 @@ def primal(
         folder, source = Path(place), None if data is None else Path(data)
         trials: list[Job] = []
         if plan.has("series") or plan.has("ablation"):
-            trials = plan.trials(import_module("keyquery.studies.series").prepare_series(source, folder))
+            from keyquery.studies.series import prepare_series  # type: ignore[import-not-found,unused-ignore]
+
+            trials = plan.trials(prepare_series(source, folder))
         facts = _arena(plan, source, folder, progress) if plan.has("arena") else {}
         trainings = plan.trainings(facts) if facts else []
         rows = finish([*trials, *trainings], folder, chosen, workers, progress)
