@@ -223,7 +223,7 @@ def test_a_run_out_of_time_is_partial_and_goes_on(toy, tmp_path, monkeypatch):
     assert (row["partial"], row["steps_run"], row["accuracy"]) == (True, 0, None)
     ticks = iter(range(10**6))
     monkeypatch.setattr("keyquery.studies.arena.training.perf_counter", lambda: float(next(ticks)))
-    [row] = finish([job(minutes=0.1)], tmp_path, "cpu")  # a clock that goes on by a second whenever it is read
+    [row] = finish([job(minutes=0.2)], tmp_path, "cpu")  # a clock that goes on by a second whenever it is read
     assert row["partial"]
     assert 0 < row["steps_run"] < 20
     assert row["accuracy"] is not None

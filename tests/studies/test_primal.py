@@ -18,7 +18,13 @@ from keyquery.studies.primal import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, Prima
 
 def arena_row(task, attention, seed, accuracy, **changes):
     usual = {"share": 1.0, "schedule": "published", "start": "published", "steps": None, "batch": None, "data": "x"}
-    facts = {"validation": accuracy, "share_run": 1.0, "steps_run": 100, "curve": [[100, accuracy]]}
+    facts = {
+        "validation": accuracy,
+        "share_run": 1.0,
+        "schedule_run": 1.0,
+        "steps_run": 100,
+        "curve": [[100, accuracy]],
+    }
     published = TASKS[task].accuracy[attention] / 100
     row = {"task": task, "attention": attention, "seed": seed, "accuracy": accuracy, "published": published}
     return {**row, **usual, **facts, **changes}
@@ -40,7 +46,7 @@ def reading():
         for seed in (0, 1)
     ]
     arena = [arena_row("listops", attention, seed, 0.3 + 0.1 * seed) for attention in ATTENTIONS for seed in (0, 1)]
-    arena += [arena_row("image", "primal", 0, 0.4, share=0.2, share_run=0.2)]
+    arena += [arena_row("image", "primal", 0, 0.4, share=0.2, share_run=0.2, schedule_run=0.2)]
     eager = {"attention": "eager", "ms": None, "note": "does not fit into memory"}
     steps = [timed("primal", 5.0), timed("primal+", 8.0), timed("general", 10.0), eager]
     speed = [{"task": "text", "where": "a GPU", "device": "a GPU", "rows": steps}]
@@ -83,7 +89,7 @@ def test_tables_fit_the_terminal(reading):
     text = console.file.getvalue()
     assert "ListOps  primal                  100%  35.0 ± 7.1       37.3" in text
     assert "Image    primal                   20%        40.0       43.0" in text
-    assert "Runs below 100 % are cut short: the learning rate has not come down." in text
+    assert "Runs below 100 % of the steps were cut short: the learning rate has not come down." in text
     assert "does not fit" in text
     assert max(map(len, text.splitlines())) <= 100
 

@@ -40,11 +40,11 @@ def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
         )
     said = f"Long Range Arena: accuracy on the test, mean of {seeds_of(rows)}"
     short = [row for row in rows if row["share_run"] < 1]
-    how = {
-        "published": "cut short: the learning rate has not come down",
-        "shortened": "whole, with the schedule fitted to fewer steps",
-    }
-    notes = [f"Runs below 100 % are {how[name]}." for name in dict.fromkeys(row["schedule"] for row in short)]
+    notes = []
+    if any(row["schedule_run"] < 1 for row in short):
+        notes.append("Runs below 100 % of the steps were cut short: the learning rate has not come down.")
+    if any(row["schedule_run"] == 1 for row in short):
+        notes.append("Whole runs of fewer steps have a schedule that is shorter as well.")
     return [Text(said, style="bold"), made, *notes]
 
 

@@ -53,11 +53,12 @@ class PrimalStudy(Reading, kind="primal study"):
     def summary(self) -> list[dict[str, Any]]:
         """Mean and spread over seeds of every accuracy, and what a step costs; the rows of one part have the same keys.
 
-        Accuracies are shares, published ones too. `share_run` below 1 is of runs that were cut short.
+        Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
+        below 1 it was cut short, and its learning rate had not come down.
         """
         rows = [{"part": "series", **row} for row in over_seeds(self.series, SERIES, ("accuracy",))]
-        found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "published"))
-        keys = {"published_sd", "data", "steps", "batch"}
+        found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
+        keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
         rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in found]
         return rows + [{"part": "speed", **row} for row in self._timed()]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -150,24 +153,26 @@ class ArenaTraining:
             return cross_entropy(model(tokens, mask).float(), labels.long()) + regularizer(model) / layers
 
         def validate(model: nn.Module) -> float:
-            clock.pause()
-            error = 1 - accuracy(model, splits["validation"], task.padded, batch)
-            clock.go_on()
-            return error
+            with clock.paused():
+                return 1 - accuracy(model, splits["validation"], task.padded, batch)
 
         path = self._checkpoint(folder)
         log = train(model, draw, loss, recipe, validate=validate, until=clock.over, checkpoint=path)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        clock.stop()
         return {**self._settings(), **self._row(log, clock, model, splits["test"], device)}
 
     def _row(self, log: Any, clock: _Clock, model: nn.Module, test: Split, device: str) -> dict[str, Any]:
         task = TASKS[self.task]
-        done, here = clock.step, clock.step - clock.first
+        done, here = clock.step, clock.steps
         return {
             "accuracy": accuracy(model, test, task.padded, self.batch or task.batch) if log.rows else None,
             "validation": 1 - log.best if log.rows else None,
             "best_step": log.best_step,
             "steps_run": done,
             "share_run": done / task.steps,  # of the published steps
+            "schedule_run": done / self.recipe().steps,  # of its own steps: below 1, the learning rate is still up
             "partial": done < self.end(),
             "published": task.accuracy[self.attention] / 100,
             "curve": [[int(row["step"]), 1 - row["validation"]] for row in log.rows],
@@ -180,28 +185,38 @@ class ArenaTraining:
 
 
 class _Clock:
-    """How long a training has taken here, without evaluations, and whether it is to end."""
+    """How long a training takes here, without evaluations, and whether it is to end."""
 
     def __init__(self, minutes: float | None, end: int) -> None:
-        self.limit, self.end = None if minutes is None else 60 * minutes, end
-        self.first: int | Any = None
-        self.step, self.trained, self.began = 0, 0.0, perf_counter()
-        self._since = self.began
-
-    def pause(self) -> None:
-        self.trained += perf_counter() - self._since
-
-    def go_on(self) -> None:
-        self._since = perf_counter()
+        self.began = perf_counter()
+        self.limit = math.inf if minutes is None else self.began + 60 * minutes
+        self.end, self.step, self.trained = end, 0, 0.0
+        self.first: int | None = None
+        self.since = self.began
 
     def over(self, step: int) -> bool:
-        """Asked before the first step and at every check, when the device has nothing left to do."""
+        """Asked before the first step and after each."""
+        now = perf_counter()
         if self.first is None:
-            self.first = step
-            self.go_on()
+            self.first, self.since = step, now
         self.step = step
-        late = self.limit is not None and perf_counter() - self.began >= self.limit
-        return step >= self.end or late
+        return step >= self.end or now >= self.limit
+
+    @property
+    def steps(self) -> int:
+        """How many were taken here."""
+        return self.step - (self.first or 0)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still; whoever asks has waited for the device."""
+        self.stop()
+        yield
+        self.since = perf_counter()
+
+    def stop(self) -> None:
+        """Add what has passed."""
+        self.trained += perf_counter() - self.since
 
 
 def accuracy(model: nn.Module, split: Split, padded: bool, batch: int) -> float:
