@@ -71,6 +71,19 @@ def test_the_summary_is_mean_and_spread_over_seeds(reading):
     assert all("curve" not in row for row in again.records())
 
 
+def test_decay_is_read_layer_by_layer():
+    usual = {"dataset": "Waves", "attention": "primal", "protocol": "held out", "variant": "default", "accuracy": 0.5}
+    decays = [
+        {"start": [[0.5, 0.3, 0.2], None], "trained": [[0.95, 0.05], None]},
+        {"start": [[0.7, 0.3], None], "trained": [[0.85, 0.1, 0.05], None]},
+    ]
+    rows = [{**usual, "seed": seed, "decay": decay} for seed, decay in enumerate(decays)]
+    [found] = PrimalStudy(series=rows, arena=[], speed=[]).decays()
+    assert (found["layer"], found["seeds"]) == (0, 2)
+    assert (found["start"], found["trained"]) == pytest.approx((0.6, 0.9))
+    assert (found["start_most"], found["trained_most"]) == (2.5, 1.5)
+
+
 def test_of_runs_joined_the_longest_counts(reading):
     longer = [arena_row("image", "primal", 0, 0.45, share=0.2, share_run=0.2, steps_run=200)]
     other = PrimalStudy(series=[], arena=[*longer, arena_row("image", "general", 0, 0.4)], speed=reading.speed)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,6 +70,21 @@ class PrimalStudy(Reading, kind="primal study"):
             {"task": run["task"], "device": run["device"], **usual, **row} for run in self.speed for row in run["rows"]
         ]
 
+    def decays(self) -> list[dict[str, Any]]:
+        """How fast the singular values of each layer's kernel fall, on series: mean and spread over seeds.
+
+        `start` and `trained` are the share of the first value in the sum of all, before and after training: the former
+        is the control, since the kernel is steep by its form. `start_most` and `trained_most` are how many values make
+        nine tenths; None where more are needed than were kept.
+        """
+        rows = [
+            {**row, "layer": layer, **_steep("start", start), **_steep("trained", trained)}
+            for row in self.series
+            for layer, (start, trained) in enumerate(zip(*map(row["decay"].get, ("start", "trained")), strict=True))
+            if start is not None and trained is not None
+        ]
+        return over_seeds(rows, (*SERIES, "layer"), ("start", "trained", "start_most", "trained_most"))
+
     @classmethod
     def joined(cls, *parts: PrimalStudy) -> PrimalStudy:
         """One reading of runs that were made apart; of the same training, the one that ran longest counts."""
@@ -83,6 +99,12 @@ class PrimalStudy(Reading, kind="primal study"):
             speed=firsts((row for part in parts for row in part.speed), ("task", "where")),
             provenance={"runs": [part.provenance for part in parts]},
         )
+
+
+def _steep(name: str, shares: Sequence[float]) -> dict[str, Any]:
+    """The first share, and how many make nine tenths."""
+    enough = next((count for count, total in enumerate(accumulate(shares), 1) if total >= 0.9), None)
+    return {name: shares[0], f"{name}_most": enough}
 
 
 @dataclass(frozen=True, kw_only=True)
