@@ -1,4 +1,4 @@
-"""Which stretches of a series a class rests on: what happens to its probability without them."""
+"""Which stretches of a series a class rests on: what its odds become without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARE = 16  # a window is such a part of a series, unless the user says otherwis
 class Importance(Reading, kind="importance"):
     """For each series its values, the class that was predicted, and how much each token speaks for it."""
 
-    units: ClassVar[Mapping[str, str]] = {"relevance": "nats", "stretch": "tokens"}
+    units: ClassVar[Mapping[str, str]] = {"relevance": "nats of log-odds", "stretch": "tokens"}
 
     classes: Sequence[Any]
     series: Sequence[Mapping[str, Any]]
@@ -44,6 +44,7 @@ def occlude(
     """Relevance of each token of one series (n, dims), the window's length, the class predicted and its probability.
 
     The mean of the training data, which is 0 here, stands in for what a window covers; a token that is missing has 0.
+    Log-odds, log p/(1 − p), since a probability near 1 stays there whatever is left out.
     """
     values, real = one
     places = real.nonzero().squeeze(1)
@@ -57,7 +58,8 @@ def occlude(
     several = Padded(torch.cat((values.unsqueeze(0), without)), real.expand(len(without) + 1, -1))
     found = log_probabilities(several)
     chosen = int(found[0].argmax())
-    change = (found[0, chosen] - found[1:, chosen]).double()
+    others = torch.cat((found[:, :chosen], found[:, chosen + 1 :]), 1)
+    odds = found[:, chosen] - others.logsumexp(1)
     weights = covered.double()
-    relevance = (change @ weights) / weights.sum(0).clamp(min=1)
+    relevance = ((odds[0] - odds[1:]) @ weights) / weights.sum(0).clamp(min=1)
     return relevance.tolist(), width, chosen, float(found[0, chosen].exp())

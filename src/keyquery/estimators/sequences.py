@@ -53,7 +53,9 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
             told = "Reshape your data: one series alone is X[None]" if X.ndim == 1 else "that is one axis too many"
             raise ValueError(f"X must be (n, length, dims) or (n, length), or a list of series, got {X.shape}. {told}")
         if 0 in X.shape[1:]:
-            raise ValueError(f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required")
+            raise ValueError(
+                f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no length, or no dims"
+            )
     if len(X) == 0:
         raise ValueError("X holds no series: found 0 sample(s), at least one is required")
     found = [_one(number, one) for number, one in enumerate(X)]

@@ -128,8 +128,9 @@ class SeriesClassifier(Estimator):
         """Which stretches of each series the predicted class rests on.
 
         A window of `stretch` tokens (None: a sixteenth of the series) is moved over the series by half its length, and
-        what it covers is replaced by the mean of the training data. A token's figure is log p(class) less what it is
-        then, in nats, the mean over the windows that cover it: above 0 it speaks for the class, below 0 against it.
+        what it covers is replaced by the mean of the training data. A token's figure is by how much the log-odds of
+        the class, log p/(1 − p), then fall, the mean over the windows that cover it: above 0 it speaks for the class,
+        below 0 against it.
         """
         check_count("stretch", stretch, least=1, optional=True)
         data, series = self._padded(X), series_of(X)

@@ -32,11 +32,8 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     for colour, side in ((FOR, relevance.clip(min=0)), (AGAINST, relevance.clip(max=0))):
         below.fill_between(at, side, step="mid", color=colour, linewidth=0)
     below.axhline(0, color="#8c959f", linewidth=0.6)
-    below.set(xlabel="token", ylabel="nats")
-    below.margins(x=0)
-    least = 0.1 if np.abs(relevance).max() < 0.1 else 0.0  # a class that nothing can shake has no peaks to show
-    low, high = below.get_ylim()
-    below.set_ylim(min(low, -least), max(high, least))
+    below.set(xlabel="time step", ylabel="nats")
+    below.set_xlim(-0.5, len(relevance) - 0.5)
     for axis in (above, below):
         axis.spines[["top", "right"]].set_visible(False)
     said = f"predicted {one['predicted']} ({one['probability']:.0%})"
@@ -44,8 +41,8 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     words = (("speaks for it", FOR), ("against", AGAINST))
     patch = import_module("matplotlib.patches").Patch
     keys = [patch(color=colour, alpha=0.6, label=word) for word, colour in words]
-    figure.legend(handles=keys, loc="outside upper right", ncols=2, frameon=False)
-    below.set_title(f"log-probability lost without {one['stretch']} tokens around", loc="left", fontsize=7)
+    above.legend(handles=keys, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2, frameon=False, borderaxespad=0)
+    below.set_title(f"log-odds of it lost without the {one['stretch']} steps around", loc="left", fontsize=7)
     return figure
 
 
