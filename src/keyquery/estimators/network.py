@@ -21,8 +21,9 @@ class SeriesNetwork(nn.Module):
     """Series (batch, n, dims) and which tokens are real (batch, n), to logits of classes.
 
     A convolution over three neighbours and sines of the place make tokens; an Encoder mixes them; their means over
-    `BINS` stretches of each series, one after the other, go through a linear map, as in a flatten head, but any length
-    has as many. What padding holds reaches nothing.
+    `bins` stretches of each series, one after the other, go through a linear map, as in a flatten head, but any length
+    has as many; with as many as a series has tokens it is one. `primal` are further options of `kq.PrimalAttention`.
+    What padding holds reaches nothing.
 
     >>> network = SeriesNetwork(3, classes=2, width=16, depth=1, heads=2, attention="primal", rank=4)
     >>> network(torch.randn(5, 40, 3), torch.ones(5, 40, dtype=torch.bool)).shape
@@ -40,6 +41,7 @@ class SeriesNetwork(nn.Module):
         rank: int | None = None,
         eta: float = 0.1,
         dropout: float = 0.0,
+        bins: int = BINS,
         **primal: Any,
     ) -> None:
         super().__init__()
@@ -50,7 +52,8 @@ class SeriesNetwork(nn.Module):
         self.tokens = nn.Conv1d(dims, width, kernel_size=3, padding=1)
         self.encoder = Encoder(width, depth, heads, **options)
         self.dropout = nn.Dropout(dropout)
-        self.classes = nn.Linear(BINS * width, classes)
+        self.bins = bins
+        self.classes = nn.Linear(bins * width, classes)
 
     def forward(
         self, values: Float[Tensor, "batch n dims"], real: Bool[Tensor, "batch n"]
@@ -60,7 +63,7 @@ class SeriesNetwork(nn.Module):
         x = self.tokens(values.mT).mT
         x = x + places(x.shape[1], x.shape[2], x.device)
         x = self.encoder(self.dropout(x), real)
-        return self.classes(self.dropout((stretches(real, BINS).to(x.dtype) @ x).flatten(1)))
+        return self.classes(self.dropout((stretches(real, self.bins).to(x.dtype) @ x).flatten(1)))
 
 
 def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:

@@ -54,7 +54,7 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
             raise ValueError(f"X must be (n, length, dims) or (n, length), or a list of series, got {X.shape}. {told}")
         if 0 in X.shape[1:]:
             raise ValueError(
-                f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no length, or no dims"
+                f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no steps"
             )
     if len(X) == 0:
         raise ValueError("X holds no series: found 0 sample(s), at least one is required")

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
@@ -25,17 +24,16 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
+from keyquery.estimators.fitting import TIE, Labelled, class_loss, epochs_of, judged
 from keyquery.estimators.importance import Importance, occlude
 from keyquery.estimators.network import KINDS, SeriesNetwork
 from keyquery.estimators.sequences import Padded, padded, series_of, statistics
 from keyquery.forms.checks import check_choice, check_count, check_number
-from keyquery.layers import regularizer
 from keyquery.progress import bar, silent
 from keyquery.reading import provenance
 from keyquery.training import Recipe, train
 
 RANK = 20  # of primal layers, where heads are as wide
-TIE = 1e-3  # what a nat of loss counts beside the share of errors, when epochs are compared
 
 
 class SeriesClassifier(Estimator):
@@ -102,10 +100,10 @@ class SeriesClassifier(Estimator):
             raise ValueError(f"y holds only one class, {classes[0]!r}: a classifier needs two or more")
         seed = seed_of(self.random_state)
         mean, scale = statistics(series)
-        data, target = padded(series, mean, scale, device), torch.from_numpy(numbers).to(device)
+        samples = Labelled(padded(series, mean, scale, device), torch.from_numpy(numbers).to(device))
         with seeded(seed, device):
             network = self._network(len(mean), len(classes)).to(device)
-            history = self._train(network, data, target, seed)
+            history = self._train(network, samples, seed)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
         self.history_ = history
         return self
@@ -204,26 +202,15 @@ class SeriesClassifier(Estimator):
         shape = (self.width, self.depth, self.heads)
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout)
 
-    def _train(self, network: SeriesNetwork, data: Padded, target: Tensor, seed: int) -> list[dict[str, float]]:
-        learned, held = hold_out(target.cpu().numpy(), self.holdout, seed)
-        every = math.ceil(len(learned) / self.batch_size)
-
-        def draw(step: int, generator: torch.Generator) -> tuple[Padded, Tensor]:
-            epoch, batch = divmod(step, every)
-            order = np.random.default_rng((seed, epoch)).permutation(learned)
-            chosen = torch.from_numpy(order[batch * self.batch_size :][: self.batch_size]).to(target.device)
-            return data.take(chosen), target[chosen]
-
-        def loss(model: Any, batch: tuple[Padded, Tensor]) -> Tensor:
-            return cross_entropy(model(*batch[0]), batch[1]) + regularizer(network)
-
-        kept = torch.from_numpy(held).to(target.device)
-        held_data, held_target = (data.take(kept), target[kept]) if len(held) else (data, target)
+    def _train(self, network: SeriesNetwork, samples: Labelled, seed: int) -> list[dict[str, float]]:
+        learned, held = hold_out(samples.target.cpu().numpy(), self.holdout, seed)
+        draw, every = epochs_of(samples.take(learned), self.batch_size, seed)
+        checked = samples.take(held) if len(held) else None
 
         def validate(model: Any) -> float:
-            logits = torch.cat([model(*batch) for batch in held_data.batches(4 * self.batch_size)])
-            errors = (logits.argmax(1) != held_target).double().mean()
-            return float(errors + TIE * cross_entropy(logits, held_target))
+            assert checked is not None
+            errors, loss = judged(model, checked, 4 * self.batch_size)
+            return errors + TIE * loss
 
         recipe = Recipe(
             steps=self.epochs * every,
@@ -235,7 +222,7 @@ class SeriesClassifier(Estimator):
             patience=self.patience,
         )
         watch = bar if self.verbose else silent
-        log = train(network, draw, loss, recipe, validate=validate if len(held) else None, progress=watch)
+        log = train(network, draw, class_loss, recipe, validate=validate if checked else None, progress=watch)
         return [{"epoch": row.pop("step") // every, **row} for row in log.rows]
 
     def _padded(self, X: Any) -> Padded:
