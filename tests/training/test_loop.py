@@ -30,7 +30,7 @@ def small(dropout=0.0):
     return nn.Sequential(nn.Linear(3, 8), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "lamb", "lamb+lookahead"])
+@pytest.mark.parametrize("optimiser", ["adamw", "radam", "lamb", "lamb+lookahead"])
 @pytest.mark.parametrize("schedule", ["flat", "linear", "cosine", "flat+cosine"])
 def test_every_optimiser_learns(optimiser, schedule):
     model = small()
@@ -150,7 +150,7 @@ def test_a_loss_that_is_no_number_is_told():
 
 
 def test_unknown_names_are_told():
-    with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, lamb"):
+    with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, radam, lamb"):
         Recipe(5, optimiser="sgdd")
     with pytest.raises(ValueError, match="no schedule 'step'"):
         Recipe(5, schedule="step")

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from keyquery.estimators import Importance
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Comparison, Look
 from keyquery.reading import Reading
@@ -17,6 +18,7 @@ from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
+from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
 from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy
@@ -40,6 +42,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Abilities: PICTURES,
     PrimalStudy: {"worth": worth},
     Ablation: {"map": ablation_map},
+    Importance: {"stretches": stretches},
 }
 
 
