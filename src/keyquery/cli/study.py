@@ -156,7 +156,8 @@ def primal(
     attention: Annotated[list[str] | None, typer.Option(help="primal, primal+ or general; without: all.")] = None,
     dataset: Annotated[list[str] | None, typer.Option(help="A set of series; without: all in --data.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="On series; without: as published.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="On series.")] = 100,
+    width: Annotated[int, typer.Option(min=8, help="Of networks on series.")] = 512,
     share: Annotated[
         float | None,
         typer.Option(help="Of the arena's steps; without: all of ListOps and Text, a fifth of the others."),
@@ -194,7 +195,7 @@ def primal(
     named = {"tasks": task, "attentions": attention, "datasets": dataset, "seeds": seed}
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
-    given |= {"start": start, "minutes": minutes, "repeats": repeats}
+    given |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
     if examples is not None:
         given["examples"] = (examples, -(-examples // 10), -(-examples // 10))
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:

@@ -25,14 +25,14 @@ def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any
 
 
 def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = table("dataset", Text("attention"), Text("protocol"), Text("variant"), "accuracy %")
+    made = _left(table("dataset", "attention", "protocol", "variant", "accuracy %"), 4)
     for row in rows:
         made.add_row(row["dataset"], row["attention"], row["protocol"], row["variant"], _percent(row))
     return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
 
 
 def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = table("task", Text("attention"), "of the steps", "accuracy %", "published")
+    made = _left(table("task", "attention", "of the steps", "accuracy %", "published"), 2)
     for row in rows:
         share = f"{row['share_run']:.0%}" if row["share_run"] >= 0.01 else f"{row['share_run']:.1g}"
         made.add_row(
@@ -49,21 +49,28 @@ def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
 
 
 def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = table("task", Text("attention"), "ms a step", "GiB", "against fused", "against eager", "published")
+    made = _left(table("task", "attention", "ms a step", "GiB", "fused", "eager", "published"), 2)
     for row in rows:
         name = TITLES[row["task"]], called(row["attention"])
         if row["ms"] is None:
             made.add_row(*name, row["note"])
             continue
         memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
-        spread = f"{row['ms']:.2f} ({row['ms_low']:.2f}–{row['ms_high']:.2f})"
-        made.add_row(*name, spread, memory, *(_times(row[key]) for key in ("faster", "faster_than_eager")), _told(row))
-    said = f"a training step on {rows[0]['device']}: median (lowest–highest), and how many times as fast"
-    return [Text(said, style="bold"), made, "Published ratios are against a softmax that writes every score (eager)."]
+        spread = f"{row['ms']:.1f} ({row['ms_low']:.1f}–{row['ms_high']:.1f})"
+        ratios = (_times(row[key]) for key in ("faster", "faster_than_eager", "published_faster"))
+        made.add_row(*name, spread, memory, *ratios)
+    said = f"a training step on {rows[0]['device']}: median (lowest–highest)"
+    note = (
+        "fused, eager: how many times as fast as that softmax; published: as one that, like eager, writes every score."
+    )
+    return [Text(said, style="bold"), made, note]
 
 
-def _told(row: dict[str, Any]) -> str:
-    return _times(row["published_faster"])
+def _left(table: Table, count: int) -> Table:
+    """The first columns hold words."""
+    for column in table.columns[:count]:
+        column.justify, column.no_wrap = "left", True
+    return table
 
 
 def _times(value: float | None) -> str:

@@ -23,12 +23,11 @@ from keyquery.studies.arena.model import ATTENTIONS
 from keyquery.studies.arena.speed import Speed
 from keyquery.studies.arena.tasks import GENERATORS, TASKS, prepare_arena
 from keyquery.studies.arena.training import ArenaTraining
-from keyquery.studies.jobs import Job, device_name, finish
+from keyquery.studies.jobs import device_name, finish
 from keyquery.studies.rows import firsts, over_seeds
+from keyquery.studies.series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
 PARTS = ("series", "ablation", "arena", "speed", "all")
-PROTOCOLS = ("held out", "published")  # which weights are tested: best on held-out series, or on the test, as published
-VARIANTS = ("ksvd", "no loss", "e only", "data independent", "causal")  # of primal, beside its default
 SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps, without a word
 SERIES = ("dataset", "attention", "protocol", "variant")
 ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "data")
@@ -57,7 +56,8 @@ class PrimalStudy(Reading, kind="primal study"):
         Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
         below 1 it was cut short, and its learning rate had not come down.
         """
-        rows = [{"part": "series", **row} for row in over_seeds(self.series, SERIES, ("accuracy",))]
+        found = over_seeds(self.series, SERIES, ("accuracy", "last_accuracy"))
+        rows = [{"part": "series", **row} for row in found]
         found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
         keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
         rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in found]
@@ -94,7 +94,10 @@ class PrimalStudy(Reading, kind="primal study"):
             firsts(arena, (*ARENA, "seed")), key=lambda r: (order.index(r["task"]), r["attention"], r["seed"])
         )
         return cls(
-            series=firsts((row for part in parts for row in part.series), (*SERIES, "seed", "rank", "eta", "epochs")),
+            series=firsts(
+                (row for part in parts for row in part.series),
+                (*SERIES, "seed", "digest", "width", "rank", "eta", "epochs"),
+            ),
             arena=kept,
             speed=firsts((row for part in parts for row in part.speed), ("task", "where")),
             provenance={"runs": [part.provenance for part in parts]},
@@ -117,7 +120,8 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     datasets: tuple[str, ...] = ()  # of series; none: all that lie in the data
     protocols: tuple[str, ...] = PROTOCOLS
-    epochs: int | None = None  # of series; None: as published
+    width: int = 512  # of networks on series
+    epochs: int = 100
     share: float | None = None  # of the arena's published steps; None: all of ListOps and Text, a fifth of the others
     steps: int | None = None  # of a whole training on the arena; None: as published
     batch: int | None = None
@@ -160,11 +164,11 @@ class Plan:
             for attention in self.attentions
         ]
 
-    def trials(self, facts: Mapping[str, Mapping[str, Any]]) -> list[Job]:
+    def trials(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
         """On series: every attention under both protocols, and what primal is without each of its parts."""
-        from keyquery.studies.series import SeriesTrial, published_settings  # type: ignore[import-not-found,unused-ignore]
-
-        chosen = [name for name in facts if not self.datasets or name in self.datasets]
+        for name in self.datasets:
+            check_choice("dataset", name, tuple(facts))
+        chosen = self.datasets or tuple(facts)
         settings = []
         if self.has("series"):
             settings += [
@@ -172,8 +176,7 @@ class Plan:
             ]
         if self.has("ablation"):
             settings += [("primal", PROTOCOLS[0], variant) for variant in VARIANTS]
-            settings += [] if self.has("series") else [("primal", PROTOCOLS[0], "default")]
-        longer = {} if self.epochs is None else {"epochs": self.epochs}
+        settings = list(dict.fromkeys(settings))  # both have the default
         return [
             SeriesTrial(
                 dataset=dataset,
@@ -182,8 +185,9 @@ class Plan:
                 protocol=protocol,
                 variant=variant,
                 seed=seed,
-                **published_settings(dataset, attention),
-                **longer,
+                width=self.width,
+                epochs=self.epochs,
+                **published_settings(dataset, attention, self.width),
             )
             for seed in self.seeds
             for dataset in chosen
@@ -211,11 +215,10 @@ def primal(
     chosen = pick_device(device)
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
         folder, source = Path(place), None if data is None else Path(data)
-        trials: list[Job] = []
+        trials: list[SeriesTrial] = []
         if plan.has("series") or plan.has("ablation"):
-            from keyquery.studies.series import prepare_series  # type: ignore[import-not-found,unused-ignore]
-
-            trials = plan.trials(prepare_series(source, folder))
+            series = {facts["dataset"]: facts for facts in prepare_series(source, folder)}
+            trials = plan.trials(series)
         facts = _arena(plan, source, folder, progress) if plan.has("arena") else {}
         trainings = plan.trainings(facts) if facts else []
         rows = finish([*trials, *trainings], folder, chosen, workers, progress)

@@ -26,7 +26,7 @@ from keyquery.estimators.sequences import padded, statistics
 from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention, PrimalAttention
-from keyquery.studies.jobs import name_of
+from keyquery.studies.jobs import device_name, name_of
 from keyquery.training import Recipe, train
 
 ATTENTIONS = ("primal", "primal+", "general")
@@ -259,7 +259,7 @@ class SeriesTrial:
             "curve": [1 - found for found in errors],  # accuracy on what chooses the epoch
             "decay": decay,
             "seconds": seconds,
-            "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+            "device": device_name(device),
         }
 
 
