@@ -89,10 +89,9 @@ class PrimalStudy(Reading, kind="primal study"):
     def joined(cls, *parts: PrimalStudy) -> PrimalStudy:
         """One reading of runs that were made apart; of the same training, the one that ran longest counts."""
         arena = sorted((row for part in parts for row in part.arena), key=lambda row: -row["steps_run"])
-        order = list(dict.fromkeys(row["task"] for part in parts for row in part.arena))
-        kept = sorted(
-            firsts(arena, (*ARENA, "seed")), key=lambda r: (order.index(r["task"]), r["attention"], r["seed"])
-        )
+        kept = firsts(arena, (*ARENA, "seed"))
+        order = {task: number for number, task in enumerate(TASKS)} | {name: i for i, name in enumerate(ATTENTIONS)}
+        kept.sort(key=lambda row: (row["seed"], order[row["task"]], order[row["attention"]]))
         return cls(
             series=firsts(
                 (row for part in parts for row in part.series),
