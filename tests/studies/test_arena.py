@@ -311,7 +311,7 @@ def test_speed_is_timed_in_one_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Speed, "_step", too_large)
     *_, last = chosen.run(tmp_path, "cpu")["rows"]
-    assert last == {"attention": EAGER, "ms": None, "note": "does not fit into memory"}
+    assert last == {"attention": EAGER, "ms": None, "note": "does not fit into memory", "busy_ms": None}
 
 
 def test_what_cannot_be_trained_is_told():

@@ -49,21 +49,23 @@ def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
 
 
 def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("task", "attention", "ms a step", "GiB", "fused", "eager", "published"), 2)
+    made = _left(table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "published"), 2)
     for row in rows:
         name = TITLES[row["task"]], called(row["attention"])
         if row["ms"] is None:
-            made.add_row(*name, row["note"])
+            made.add_row(*name, "does not fit")
             continue
         memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
         spread = f"{row['ms']:.1f} ({row['ms_low']:.1f}–{row['ms_high']:.1f})"
+        busy = "–" if row["busy_ms"] is None else f"{row['busy_ms']:.1f}"
         ratios = (_times(row[key]) for key in ("faster", "faster_than_eager", "published_faster"))
-        made.add_row(*name, spread, memory, *ratios)
+        made.add_row(*name, spread, busy, memory, *ratios)
     said = f"a training step on {rows[0]['device']}: median (lowest–highest)"
-    note = (
-        "fused, eager: how many times as fast as that softmax; published: as one that, like eager, writes every score."
-    )
-    return [Text(said, style="bold"), made, note]
+    notes = [
+        "busy: ms that the GPU is at work. fused, eager: how many times as fast as that softmax;",
+        "published: as one that writes every score, as eager does.",
+    ]
+    return [Text(said, style="bold"), made, *notes]
 
 
 def _left(table: Table, count: int) -> Table:

@@ -64,7 +64,7 @@ class PrimalStudy(Reading, kind="primal study"):
         return rows + [{"part": "speed", **row} for row in self._timed()]
 
     def _timed(self) -> list[dict[str, Any]]:
-        usual = {"ms": None, "ms_low": None, "ms_high": None, "peak_bytes": None, "note": None}
+        usual = {"ms": None, "ms_low": None, "ms_high": None, "busy_ms": None, "peak_bytes": None, "note": None}
         usual |= dict.fromkeys(("faster", "faster_low", "faster_high", "faster_than_eager", "published_faster"))
         return [
             {"task": run["task"], "device": run["device"], **usual, **row} for run in self.speed for row in run["rows"]

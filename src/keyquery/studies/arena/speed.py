@@ -26,6 +26,8 @@ TIMED = (*ATTENTIONS, EAGER)
 class Speed:
     """Times of whole training steps of a task's shape: forward, backward, update, in bfloat16 on a GPU.
 
+    Models this small may wait for the processor that starts their kernels: `busy_ms` is how long a step keeps the GPU
+    at work, the sum of its kernels' times.
     Models take turns, `repeats` times, each for `steps` steps, so that what slows the machine slows all. Tokens are
     random; where the task has padding, lengths are uniform from a quarter of the longest to the longest.
     """
@@ -57,11 +59,14 @@ class Speed:
                 peaks[attention] = _peak(steps[attention], device)
             except torch.OutOfMemoryError:
                 steps.pop(attention, None)
+                torch.cuda.empty_cache()  # for those that follow
         times: dict[str, list[float]] = {attention: [] for attention in steps}
         for _ in range(self.repeats):
             for attention, step in steps.items():
                 times[attention].append(_milliseconds(step, self.steps, device))
         rows = [self._row(attention, times, peaks) for attention in TIMED]
+        for row in rows:
+            row["busy_ms"] = _busy(steps[row["attention"]], self.steps, device) if row["ms"] is not None else None
         return {**asdict(self), "rows": rows, "device": device_name(device)}
 
     def _row(self, attention: str, times: dict[str, list[float]], peaks: dict[str, int | None]) -> dict[str, Any]:
@@ -114,6 +119,21 @@ def _peak(step: Callable[[], None], device: str) -> int | None:
         step()
     torch.cuda.synchronize()
     return int(torch.cuda.max_memory_allocated() - before)
+
+
+def _busy(step: Callable[[], None], times: int, device: str) -> float | None:
+    """Milliseconds of a step that the GPU is at work, by its own counters; None where there is none."""
+    if not device.startswith("cuda"):
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        for _ in range(times):
+            step()
+        torch.cuda.synchronize()
+    # Ranges that are named in the code, as optimisers do, hold kernels that are counted already.
+    kernels = [e for e in watched.key_averages() if not getattr(e, "is_user_annotation", False) and "#" not in e.key]
+    return sum(kernel.self_device_time_total for kernel in kernels) / 1e3 / times or None
 
 
 def _milliseconds(step: Callable[[], None], times: int, device: str) -> float:
