@@ -11,6 +11,7 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
+    from keyquery.estimators import SeriesClassifier
     from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.comparison import compare
@@ -33,6 +34,7 @@ _LAZY = {
     "PrimalAttention": "keyquery.layers",
     "Reading": "keyquery.reading",
     "Rope": "keyquery.forms",
+    "SeriesClassifier": "keyquery.estimators",
     "ablate": "keyquery.instruments.ablation",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
@@ -59,6 +61,7 @@ __all__ = [
     "PrimalAttention",
     "Reading",
     "Rope",
+    "SeriesClassifier",
     "__version__",
     "ablate",
     "compare",

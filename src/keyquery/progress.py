@@ -16,3 +16,11 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
     [1, 2]
     """
     return items
+
+
+def bar(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+    """A bar on stderr, in a terminal or a notebook."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, total, console=Console(stderr=True), transient=True)

@@ -30,7 +30,7 @@ def small(dropout=0.0):
     return nn.Sequential(nn.Linear(3, 8), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "lamb", "lamb+lookahead"])
+@pytest.mark.parametrize("optimiser", ["adamw", "radam", "lamb", "lamb+lookahead"])
 @pytest.mark.parametrize("schedule", ["flat", "linear", "cosine", "flat+cosine"])
 def test_every_optimiser_learns(optimiser, schedule):
     model = small()
@@ -70,6 +70,27 @@ def test_a_run_that_was_broken_off_ends_as_if_it_had_not(tmp_path, optimiser):
     assert not file.exists()
     for one, other in zip(whole.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_run_broken_off_on_purpose_keeps_its_checkpoint(tmp_path):
+    recipe, file, asked = Recipe(40, check_every=10), tmp_path / "run.checkpoint", []
+
+    def until(step):
+        asked.append(step)
+        return step >= 25
+
+    whole, broken = small(0.2), small(0.2)
+    all_ = train(whole, draw, loss, recipe)
+    log = train(broken, draw, loss, recipe, until=until, checkpoint=file)
+    assert asked == list(range(26))
+    assert ([row["step"] for row in log.rows], log.stopped, file.exists()) == ([10, 20], False, True)
+    train(broken, draw, loss, recipe, until=until, checkpoint=file)
+    assert asked[26:] == [25]  # nothing to do
+    fresh = small(0.2)
+    rest = train(fresh, draw, loss, recipe, until=lambda step: step >= 40, checkpoint=file)
+    assert not file.exists()  # it came to its end
+    assert rest.rows == all_.rows
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
 
 
 KILLED = """
@@ -129,7 +150,7 @@ def test_a_loss_that_is_no_number_is_told():
 
 
 def test_unknown_names_are_told():
-    with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, lamb"):
+    with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, radam, lamb"):
         Recipe(5, optimiser="sgdd")
     with pytest.raises(ValueError, match="no schedule 'step'"):
         Recipe(5, schedule="step")

@@ -142,3 +142,62 @@ def dial(
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         reading = dial_abilities(chosen, texts, by, seed or [0], sequences, length, device, progress)
     deliver(reading, files, quiet)
+
+
+@study.command("primal")
+def primal(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
+    part: Annotated[str, typer.Option(help="series, ablation, arena, speed, or all.")] = "all",
+    task: Annotated[list[str] | None, typer.Option(help="listops, text, image or pathfinder; without: all.")] = None,
+    attention: Annotated[list[str] | None, typer.Option(help="primal, primal+ or general; without: all.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="A set of series; without: all in --data.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="On series.")] = 100,
+    width: Annotated[int, typer.Option(min=8, help="Of networks on series.")] = 512,
+    share: Annotated[
+        float | None,
+        typer.Option(help="Of the arena's steps; without: all of ListOps and Text, a fifth of the others."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of a whole run there; without: as published.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step there; without: as published.")] = None,
+    schedule: Annotated[str, typer.Option(help="published: a share is a run cut short; shortened: a whole one.")] = (
+        "published"
+    ),
+    start: Annotated[str, typer.Option(help="Of primal layers: published, or the layer's own default.")] = "published",
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="To generate and train on, a tenth more to choose by and to test on each.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Break a training on the arena off after these; --out goes on.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 7,
+    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    device: Device = "auto",
+    json: Json = None,
+    csv: Csv = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """What is Primal-Attention worth? Against fused softmax on sets of series and on the Long Range Arena.
+
+    ListOps and Pathfinder are generated; Text and Image are made of files in --data. Minutes to hours on a GPU; with
+    --out it may be broken off at any time, or by --minutes, and goes on.
+    """
+    from keyquery.studies.primal import Plan
+    from keyquery.studies.primal import primal as run
+
+    files = targets(force, json=json, csv=csv, picture=picture)
+    named = {"tasks": task, "attentions": attention, "datasets": dataset, "seeds": seed}
+    given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    given |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
+    given |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
+    if examples is not None:
+        given["examples"] = (examples, -(-examples // 10), -(-examples // 10))
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        reading = run(data, out, Plan(**given), device, workers, progress)
+    deliver(reading, files, quiet)

@@ -1,6 +1,6 @@
 """A Reading to notebook, page and picture; `report.terminal`, which needs rich, is imported by its user."""
 
-from keyquery import instruments, studies  # so that every kind of reading is known
+from keyquery import estimators, instruments, studies  # so that every kind of reading is known
 from keyquery.layers.primal import PrimalReading
 from keyquery.report import page
 from keyquery.report.notebook import html
@@ -11,6 +11,7 @@ __all__ = [
     "Distillation",
     "PrimalReading",
     "check_picture",
+    "estimators",
     "html",
     "instruments",
     "page",

@@ -22,6 +22,8 @@ KERNELS = {
     "skew": "#d6701c",
     "split": "#8250df",
 }
+# Attention that is compared with softmax, whose grey is that of the general kernel.
+ATTENTIONS = {"primal": "#2a9d8f", "primal+": "#8250df", "general": "#24292f", "eager": "#8c959f"}
 # Equal steps of lightness, light to dark, from the middle of viridis: visible on white and on black.
 DEPTHS = ("#9bd93c", "#5ec962", "#2fb47c", "#1fa187", "#21918c", "#2a788e", "#355f8d", "#414487")
 

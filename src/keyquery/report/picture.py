@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from keyquery.estimators import Importance
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Comparison, Look
 from keyquery.reading import Reading
@@ -17,8 +18,10 @@ from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
+from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
-from keyquery.studies import Abilities, Kernels, Objectives
+from keyquery.report.worth import worth
+from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -37,7 +40,9 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Objectives: {"curves": curves},
     Kernels: {"panels": panels},
     Abilities: PICTURES,
+    PrimalStudy: {"worth": worth},
     Ablation: {"map": ablation_map},
+    Importance: {"stretches": stretches},
 }
 
 

@@ -36,7 +36,7 @@ def _synthetic(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[
     for task, kernel in dict.fromkeys((row["task"], row["kernel"]) for row in rows):
         at = {row["samples"]: row["error"] for row in rows if (row["task"], row["kernel"]) == (task, kernel)}
         made.add_row(task, kernel, *(f"{at[size]:.3f}" if size in at else "–" for size in sizes))
-    return [Text(f"error (1: knows nothing) by training sequences, mean of {_seeds(rows)}", style="bold"), made]
+    return [Text(f"error (1: knows nothing) by training sequences, mean of {seeds_of(rows)}", style="bold"), made]
 
 
 def _language(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
@@ -55,11 +55,12 @@ def _language(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[A
             "–" if row["faster"] is None else f"{row['faster']:+.0%}",
         )
     said = "rope: rotary positions. wide: heads so wide that it has as many parameters as general. The rest are starts."
-    title = f"language models: loss on text not seen, nats a token, mean of {_seeds(rows)}"
+    title = f"language models: loss on text not seen, nats a token, mean of {seeds_of(rows)}"
     return [Text(title, style="bold"), made, said]
 
 
-def _seeds(rows: list[dict[str, Any]]) -> str:
+def seeds_of(rows: list[dict[str, Any]]) -> str:
+    """How many seeds a mean is over, in words."""
     count = max(row["seeds"] for row in rows)
     return f"{count} seed{'s' if count > 1 else ''}"
 

@@ -25,6 +25,7 @@ from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance, short
 from keyquery.studies.abilities import ABILITIES, Ability
 from keyquery.studies.material import Material, Sequences
+from keyquery.studies.rows import firsts
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import PARTS, Means, dial
 
@@ -63,8 +64,9 @@ class Abilities(Reading, kind="dial"):
     @classmethod
     def joined(cls, *parts: Abilities) -> Abilities:
         """One reading of runs that were made apart, such as some models on another machine; the first row counts."""
-        rows = _firsts(parts, "rows", (*PLACE, "source"))
-        models, abilities = (_firsts(parts, field, ("name",)) for field in ("models", "abilities"))
+        rows = firsts((row for part in parts for row in part.rows), (*PLACE, "source"))
+        models = firsts((model for part in parts for model in part.models), ("name",))
+        abilities = firsts((ability for part in parts for ability in part.abilities), ("name",))
         runs = [part.provenance for part in parts]
         return cls(models=models, abilities=abilities, rows=rows, provenance={"runs": runs})
 
@@ -76,14 +78,6 @@ class Abilities(Reading, kind="dial"):
             figures = {name: row[name] for name in (*PLACE, "before", "change", "low", "high")}
             rows.append({**figures, **joined, "value": row["before"] + row["change"]})
         return replace(self, rows=short(rows, 4))
-
-
-def _firsts(parts: Sequence[Abilities], field: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
-    """All that parts hold in a field, in order, but only the first of what has the same names."""
-    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for one in (one for part in parts for one in getattr(part, field)):
-        found.setdefault(tuple(one[name] for name in names), one)
-    return list(found.values())
 
 
 def level_of(row: Mapping[str, Any]) -> str:

@@ -42,14 +42,14 @@ def name_of(words: Sequence[object], settings: Mapping[str, Any]) -> str:
 def finish(
     jobs: Sequence[Job], folder: Path, device: str, workers: int = 1, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of all jobs, in their order; only those are run of which `folder` has no file yet.
+    """The rows of all jobs, in their order; only those are run of which `folder` has no file yet, or a partial one.
 
     With several `workers` as many processes share the device. A job that fails does not stop the others; the first
     failure is raised when they are done.
     """
     results = folder / "results"
     results.mkdir(parents=True, exist_ok=True)
-    todo = [job for job in {job.name: job for job in jobs}.values() if not (results / job.name).exists()]
+    todo = [job for job in {job.name: job for job in jobs}.values() if not _done(results / job.name)]
     watch = progress or silent
     if workers == 1 or len(todo) < 2:
         for job in watch(todo, "training", len(todo)) if todo else ():
@@ -57,6 +57,20 @@ def finish(
     else:
         _share(todo, folder, device, min(workers, len(todo)), watch)
     return [json.loads((results / job.name).read_text(encoding="utf-8")) for job in jobs]
+
+
+def device_name(device: str) -> str:
+    """What a row says of where it was run.
+
+    >>> device_name("cpu")
+    'cpu'
+    """
+    return torch.cuda.get_device_name() if device.startswith("cuda") else device
+
+
+def _done(path: Path) -> bool:
+    """A row that says it is partial is of a job that was broken off, and goes on."""
+    return path.exists() and not json.loads(path.read_text(encoding="utf-8")).get("partial")
 
 
 def _share(todo: Sequence[Job], folder: Path, device: str, workers: int, watch: Progress) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,6 +25,7 @@ from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.jobs import finish
 from keyquery.studies.language import INITS, Training, first_below, prepare
+from keyquery.studies.rows import over_seeds
 from keyquery.studies.synthetic import TASKS, Trial
 from keyquery.studies.texts import OBJECTIVES
 
@@ -59,10 +59,10 @@ class Kernels(Reading, kind="kernels"):
         Of language models, `gap` is the loss less that of the general kernel of the same seed, started as usual, with
         the same positions, and `faster` the share of steps saved in reaching the best validation loss of that one.
         """
-        rows = [{"part": "start", **row} for row in _over_seeds(self.starts, ("layer", "width"), ("directional",))]
-        found = _over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
+        rows = [{"part": "start", **row} for row in over_seeds(self.starts, ("layer", "width"), ("directional",))]
+        found = over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
         rows += [{"part": "synthetic", **row} for row in found]
-        found = _over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
+        found = over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
         return rows + [{"part": "language", **row} for row in found]
 
     def _compared(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,23 +77,6 @@ class Kernels(Reading, kind="kernels"):
             "gap": row["loss"] - base["loss"],
             "faster": None if reached is None else 1 - reached / row["steps"],
         }
-
-
-def _over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows that are alike but for the seed as one, each figure with its spread; None where a seed has none."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    found = []
-    for place, alike in groups.items():
-        one: dict[str, Any] = {**dict(zip(keys, place, strict=True)), "seeds": len(alike)}
-        for name in names:
-            values = [row[name] for row in alike]
-            there = None not in values
-            one[name] = mean(values) if there else None
-            one[f"{name}_sd"] = stdev(values) if there and len(values) > 1 else None
-        found.append(one)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from keyquery.data import encode_corpus, read_column, read_corpus, train_tokeniz
 from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention, LanguageModel, Shape
-from keyquery.studies.jobs import name_of
+from keyquery.studies.jobs import device_name, name_of
 from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task
 from keyquery.training import Recipe, train
 
@@ -157,7 +157,7 @@ class Training:
             "best_step": log.best_step,
             "curve": [[int(row["step"]), row["validation"]] for row in log.rows],
             "seconds": perf_counter() - start,
-            "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+            "device": device_name(device),
         }
 
     def recipe(self) -> Recipe:

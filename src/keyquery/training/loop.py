@@ -69,6 +69,7 @@ def train(
     *,
     validate: Callable[[nn.Module], float] | None = None,
     after: Callable[[int, nn.Module], None] | None = None,
+    until: Callable[[int], bool] | None = None,
     checkpoint: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Log:
@@ -78,7 +79,8 @@ def train(
     which is resumed sees what it would have seen. `loss(model, batch)` is a scalar. `after(step, model)` is called
     before the first step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
-    Under torchrun, gradients are averaged over processes.
+    `until(step)` is asked before the first step and after each: True breaks the run off, and its checkpoint stays.
+    Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> draw = lambda step, generator: torch.randn(32, 2, generator=generator)
@@ -94,25 +96,26 @@ def train(
     if after is not None and first == 0:
         after(0, model)
     steps: Iterable[int] = range(first, recipe.steps)
+    if until is not None and until(first):
+        steps = ()
     if rank == 0:
         steps = (progress or silent)(steps, "training", recipe.steps - first)
-    generator, recent = torch.Generator(), []
+    generator, done = torch.Generator(), first
     model.train()
     for step in steps:
         number = ((recipe.seed * 1_000_003 + rank) << 24) + step
         torch.manual_seed(number)  # for dropout, also after a resume
         generator.manual_seed(number)
-        recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
+        run.recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
         done = step + 1
         if after is not None:
             after(done, model)
             model.train()
         if done % recipe.check_every == 0 or done == recipe.steps:
-            run.note(done, recent, validate, rank)
-            recent = []
-            if run.log.stopped:
-                break
-    run.finish(validate is not None, rank)
+            run.note(done, validate, rank)
+        if run.log.stopped or (until is not None and until(done)):
+            break
+    run.finish(done, validate is not None, rank)
     return run.log
 
 
@@ -152,10 +155,12 @@ class _Run:
     path: Path | None
     recipe: Recipe
     best: dict[str, Tensor] | None = None
+    recent: list[Tensor] = field(default_factory=list)  # losses since the last check
 
-    def note(self, step: int, recent: list[Tensor], validate: Callable[[nn.Module], float] | None, rank: int) -> None:
+    def note(self, step: int, validate: Callable[[nn.Module], float] | None, rank: int) -> None:
         recipe = self.recipe
-        mean = torch.stack(recent).mean()
+        mean = torch.stack(self.recent).mean()
+        self.recent = []
         if is_initialized():
             all_reduce(mean, ReduceOp.SUM)
             mean = mean / get_world_size()
@@ -184,6 +189,7 @@ class _Run:
         assert self.path is not None
         state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
         state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe)}
+        state["recent"] = self.recent
         part = self.path.with_name(self.path.name + ".part")
         torch.save(state, part)
         part.replace(self.path)
@@ -201,12 +207,15 @@ class _Run:
             raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.log, self.best = Log(**state["log"]), state["best"]
+        self.log, self.best, self.recent = Log(**state["log"]), state["best"], state.get("recent", [])
         return int(state["step"])
 
-    def finish(self, validated: bool, rank: int) -> None:
+    def finish(self, step: int, validated: bool, rank: int) -> None:
+        whole = self.log.stopped or step == self.recipe.steps
+        if rank == 0 and self.path is not None and self.recent:  # broken off between two checks
+            self._save(step)
         if validated and self.best is not None:
             self.model.load_state_dict(self.best)
         self.model.eval()
-        if rank == 0 and self.path is not None:
+        if rank == 0 and self.path is not None and whole:
             self.path.unlink(missing_ok=True)

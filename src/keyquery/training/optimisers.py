@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW, Optimizer, RAdam
 
-OPTIMISERS = ("adamw", "lamb", "lamb+lookahead")
+OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead")
 SCHEDULES = ("flat", "linear", "cosine", "flat+cosine")
 
 
@@ -101,6 +101,8 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
     groups = [group for group in groups if group["params"]]
     if name == "adamw":
         return AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=all(w.is_cuda for w in trained))
+    if name == "radam":
+        return RAdam(groups, lr=lr, decoupled_weight_decay=True)
     if name == "lamb":
         return Lamb(groups, lr=lr)
     if name == "lamb+lookahead":

@@ -1,0 +1,234 @@
+"""What all estimators share: parameters as scikit-learn knows them, seeds, labels, and a file of their own.
+
+scikit-learn itself is not needed: an estimator is one by what it can do, not by whom it descends from.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from keyquery.files import write_all
+
+FORMAT = 1
+Fitted = TypeVar("Fitted", bound="Estimator")
+
+
+class NotFittedError(ValueError, AttributeError):
+    """The estimator has learned nothing yet."""
+
+
+class Estimator:
+    """Parameters are the arguments of the constructor, kept as they were given; what is learned ends in `_`.
+
+    >>> class Mean(Estimator):
+    ...     def __init__(self, share=0.5, verbose=False):
+    ...         self.share, self.verbose = share, verbose
+    >>> Mean(share=0.1).set_params(verbose=True)
+    Mean(share=0.1, verbose=True)
+    """
+
+    _estimator_type: ClassVar[str]  # how scikit-learn before 1.6 tells a classifier
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        found = list(signature(cls.__init__).parameters.values())[1:]
+        return {parameter.name: parameter.default for parameter in found}
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters by name; `deep` is for those that hold estimators, which none here does."""
+        return {name: getattr(self, name) for name in self._defaults()}
+
+    def set_params(self: Fitted, **params: Any) -> Fitted:
+        """Change parameters, for the next fit."""
+        known = self._defaults()
+        for name in params:
+            if name not in known:
+                raise ValueError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        known = self._defaults()
+        given = [f"{name}={value!r}" for name, value in self.get_params().items() if repr(value) != repr(known[name])]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: networks on the processor, so that they can be read where there is no GPU."""
+        return {
+            name: copy.deepcopy(value).cpu() if isinstance(value, nn.Module) else value
+            for name, value in vars(self).items()
+        }
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return any(name.endswith("_") and not name.startswith("_") for name in vars(self))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = import_module("sklearn.utils")
+        return tags.Tags(
+            estimator_type=getattr(self, "_estimator_type", None),
+            target_tags=tags.TargetTags(required=True),
+            classifier_tags=tags.ClassifierTags() if self._estimator_type == "classifier" else None,
+            regressor_tags=tags.RegressorTags() if self._estimator_type == "regressor" else None,
+            input_tags=tags.InputTags(),
+        )
+
+    def _check_fitted(self) -> None:
+        if not self.__sklearn_is_fitted__():
+            try:
+                error = import_module("sklearn.exceptions").NotFittedError
+            except ImportError:
+                error = NotFittedError
+            raise error(f"this {type(self).__name__} is not fitted yet: call fit first")
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed out of None, a number, or a generator of numpy's, from which one is drawn.
+
+    >>> seed_of(7)
+    7
+    """
+    most = 2**20  # as far as the seeds of the training loop go
+    if random_state is None:
+        return int(np.random.default_rng().integers(most))
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(most))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(most))
+    if isinstance(random_state, bool) or not isinstance(random_state, (int, np.integer)) or random_state < 0:
+        raise ValueError(f"random_state must be None, a number from 0 on or a generator, got {random_state!r}")
+    return int(random_state) % most
+
+
+def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
+    """Class labels (n,), checked: one for each of `count` samples, none missing, no fractions.
+
+    >>> labels_of("SeriesClassifier", ["up", "down"], 2).tolist()
+    ['up', 'down']
+    """
+    if y is None:
+        raise ValueError(f"{name} requires y to be passed, but the target y is None: give one label a sample")
+    labels = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        _warn_of_column()
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(f"y must be (n,), one label a sample, got shape {labels.shape}")
+    if len(labels) != count:
+        raise ValueError(f"y must have a label for each of the {count} samples of X, got {len(labels)}")
+    if labels.dtype == object:
+        if any(label is None or label != label for label in labels):
+            raise ValueError("y must have a label for every sample, got None or NaN")
+        kinds = {type(label) for label in labels}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"y must hold labels of one type, got {', '.join(sorted(kind.__name__ for kind in kinds))}"
+            )
+        labels = np.array(labels.tolist())
+    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
+        raise ValueError("y must have a label for every sample, got NaN or infinity")
+    fractions = labels.dtype.kind == "f" and np.any(labels != np.round(labels))
+    if fractions or labels.dtype.kind not in "biufUSM":
+        raise ValueError(f"Unknown label type: y must hold classes, got {labels.dtype} such as {labels[0]!r}")
+    return labels
+
+
+def _warn_of_column() -> None:
+    try:
+        category = import_module("sklearn.exceptions").DataConversionWarning
+    except ImportError:
+        category = UserWarning
+    said = "A column-vector y was passed when a 1d array was expected: y (n, 1) is taken as (n,)"
+    warnings.warn(said, category, stacklevel=4)
+
+
+def hold_out(labels: Shaped[np.ndarray, " n"], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which samples to learn from and which to hold out, class by class; a class of one is learned from.
+
+    Of a class of two or more at least one is held out, and at least one is not.
+
+    >>> learned, held = hold_out(np.array([0, 0, 0, 0, 1, 1, 2]), 0.25, seed=0)
+    >>> len(learned), len(held)
+    (5, 2)
+    """
+    generator, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        if share > 0 and len(members) > 1:
+            held[members[: min(max(round(share * len(members)), 1), len(members) - 1)]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def write_fitted(path: str | Path, kind: str, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """An estimator as one safetensors file, its facts as JSON in the metadata; whole or not at all."""
+    said = json.dumps({"kind": kind, "format": FORMAT, **facts}, allow_nan=False)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_all({Path(path): save(kept, {"keyquery": said})})
+
+
+def read_fitted(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Facts and tensors of a file that `write_fitted` wrote; nothing in it is run."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no whole file of an estimator: {error}") from None
+    if not isinstance(facts, dict) or facts.pop("kind", None) != kind:
+        raise ValueError(f"{path} is no saved {kind}")
+    if (version := facts.pop("format", None)) != FORMAT:
+        raise ValueError(f"{path} is of format {version!r}; this version reads {FORMAT}")
+    return facts, tensors
+
+
+def label_facts(classes: Shaped[np.ndarray, " classes"]) -> dict[str, Any]:
+    """Labels as JSON holds them.
+
+    >>> classes_of(label_facts(np.array([2, 5], dtype=np.int8)))
+    array([2, 5], dtype=int8)
+    """
+    listed = classes.astype(str) if classes.dtype.kind == "M" else classes
+    if classes.dtype.kind == "S":
+        listed = np.char.decode(classes, "latin-1")
+    return {"dtype": classes.dtype.str, "labels": listed.tolist()}
+
+
+def classes_of(facts: dict[str, Any]) -> Shaped[np.ndarray, " classes"]:
+    """Labels that `label_facts` wrote."""
+    dtype = np.dtype(str(facts["dtype"]))
+    if dtype.kind not in "biufUSM":
+        raise ValueError(f"labels cannot be of dtype {dtype}")
+    listed = np.array(facts["labels"])
+    return np.char.encode(listed, "latin-1").astype(dtype) if dtype.kind == "S" else listed.astype(dtype)
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """With torch's generators at `seed`, and afterwards as they were.
+
+    >>> before = torch.get_rng_state()
+    >>> with seeded(0, "cpu"):
+    ...     x = torch.randn(3)
+    >>> torch.equal(before, torch.get_rng_state())
+    True
+    """
+    with torch.random.fork_rng([torch.device(device)] if device.startswith("cuda") else []):
+        torch.manual_seed(seed)
+        yield

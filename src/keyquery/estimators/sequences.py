@@ -1,0 +1,119 @@
+"""Series as users have them, to padded tensors as networks want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from keyquery.data.series import Series
+
+
+class Padded(NamedTuple):
+    """Standardised series of one batch; a token is real where any of its dimensions has a value."""
+
+    values: Float[Tensor, "batch n dims"]  # 0 where there is none
+    real: Bool[Tensor, "batch n"]
+
+    def take(self, index: Tensor) -> Padded:
+        """Some series, no longer than the longest of them."""
+        real = self.real[index]
+        length = int(real.any(0).nonzero().max()) + 1
+        return Padded(self.values[index, :length], real[:, :length])
+
+    def batches(self, size: int) -> Iterator[Padded]:
+        """All series, a few at a time."""
+        for first in range(0, len(self.values), size):
+            yield self.take(torch.arange(first, min(first + size, len(self.values)), device=self.values.device))
+
+
+def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
+    """A list of arrays (length, dims), out of such a list, an array (n, length, dims) or (n, length), or a Series.
+
+    Every series has the same dims and at least one value; NaN is a value that is missing.
+
+    >>> [one.shape for one in series_of([[1.0, 2.0, 3.0], [4.0]])]
+    [(3, 1), (1, 1)]
+    """
+    if isinstance(X, Series):
+        X = X.values
+    if hasattr(X, "toarray"):
+        raise TypeError("X is a sparse matrix; dense data is required: give X.toarray()")
+    if isinstance(X, Tensor):
+        X = X.detach().cpu().numpy()
+    if not isinstance(X, (list, tuple)):
+        X = np.asarray(X)
+        if X.ndim not in (2, 3):
+            if X.ndim == 1 and X.dtype == object:
+                return series_of(list(X))
+            told = "Reshape your data: one series alone is X[None]" if X.ndim == 1 else "that is one axis too many"
+            raise ValueError(f"X must be (n, length, dims) or (n, length), or a list of series, got {X.shape}. {told}")
+        if 0 in X.shape[1:]:
+            raise ValueError(
+                f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no steps"
+            )
+    if len(X) == 0:
+        raise ValueError("X holds no series: found 0 sample(s), at least one is required")
+    found = [_one(number, one) for number, one in enumerate(X)]
+    dims = found[0].shape[1]
+    for number, one in enumerate(found):
+        if one.shape[1] != dims:
+            raise ValueError(
+                f"all series of X must have the dims of the first, {dims}; series {number} has {one.shape[1]}"
+            )
+    return found
+
+
+def _one(number: int, one: Any) -> np.ndarray:
+    if isinstance(one, Tensor):
+        one = one.detach().cpu().numpy()
+    try:
+        values = np.asarray(one)
+        if values.dtype.kind == "c":
+            raise ValueError("Complex data not supported")
+        values = values.astype(np.float64)
+    except ValueError as error:
+        raise ValueError(f"series {number} of X must be an array of numbers (length, dims): {error}") from None
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2:
+        raise ValueError(f"series {number} of X must be (length, dims) or (length,), got shape {values.shape}")
+    if values.size == 0:
+        raise ValueError(f"series {number} of X has no values: its shape is {values.shape}")
+    if np.isinf(values).any():
+        raise ValueError(f"series {number} of X holds infinity: values must be finite, or NaN where they are missing")
+    if np.isnan(values).all():
+        raise ValueError(f"series {number} of X has no values: all are NaN")
+    return values
+
+
+def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (dims,) of all values that are there; 1 where a dimension does not vary.
+
+    >>> statistics([np.array([[1.0], [np.nan]]), np.array([[3.0]])])
+    (array([2.]), array([1.]))
+    """
+    values = np.concatenate(series)
+    there = ~np.isnan(values)
+    counts = np.maximum(there.sum(0), 1)
+    mean = np.where(there, values, 0.0).sum(0) / counts
+    spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
+    if not (np.isfinite(mean).all() and np.isfinite(spread).all()):
+        raise ValueError("X holds values too large to be standardised: their squares are infinite")
+    still = spread <= 1e-9 * np.abs(mean)  # what does not vary, but for rounding
+    return mean, np.where(still | (spread == 0), 1.0, spread)
+
+
+def padded(series: Sequence[np.ndarray], mean: np.ndarray, scale: np.ndarray, device: str = "cpu") -> Padded:
+    """Series standardised and filled up with 0 to the longest; a value that is missing is 0 too, the mean."""
+    lengths = [len(one) for one in series]
+    values = np.zeros((len(series), max(lengths), len(mean)), dtype=np.float32)
+    real = np.zeros(values.shape[:2], dtype=bool)
+    for number, one in enumerate(series):
+        values[number, : len(one)] = np.nan_to_num((one - mean) / scale, nan=0.0)
+        real[number, : len(one)] = ~np.isnan(one).all(1)
+    return Padded(torch.from_numpy(values).to(device), torch.from_numpy(real).to(device))

@@ -1,0 +1,86 @@
+"""The study of primal attention as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.report.trainings import seeds_of
+from keyquery.report.worth import TITLES, Rows, called
+from keyquery.studies.primal import PrimalStudy
+
+
+def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any]:
+    """Accuracies on series, on the arena beside published ones, and what a step costs."""
+    rows = reading.summary()
+    shown: list[Any] = []
+    for part, show in {"series": _series, "arena": _arena, "speed": _speed}.items():
+        found = [row for row in rows if row["part"] == part]
+        if found:
+            shown += [*([""] if shown else []), *show(found, table)]
+    return shown
+
+
+def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    made = _left(table("dataset", "attention", "protocol", "variant", "accuracy %"), 4)
+    for row in rows:
+        made.add_row(row["dataset"], row["attention"], row["protocol"], row["variant"], _percent(row))
+    return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
+
+
+def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    made = _left(table("task", "attention", "of the steps", "accuracy %", "published"), 2)
+    for row in rows:
+        share = f"{row['share_run']:.0%}" if row["share_run"] >= 0.01 else f"{row['share_run']:.1g}"
+        made.add_row(
+            TITLES[row["task"]], called(row["attention"]), share, _percent(row), f"{100 * row['published']:.1f}"
+        )
+    said = f"Long Range Arena: accuracy on the test, mean of {seeds_of(rows)}"
+    short = [row for row in rows if row["share_run"] < 1]
+    notes = []
+    if any(row["schedule_run"] < 1 for row in short):
+        notes.append("Runs below 100 % of the steps were cut short: the learning rate has not come down.")
+    if any(row["schedule_run"] == 1 for row in short):
+        notes.append("Whole runs of fewer steps have a schedule that is shorter as well.")
+    return [Text(said, style="bold"), made, *notes]
+
+
+def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    made = _left(table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "published"), 2)
+    for row in rows:
+        name = TITLES[row["task"]], called(row["attention"])
+        if row["ms"] is None:
+            made.add_row(*name, "does not fit")
+            continue
+        memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
+        spread = f"{row['ms']:.1f} ({row['ms_low']:.1f}–{row['ms_high']:.1f})"
+        busy = "–" if row["busy_ms"] is None else f"{row['busy_ms']:.1f}"
+        ratios = (_times(row[key]) for key in ("faster", "faster_than_eager", "published_faster"))
+        made.add_row(*name, spread, busy, memory, *ratios)
+    said = f"a training step on {rows[0]['device']}: median (lowest–highest)"
+    notes = [
+        "busy: ms that the GPU is at work. fused, eager: how many times as fast as that softmax;",
+        "published: as one that writes every score, as eager does.",
+    ]
+    return [Text(said, style="bold"), made, *notes]
+
+
+def _left(table: Table, count: int) -> Table:
+    """The first columns hold words."""
+    for column in table.columns[:count]:
+        column.justify, column.no_wrap = "left", True
+    return table
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def _percent(row: dict[str, Any]) -> str:
+    if row["accuracy"] is None:
+        return "–"
+    spread = row["accuracy_sd"]
+    return f"{100 * row['accuracy']:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")

@@ -1,0 +1,127 @@
+"""ListOps: nested lists of digits under MIN, MAX, MED and SM (sum modulo 10), to be evaluated to one digit.
+
+Parameters of the published generator of the Long Range Arena: a node is an operator with probability ¼ (its constant
+of .25, though it is called the probability of a value) and else a digit, below depth 10 always a digit; an operator has
+2 to 10 arguments, all equally likely; MED is the median, rounded down; trees of more than 500 and fewer than 2,000
+tokens are kept. Ours: the order of random numbers, since whole levels of many trees are drawn at once; a root is an
+operator from the start (a lone digit would never be kept); trees are not compared with each other, which at 500 tokens
+finds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+OPERATORS = ("MIN", "MAX", "MED", "SM")
+DIGIT, OPEN, CLOSE = 1, 11, 15  # the first token of each kind; 0 is padding
+VOCABULARY = 16
+OPERATOR_SHARE = 0.25
+DEPTH = 10
+ARGUMENTS = 10
+SHORTEST, LONGEST = 500, 2000  # both are themselves left out
+ATTEMPTS = 512  # trees that are drawn at once; about one in three is kept
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Nodes of one depth of many trees. Children of one node stand side by side, in the order of their parents."""
+
+    tree: Int64[np.ndarray, " nodes"]
+    arity: Int64[np.ndarray, " nodes"]  # 0: a digit
+    content: Int64[np.ndarray, " nodes"]  # the digit, or the number of the operator
+
+    def kept(self, trees: np.ndarray, number: np.ndarray) -> _Level:
+        """The nodes of some trees, which get new numbers."""
+        chosen = trees[self.tree]
+        return _Level(number[self.tree[chosen]], self.arity[chosen], self.content[chosen])
+
+
+def listops(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]:
+    """Token sequences, filled up with 0 to 2,000, and the digit that each evaluates to.
+
+    Tokens are 1 + digit, 11 + operator, which opens a list, and 15, which closes one: [MAX 2 9] is 12 3 10 15.
+
+    >>> tokens, labels = listops(2, seed=0)
+    >>> tokens.shape, bool(labels.max() < 10)
+    ((2, 2000), True)
+    """
+    rng = np.random.default_rng(seed)
+    tokens, labels, found = [np.zeros((0, LONGEST), np.uint8)], [np.zeros(0, np.uint8)], 0
+    while found < count:
+        levels = _fitting(_drawn(rng))
+        row, label = _written(levels)
+        tokens.append(row)
+        labels.append(label)
+        found += len(row)
+    return np.concatenate(tokens)[:count], np.concatenate(labels)[:count]
+
+
+def _drawn(rng: np.random.Generator) -> list[_Level]:
+    """Trees from their roots down, level by level."""
+    tree, levels = np.arange(ATTEMPTS), []
+    for depth in range(1, DEPTH + 1):
+        share = {1: 1.0, DEPTH: 0.0}.get(depth, OPERATOR_SHARE)
+        operator = rng.random(len(tree)) < share
+        arity = np.where(operator, rng.integers(2, ARGUMENTS + 1, len(tree)), 0)
+        content = np.where(operator, rng.integers(len(OPERATORS), size=len(tree)), rng.integers(10, size=len(tree)))
+        levels.append(_Level(tree, arity, content))
+        tree = tree.repeat(arity)
+    return levels
+
+
+def _fitting(levels: list[_Level]) -> list[_Level]:
+    """Only the trees whose length is right: a digit is one token, an operator two."""
+    length = np.sum([np.bincount(level.tree, 1.0 + (level.arity > 0), ATTEMPTS) for level in levels], 0)
+    kept = (length > SHORTEST) & (length < LONGEST)
+    return [level.kept(kept, kept.cumsum() - 1) for level in levels]
+
+
+def _written(levels: list[_Level]) -> tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]:
+    """Lengths and values from the leaves up, then each node's place from the root down."""
+    sizes: list[Any] = [None] * len(levels)
+    size, value = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for depth in reversed(range(len(levels))):
+        level = levels[depth]
+        operator = level.arity > 0
+        own, said = np.ones(len(level.tree), np.int64), level.content.copy()
+        if operator.any():
+            starts = _starts(level.arity[operator])
+            own[operator] = 2 + np.add.reduceat(size, starts)
+            said[operator] = _evaluated(level.content[operator], level.arity[operator], starts, value)
+        size, value = own, said
+        sizes[depth] = own
+    tokens = np.zeros(len(value) * LONGEST, np.uint8)
+    place = np.arange(len(value)) * LONGEST
+    for level, size, below in zip(levels, sizes, [*sizes[1:], np.zeros(0, np.int64)], strict=True):
+        operator = level.arity > 0
+        tokens[place] = np.where(operator, OPEN, DIGIT) + level.content
+        tokens[(place + size - 1)[operator]] = CLOSE
+        place = _places(level, place, below)
+    return tokens.reshape(-1, LONGEST), value.astype(np.uint8)
+
+
+def _places(level: _Level, place: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Where the children of a level stand: after their parent's token and their elder siblings."""
+    arity = level.arity[level.arity > 0]
+    before = below.cumsum() - below
+    first = (place[level.arity > 0] + 1 - before[_starts(arity)]) if len(arity) else arity
+    return before + first.repeat(arity)
+
+
+def _starts(arity: np.ndarray) -> np.ndarray:
+    return arity.cumsum() - arity
+
+
+def _evaluated(operator: np.ndarray, arity: np.ndarray, starts: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """What each operator makes of its arguments; a median of an even number is the mean of the middle two, cut."""
+    each = np.full((len(arity), ARGUMENTS), 10)  # larger than any digit: sorts to the end
+    each[np.arange(ARGUMENTS) < arity[:, None]] = value
+    each.sort(1)
+    rows = np.arange(len(arity))
+    median = (each[rows, (arity - 1) // 2] + each[rows, arity // 2]) // 2
+    total = np.add.reduceat(value, starts) % 10
+    return np.stack((each[:, 0], each[rows, arity - 1], median, total))[operator, rows]

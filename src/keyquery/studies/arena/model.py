@@ -1,0 +1,96 @@
+"""The published model of the Long Range Arena's comparison: two blocks of width 64, and a plain softmax to time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from keyquery.layers import Encoder, PrimalAttention
+
+WIDTH, DEPTH, HEADS, HIDDEN, DROPOUT = 64, 2, 2, 128, 0.1
+ATTENTIONS = ("primal", "primal+", "general")  # general: softmax, fused
+EAGER = "eager"  # softmax that writes every score, as the published comparison timed it
+
+
+class Classifier(nn.Module):
+    """Tokens to logits: learned places, pre-norm blocks, the mean over real tokens, two linear maps.
+
+    The published one takes the mean over padding too. `primal` holds rank and eta of primal blocks.
+
+    >>> model = Classifier("primal+", vocabulary=16, length=50, classes=10, primal={"rank": 4, "eta": 0.1})
+    >>> model(torch.randint(16, (2, 50))).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, attention: str, vocabulary: int, length: int, classes: int, primal: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        kernel = "general" if attention == EAGER else attention
+        options: dict[str, Any] = {"hidden": HIDDEN, "dropout": DROPOUT}
+        if kernel != "general":
+            options["primal"] = primal
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
+        self.places = nn.Parameter(torch.empty(length, WIDTH))
+        self.dropout = nn.Dropout(DROPOUT)
+        self.body = Encoder(WIDTH, DEPTH, HEADS, kernel=kernel, **options)
+        self.head = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
+        for weight in (self.tokens.weight, self.places):
+            nn.init.normal_(weight, std=0.02)
+        if attention == EAGER:
+            for block in self.body.blocks:
+                block.attention = Eager()
+
+    def forward(
+        self, tokens: Integer[Tensor, "batch n"], mask: Bool[Tensor, "batch n"] | None = None
+    ) -> Float[Tensor, "batch classes"]:
+        """Logits; `mask` is True for real tokens, None where all are."""
+        x = self.dropout(self.tokens(tokens.int()) + self.places[: tokens.shape[1]])
+        x = self.body(x, mask)
+        if mask is None:
+            return self.head(x.mean(1))
+        real = mask.unsqueeze(-1)
+        return self.head(x.where(real, 0.0).sum(1) / real.sum(1))
+
+
+def start_as_published(model: nn.Module) -> None:
+    """Make the weights of fresh primal layers as small as the released code does.
+
+    There, columns of We and Wr have length 1/√rank, not 1, and Λ = u² with u uniform on (0, 1), not 1. J² is of the
+    fourth order in the weights and of the second in Λ: without this it is hundreds of times the task's loss at first.
+
+    >>> layer = kq.PrimalAttention(64, heads=2, rank=20)
+    >>> start_as_published(layer)
+    >>> bool(torch.allclose(layer.we.norm(dim=1), torch.tensor(20**-0.5)))
+    True
+    """
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, PrimalAttention):
+                layer.directions.mul_(layer.rank**-0.5)
+                layer.log_lambda.copy_(2 * torch.rand_like(layer.log_lambda).clamp(min=1e-3).log())
+
+
+class Eager(nn.Module):
+    """Softmax attention step by step: scores, their softmax and its dropout are all written, n × n for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+
+    def forward(
+        self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
+    ) -> Float[Tensor, "batch n dim"]:
+        """Attend; every token sees every real one."""
+        query, key, value = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        scores = query @ key.mT * (WIDTH // HEADS) ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
+        weights = dropout(scores.softmax(-1), DROPOUT, self.training)
+        return self.output((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))

@@ -1,0 +1,236 @@
+"""The four tasks: what is published of each, and its sequences, made once and kept in the study's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from keyquery.data import load_images, read_column
+from keyquery.files import write_all
+from keyquery.progress import Progress, silent
+from keyquery.studies.arena.listops import listops
+from keyquery.studies.arena.pathfinder import pathfinder
+
+SPLITS = ("train", "validation", "test")
+CHUNK = 1000  # examples that are generated from one seed, whoever does it
+VERSION = 1  # of the generators: what they made earlier is not mixed with what they make now
+Rows = tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]
+GENERATORS: dict[str, Callable[[int, Any], Rows]] = {"listops": listops, "pathfinder": pathfinder}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaTask:
+    """A task's sizes and what is published of it; `settings` holds rank and eta of both primal models."""
+
+    length: int
+    vocabulary: int
+    classes: int
+    padded: bool
+    batch: int
+    steps: int
+    warmup: int
+    settings: Mapping[str, tuple[int, float]]
+    accuracy: Mapping[str, float]  # published, of one run, in percent
+    faster: float  # published, of primal against a softmax that writes all scores
+    examples: tuple[int, int, int]  # to train, to choose by, to test
+    checks: int = 20  # evaluations on the way; published: 100 of ListOps, 40 of Text, 200 of the others
+    source: str | None = None  # the file that it is made of; None: by a generator
+
+
+def _published(*accuracy: float) -> dict[str, float]:
+    return dict(zip(("primal", "primal+", "general"), accuracy, strict=True))
+
+
+TASKS: dict[str, ArenaTask] = {
+    "listops": ArenaTask(
+        length=2000,
+        vocabulary=16,
+        classes=10,
+        padded=True,
+        batch=32,
+        steps=5000,
+        warmup=1000,
+        settings={"primal": (20, 0.1), "primal+": (30, 0.05)},
+        accuracy=_published(37.3, 37.3, 37.1),
+        faster=3.4,
+        examples=(96_000, 2_000, 2_000),
+    ),
+    "text": ArenaTask(
+        length=4096,
+        vocabulary=256,
+        classes=2,
+        padded=True,
+        batch=32,
+        steps=20_000,
+        warmup=8000,
+        settings={"primal": (20, 0.05), "primal+": (30, 0.1)},
+        accuracy=_published(61.2, 65.4, 65.0),
+        faster=7.4,
+        examples=(22_500, 2_500, 25_000),
+        source="a .tsv file with columns split, label and text",
+    ),
+    "image": ArenaTask(
+        length=1024,
+        vocabulary=256,
+        classes=10,
+        padded=False,
+        batch=256,
+        steps=35_000,
+        warmup=175,
+        settings={"primal": (30, 0.1), "primal+": (30, 0.1)},
+        accuracy=_published(43.0, 43.9, 38.2),
+        faster=2.3,
+        examples=(45_000, 5_000, 10_000),
+        checks=40,
+        source="an .npz file of images with labels and n_train",
+    ),
+    "pathfinder": ArenaTask(
+        length=1024,
+        vocabulary=256,
+        classes=2,
+        padded=False,
+        batch=256,
+        steps=62_400,
+        warmup=312,
+        settings={"primal": (30, 0.1), "primal+": (20, 0.05)},
+        accuracy=_published(68.3, 74.3, 74.2),
+        faster=2.3,
+        examples=(160_000, 20_000, 20_000),
+        checks=40,
+    ),
+}
+
+
+def prepare_arena(
+    task: str,
+    folder: Path,
+    source: str | Path | None = None,
+    examples: tuple[int, int, int] | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The facts of a task whose sequences lie in `folder`; they are made where they are not there yet.
+
+    ListOps and Pathfinder are generated, chunk by chunk, each by its own seed, so that any number of `workers` makes
+    the same. Text is made of a .tsv file, whose rows marked `train` and `test` are kept apart, each text cut after
+    4,096 bytes; Image of an .npz file, grey. Of both, a share of what is trained on is set apart to choose by. Without
+    a source, what lies in the folder is used.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     prepare_arena("listops", Path(folder), examples=(3, 1, 2))["examples"]
+    [3, 1, 2]
+    """
+    known = TASKS[task]
+    kept = folder / "arena" / f"{task}.json"
+    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    wanted = list(examples or known.examples)
+    named = None if source is None or task in GENERATORS else Path(source).name
+    there = facts.get("version") == VERSION and named in (None, facts["source"])
+    if there and (task not in GENERATORS or facts["examples"] == wanted):
+        return facts
+    if task in GENERATORS:
+        made = _generated(task, wanted, workers, progress or silent)
+    elif source is None:
+        raise ValueError(f"task {task!r} needs {known.source}: {folder} holds no sequences of an earlier run")
+    else:
+        made = (_texts if task == "text" else _images)(Path(source), wanted[1])
+    digest = hashlib.sha256()
+    for array in made.values():
+        digest.update(array.tobytes())
+    facts = {
+        "task": task,
+        "version": VERSION,
+        "digest": digest.hexdigest()[:16],
+        "source": named,
+        "examples": [len(made[f"{split}_labels"]) for split in SPLITS],
+    }
+    packed = io.BytesIO()
+    np.savez(packed, allow_pickle=False, **made)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_all({kept.with_suffix(".npz"): packed.getvalue(), kept: json.dumps(facts) + "\n"})
+    return facts
+
+
+def load_arena(task: str, folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Tokens (count, n) and labels (count,) of each split, as they were prepared."""
+    with np.load(folder / "arena" / f"{task}.npz", allow_pickle=False) as file:
+        return {split: (file[split], file[f"{split}_labels"]) for split in SPLITS}
+
+
+def _generated(task: str, examples: list[int], workers: int, progress: Progress) -> dict[str, np.ndarray]:
+    """Splits never share a seed; the last chunk of each may be shorter."""
+    work = [
+        (split, chunk, min(CHUNK, count - chunk * CHUNK))
+        for split, count in enumerate(examples)
+        for chunk in range(-(-count // CHUNK))
+    ]
+    many = workers > 1 and len(work) > len(SPLITS)  # a chunk or so is made before a process has begun
+    with ProcessPoolExecutor(workers, get_context("spawn")) if many else nullcontext() as pool:
+        run = partial(_chunk, task)
+        done = pool.map(run, work) if pool is not None else map(run, work)
+        found = list(progress(done, f"making {task}", len(work)))
+    made: dict[str, np.ndarray] = {}
+    for number, split in enumerate(SPLITS):
+        own = [rows for (place, _, _), rows in zip(work, found, strict=True) if place == number]
+        for name, part in ((split, 0), (f"{split}_labels", 1)):
+            made[name] = np.concatenate([rows[part] for rows in own])
+    return made
+
+
+def _chunk(task: str, work: tuple[int, int, int]) -> Rows:
+    split, chunk, count = work
+    return GENERATORS[task](count, [split, chunk])
+
+
+def _texts(path: Path, checked: int) -> dict[str, np.ndarray]:
+    """Bytes of every text; UTF-8 text has no byte 0, which is padding here."""
+    length = TASKS["text"].length
+    splits, names, texts = (read_column(path, column) for column in ("split", "label", "text"))
+    tokens = np.zeros((len(texts), length), np.uint8)
+    for row, text in zip(tokens, texts, strict=True):
+        data = np.frombuffer(text.encode()[:length], np.uint8)
+        row[: len(data)] = data
+    if not set(names) <= {"0", "1"}:
+        raise ValueError(f"{path}: label must be 0 or 1, got {', '.join(sorted(set(names))[:4])}")
+    return _split(path, tokens, np.array(names, np.uint8), np.array(splits) == "train", checked)
+
+
+def _images(path: Path, checked: int) -> dict[str, np.ndarray]:
+    """Grey as the eye weighs colours (ITU-R 601), row by row; the first n_train images are those to train on."""
+    images = load_images(path)
+    with np.load(path, allow_pickle=False) as file:
+        if "n_train" not in file or images.labels is None:
+            raise ValueError(f"{path} must hold labels, and n_train, how many images are to be trained on")
+        count = int(file["n_train"])
+    _, height, width, channels = images.pixels.shape
+    if height * width != TASKS["image"].length:
+        raise ValueError(f"{path}: images must be 32 × 32, got {height} × {width}")
+    weights = np.array([299, 587, 114], np.uint32) if channels == 3 else np.array([1000], np.uint32)
+    grey = np.concatenate([(part @ weights + 500) // 1000 for part in np.array_split(images.pixels, 20)])
+    tokens = grey.reshape(len(grey), -1).astype(np.uint8)
+    return _split(path, tokens, images.labels.astype(np.uint8), np.arange(len(grey)) < count, checked)
+
+
+def _split(
+    path: Path, tokens: np.ndarray, labels: np.ndarray, learned: np.ndarray, checked: int
+) -> dict[str, np.ndarray]:
+    """The test as it is; of the rest, `checked` examples drawn once are set apart to choose by."""
+    rest = np.random.default_rng(0).permutation(np.nonzero(learned)[0])  # files are sorted by class
+    if not checked < len(rest) < len(labels):
+        raise ValueError(f"{path} must hold more than {checked} examples to train on, and some to test on")
+    chosen = {"train": rest[checked:], "validation": rest[:checked], "test": np.nonzero(~learned)[0]}
+    parts = {split: {split: tokens[rows], f"{split}_labels": labels[rows]} for split, rows in chosen.items()}
+    return {name: array for part in parts.values() for name, array in part.items()}

@@ -1,0 +1,256 @@
+"""Study `primal`: what Primal-Attention is worth, against fused softmax, on series and on long sequences.
+
+The claims: it does as well as softmax or better (Primal.+, where only the last layer is primal, better on the whole),
+and is two to seven times as fast as a softmax that writes every score.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from keyquery.capture.load import pick_device
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.arena.model import ATTENTIONS
+from keyquery.studies.arena.speed import Speed
+from keyquery.studies.arena.tasks import GENERATORS, TASKS, prepare_arena
+from keyquery.studies.arena.training import ArenaTraining
+from keyquery.studies.jobs import device_name, finish
+from keyquery.studies.rows import firsts, over_seeds
+from keyquery.studies.series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
+
+PARTS = ("series", "ablation", "arena", "speed", "all")
+SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps, without a word
+SERIES = ("dataset", "attention", "protocol", "variant")
+ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimalStudy(Reading, kind="primal study"):
+    """How primal attention did beside softmax, training by training, and what a step of each costs."""
+
+    series: Sequence[Mapping[str, Any]]  # one a training on a set of series
+    arena: Sequence[Mapping[str, Any]]  # one a training on a task of the arena
+    speed: Sequence[Mapping[str, Any]]  # one a task, each with `rows`, one an attention
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a training and a timed step, named by its part; curves and spectra are left to JSON."""
+        parts = {"series": self.series, "arena": self.arena, "speed": self._timed()}
+        return [
+            {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
+            for part, rows in parts.items()
+            for row in rows
+        ]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds of every accuracy, and what a step costs; the rows of one part have the same keys.
+
+        Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
+        below 1 it was cut short, and its learning rate had not come down.
+        """
+        found = over_seeds(self.series, SERIES, ("accuracy", "last_accuracy"))
+        rows = [{"part": "series", **row} for row in found]
+        found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
+        keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
+        rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in found]
+        return rows + [{"part": "speed", **row} for row in self._timed()]
+
+    def _timed(self) -> list[dict[str, Any]]:
+        usual = {"ms": None, "ms_low": None, "ms_high": None, "busy_ms": None, "peak_bytes": None, "note": None}
+        usual |= dict.fromkeys(("faster", "faster_low", "faster_high", "faster_than_eager", "published_faster"))
+        return [
+            {"task": run["task"], "device": run["device"], **usual, **row} for run in self.speed for row in run["rows"]
+        ]
+
+    def decays(self) -> list[dict[str, Any]]:
+        """How fast the singular values of each layer's kernel fall, on series: mean and spread over seeds.
+
+        `start` and `trained` are the share of the first value in the sum of all, before and after training: the former
+        is the control, since the kernel is steep by its form. `start_most` and `trained_most` are how many values make
+        nine tenths; None where more are needed than were kept.
+        """
+        rows = [
+            {**row, "layer": layer, **_steep("start", start), **_steep("trained", trained)}
+            for row in self.series
+            for layer, (start, trained) in enumerate(zip(*map(row["decay"].get, ("start", "trained")), strict=True))
+            if start is not None and trained is not None
+        ]
+        return over_seeds(rows, (*SERIES, "layer"), ("start", "trained", "start_most", "trained_most"))
+
+    @classmethod
+    def joined(cls, *parts: PrimalStudy) -> PrimalStudy:
+        """One reading of runs that were made apart; of the same training, the one that ran longest counts."""
+        arena = sorted((row for part in parts for row in part.arena), key=lambda row: -row["steps_run"])
+        kept = firsts(arena, (*ARENA, "seed"))
+        order = {task: number for number, task in enumerate(TASKS)} | {name: i for i, name in enumerate(ATTENTIONS)}
+        kept.sort(key=lambda row: (row["seed"], order[row["task"]], order[row["attention"]]))
+        return cls(
+            series=firsts(
+                (row for part in parts for row in part.series),
+                (*SERIES, "seed", "digest", "width", "rank", "eta", "epochs"),
+            ),
+            arena=kept,
+            speed=firsts((row for part in parts for row in part.speed), ("task", "where")),
+            provenance={"runs": [part.provenance for part in parts]},
+        )
+
+
+def _steep(name: str, shares: Sequence[float]) -> dict[str, Any]:
+    """The first share, and how many make nine tenths."""
+    enough = next((count for count, total in enumerate(accumulate(shares), 1) if total >= 0.9), None)
+    return {name: shares[0], f"{name}_most": enough}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained and timed."""
+
+    part: str = "all"
+    tasks: tuple[str, ...] = tuple(TASKS)
+    attentions: tuple[str, ...] = ATTENTIONS
+    seeds: tuple[int, ...] = (0, 1, 2)
+    datasets: tuple[str, ...] = ()  # of series; none: all that lie in the data
+    protocols: tuple[str, ...] = PROTOCOLS
+    width: int = 512  # of networks on series
+    epochs: int = 100
+    share: float | None = None  # of the arena's published steps; None: all of ListOps and Text, a fifth of the others
+    steps: int | None = None  # of a whole training on the arena; None: as published
+    batch: int | None = None
+    schedule: str = "published"
+    start: str = "published"
+    examples: tuple[int, int, int] | None = None  # that are generated; None: as published
+    minutes: float | None = None  # after which a training on the arena is broken off
+    repeats: int = 7  # of timed steps
+
+    def __post_init__(self) -> None:
+        check_choice("part", self.part, PARTS)
+        for task in self.tasks:
+            check_choice("task", task, tuple(TASKS))
+        for attention in self.attentions:
+            check_choice("attention", attention, ATTENTIONS)
+        check_count("repeats", self.repeats)
+        self.trainings({task: {"digest": ""} for task in self.tasks})  # refuses what no training takes
+
+    def has(self, part: str) -> bool:
+        """Whether a part is asked for."""
+        return self.part in (part, "all")
+
+    def trainings(self, facts: Mapping[str, Mapping[str, Any]]) -> list[ArenaTraining]:
+        """On the arena, seed after seed, so that a study broken off has whole comparisons."""
+        return [
+            ArenaTraining(
+                task=task,
+                attention=attention,
+                seed=seed,
+                data=facts[task]["digest"],
+                share=SHARES[task] if self.share is None else self.share,
+                schedule=self.schedule,
+                start=self.start,
+                steps=self.steps,
+                batch=self.batch,
+                minutes=self.minutes,
+            )
+            for seed in self.seeds
+            for task in self.tasks
+            for attention in self.attentions
+        ]
+
+    def trials(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
+        """On series: every attention under both protocols, and what primal is without each of its parts."""
+        for name in self.datasets:
+            check_choice("dataset", name, tuple(facts))
+        chosen = self.datasets or tuple(facts)
+        settings = []
+        if self.has("series"):
+            settings += [
+                (attention, protocol, "default") for attention in self.attentions for protocol in self.protocols
+            ]
+        if self.has("ablation"):
+            settings += [("primal", PROTOCOLS[0], variant) for variant in VARIANTS]
+        settings = list(dict.fromkeys(settings))  # both have the default
+        return [
+            SeriesTrial(
+                dataset=dataset,
+                digest=facts[dataset]["digest"],
+                attention=attention,
+                protocol=protocol,
+                variant=variant,
+                seed=seed,
+                width=self.width,
+                epochs=self.epochs,
+                **published_settings(dataset, attention, self.width),
+            )
+            for seed in self.seeds
+            for dataset in chosen
+            for attention, protocol, variant in settings
+        ]
+
+
+def primal(
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    plan: Plan | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> PrimalStudy:
+    """Train and time what the plan says, and read how primal attention did beside softmax.
+
+    `data` is a folder with what the parts are made of: .ts files of series, a .tsv file with columns split, label and
+    text for Text, an .npz file of images for Image; ListOps and Pathfinder are generated. With `out`, sequences,
+    checkpoints and every result are kept there: what is done is not done again, and what `plan.minutes` broke off goes
+    on. `workers` processes share the device; speed is measured by one, when the others are done.
+    """
+    plan = plan or Plan()
+    check_count("workers", workers)
+    chosen = pick_device(device)
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder, source = Path(place), None if data is None else Path(data)
+        trials: list[SeriesTrial] = []
+        if plan.has("series") or plan.has("ablation"):
+            series = {facts["dataset"]: facts for facts in prepare_series(source, folder)}
+            trials = plan.trials(series)
+        facts = _arena(plan, source, folder, progress) if plan.has("arena") else {}
+        trainings = plan.trainings(facts) if facts else []
+        rows = finish([*trials, *trainings], folder, chosen, workers, progress)
+        where = device_name(chosen)
+        timed = [Speed(task=t, where=where, repeats=plan.repeats, batch=plan.batch) for t in plan.tasks]
+        speed = finish(timed, folder, chosen, 1, progress) if plan.has("speed") else []
+    return PrimalStudy(
+        series=rows[: len(trials)],
+        arena=rows[len(trials) :],
+        speed=speed,
+        provenance=provenance(plan=asdict(plan), arena=facts, device=where, workers=workers),
+    )
+
+
+def _arena(plan: Plan, data: Path | None, folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]:
+    """The sequences of every task that is asked for; all are looked for before one is made."""
+    sources = {task: None if task in GENERATORS else _source(task, data) for task in plan.tasks}
+    found = {}
+    for task, source in sources.items():
+        examples = plan.examples if task in GENERATORS else None
+        found[task] = prepare_arena(task, folder, source, examples, os.cpu_count() or 1, progress)
+    return found
+
+
+def _source(task: str, data: Path | None) -> Path | None:
+    """The file of a task in a folder: the only .tsv, or .npz with images, packed or not."""
+    if data is None:
+        return None
+    if not data.is_dir():
+        raise ValueError(f"data must be a folder, got {data}")
+    ending, words = (".tsv", ("imdb", "text")) if task == "text" else (".npz", ("cifar", "image"))
+    files = sorted(file for file in data.iterdir() if ending in file.suffixes)
+    named = [file for file in files if any(word in file.name.lower() for word in words)]
+    if len(found := named or files) > 1:
+        raise ValueError(f"data must hold one {ending} file for task {task!r}, got {', '.join(f.name for f in found)}")
+    return found[0] if found else None

@@ -1,0 +1,91 @@
+"""Which stretches mattered: exact where the truth is known, and drawn."""
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery import report
+from keyquery.estimators.importance import Importance, occlude
+from keyquery.estimators.sequences import Padded
+from tests.estimators.test_series import SMALL, bumps
+
+
+def linear(data):
+    """Two classes whose log-odds are the sum of Σ t·x_t."""
+    odds = (data.values[..., 0] * torch.arange(data.values.shape[1])).sum(1)
+    return torch.stack((torch.zeros_like(odds), odds), 1).double().log_softmax(1)
+
+
+def test_of_a_linear_model_it_is_what_a_window_holds():
+    values, real = torch.randn(12, 1).abs(), torch.ones(12, dtype=torch.bool)
+    relevance, width, chosen, probability = occlude(linear, Padded(values, real), stretch=1)
+    held = values[:, 0] * torch.arange(12)
+    assert width == 1
+    assert chosen == 1
+    assert torch.allclose(torch.tensor(relevance), held, atol=1e-4)
+    assert probability == pytest.approx(float(torch.sigmoid(held.sum())))
+    wide, *_ = occlude(linear, Padded(values, real), stretch=4)  # windows at 0, 2, 4, …, the last ones cut off
+    windows = [held[first : first + 4].sum() for first in range(0, 12, 2)]
+    expected = [np.mean([w for i, w in enumerate(windows) if 2 * i <= t < 2 * i + 4]) for t in range(12)]
+    assert np.allclose(wide, expected, atol=1e-4)
+
+
+def test_missing_tokens_have_none():
+    values, real = torch.ones(8, 1), torch.ones(8, dtype=torch.bool)
+    real[2], real[6:] = False, False
+    values[~real] = 0
+    relevance, *_ = occlude(linear, Padded(values, real), stretch=1)
+    assert np.allclose(relevance, [0, 1, 0, 3, 4, 5, 0, 0], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    X, y, _ = bumps(80)
+    return kq.SeriesClassifier(**SMALL, epochs=15, lr=5e-3).fit(X, y)
+
+
+def test_the_bump_is_found(trained):
+    X, y, at = bumps(20, seed=3)
+    found = trained.importance(X)
+    assert [len(one) for one in found.relevance] == [len(one) for one in X]
+    hits = [at[i] - 1 <= int(np.argmax(one)) <= at[i] + 7 for i, one in enumerate(found.relevance)]
+    assert np.mean(hits) > 0.7  # by chance, a quarter
+    assert np.mean([one["predicted"] == label for one, label in zip(found.series, y, strict=True)]) > 0.8
+
+
+def test_it_is_a_reading(trained):
+    X, _, _ = bumps(3, seed=4)
+    X[1][2] = np.nan
+    found = trained.importance(X)
+    assert kq.Reading.load(found.to_json()) == found
+    assert len(found.to_frame()) == sum(map(len, X))
+    assert found.series[1]["values"][2] == [None, None]
+    assert "importance" in found._repr_html_()
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_it_is_drawn(tmp_path, dims):
+    values = np.random.default_rng(0).normal(size=(20, dims))
+    values[3] = np.nan
+    series = {"values": np.where(np.isnan(values), None, values), "relevance": np.linspace(-1, 2, 20), "stretch": 2}
+    reading = Importance(classes=["a", "b"], series=[{**series, "predicted": "b", "probability": 0.93}])
+    figure = reading.plot()
+    above, below = figure.axes
+    assert above.get_title("left") == "predicted b (93%)"
+    assert len(above.lines) == dims
+    shades = [patch for patch in above.patches if patch.get_alpha() is not None]
+    assert len(shades) == 20
+    assert shades[-1].get_alpha() == pytest.approx(0.6)
+    assert shades[-1].get_facecolor()[:3] != shades[0].get_facecolor()[:3]
+    assert below.get_xlabel() == "time step"
+    path = tmp_path / "series.png"
+    assert report.picture_bytes(path, reading)[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="series must be between 0 and 0, got 1"):
+        reading.plot(series=1)
+
+
+def test_a_classifier_draws_one_series(trained):
+    X, _, _ = bumps(1, seed=5)
+    figure = trained.plot(X[0], stretch=3)
+    assert "3 steps" in figure.axes[1].get_title("left")

@@ -1,0 +1,218 @@
+"""SeriesClassifier: what it learns, what it ignores, and what it says of bad input."""
+
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.estimators.base import hold_out
+from keyquery.estimators.network import BINS, SeriesNetwork, stretches
+from keyquery.estimators.sequences import padded, series_of, statistics
+
+SMALL = {"width": 16, "heads": 2, "depth": 1, "device": "cpu", "random_state": 0}
+NAN = float("nan")
+
+
+def bumps(count, seed=0, least=24, most=40):
+    """Series of two dims and many lengths: class 1 has a bump in its second dim, class 0 a dip, at any place."""
+    rng = np.random.default_rng(seed)
+    found, labels, at = [], np.arange(count) % 2, []
+    for label in labels:
+        one = rng.normal(size=(rng.integers(least, most), 2)) / 4
+        at.append(rng.integers(0, len(one) - 7))
+        one[at[-1] : at[-1] + 7, 1] += (2 * label - 1) * 3 * np.hanning(7)
+        found.append(one * [10, 0.1] + [100, -3])
+    return found, labels, at
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, y, _ = bumps(80)
+    return kq.SeriesClassifier(**SMALL, epochs=15, lr=5e-3).fit(X, y)
+
+
+def test_it_learns_what_stands_at_any_place(fitted):
+    X, y, _ = bumps(60, seed=1)
+    assert fitted.score(X, y) > 0.9
+    found = fitted.predict_proba(X)
+    assert found.shape == (60, 2)
+    assert np.allclose(found.sum(1), 1)
+    assert np.array_equal(fitted.classes_[found.argmax(1)], fitted.predict(X))
+
+
+@pytest.mark.parametrize("attention", ["primal", "primal+", "general", "rbf", "split"])
+def test_every_attention_learns(attention):
+    X, y, _ = bumps(60, least=16, most=17)
+    model = kq.SeriesClassifier(**{**SMALL, "depth": 2}, attention=attention, epochs=15, lr=5e-3).fit(X, y)
+    assert model.score(X, y) > 0.9
+    layers = [type(block.attention).__name__ for block in model.network_.encoder.blocks]
+    primal = {"primal": 2, "primal+": 1}.get(attention, 0)
+    assert layers == ["Attention"] * (2 - primal) + ["PrimalAttention"] * primal
+
+
+def test_all_kinds_of_input_mean_the_same(fitted):
+    X, _, _ = bumps(6, seed=2)
+    wide = np.full((6, max(map(len, X)) + 5, 2), NAN)
+    for number, one in enumerate(X):
+        wide[number, : len(one)] = one
+    expected = fitted.predict_proba(X)
+    assert np.allclose(fitted.predict_proba(wide), expected, atol=1e-6)
+    assert np.allclose(fitted.predict_proba(torch.from_numpy(wide)), expected, atol=1e-6)
+    assert np.allclose(fitted.predict_proba([one.tolist() for one in X]), expected, atol=1e-6)
+    assert np.allclose(fitted.predict_proba(kq.data.series.Series(tuple(X), None, ())), expected, atol=1e-6)
+    assert np.allclose(fitted.predict_proba(X[3:4]), expected[3:4], atol=1e-6)  # its batch does not matter
+
+
+def test_a_file_is_fitted_as_it_is_read(tmp_path):
+    rows = [f"{i},{i + 1},{i + 2}:{'up' if i % 2 else 'down'}" for i in range(8)]
+    path = tmp_path / "waves.ts"
+    path.write_text("@univariate true\n@classLabel true up down\n@data\n" + "\n".join(rows))
+    series = kq.data.load_ts(path)
+    model = kq.SeriesClassifier(**SMALL, epochs=1).fit(series)
+    assert model.classes_.tolist() == ["down", "up"]
+    assert model.score(series) == model.score(series.values, series.labels)
+
+
+@pytest.mark.parametrize("attention", ["primal", "general"])
+def test_padding_and_missing_tokens_reach_nothing(attention):
+    network = SeriesNetwork(2, 3, 16, 2, 2, attention, rank=4).eval()
+    values, real = torch.randn(4, 20, 2), torch.ones(4, 20, dtype=torch.bool)
+    real[:, 13:], real[1, 4:6] = False, False
+    first = network(values, real)
+    values[~real] = NAN
+    assert torch.equal(network(values, real), first)
+    assert torch.allclose(network(values[:, :13], real[:, :13]), first, atol=1e-5)
+    cross = torch.nn.functional.cross_entropy(network(values, real), torch.tensor([0, 1, 2, 0]))
+    cross.backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in network.parameters())
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 17, 40])
+def test_stretches_are_those_of_adaptive_pooling(length):
+    x, real = torch.randn(1, length + 3, 4), torch.zeros(1, length + 3, dtype=torch.bool)
+    real[:, 1 : length + 1] = True
+    expected = torch.nn.functional.adaptive_avg_pool1d(x[:, 1 : length + 1].mT, BINS).mT
+    assert torch.allclose(stretches(real, BINS) @ x, expected, atol=1e-6)
+
+
+def test_values_are_standardised_by_what_is_there():
+    series = series_of([np.array([[1.0, NAN], [NAN, NAN], [3.0, 7.0]]), np.array([[5.0, 7.0]])])
+    mean, scale = statistics(series)
+    assert mean.tolist() == [3.0, 7.0]
+    assert np.allclose(scale, [math.sqrt(8 / 3), 1.0])  # what does not vary is left as it is
+    values, real = padded(series, mean, scale)
+    assert real.tolist() == [[True, False, True], [True, False, False]]
+    gaps = torch.tensor([[False, True], [True, True], [False, False]])
+    assert (values[0][gaps] == 0).all()
+    assert torch.allclose(values[0, :, 0], torch.tensor([-2.0, 0.0, 0.0]) / math.sqrt(8 / 3))
+
+
+def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was():
+    X, y, _ = bumps(20)
+    state = torch.get_rng_state()
+    first, again, other = (
+        kq.SeriesClassifier(**{**SMALL, "random_state": seed}, epochs=2).fit(X, y).predict_proba(X)
+        for seed in (1, 1, 2)
+    )
+    assert np.array_equal(first, again)
+    assert not np.allclose(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_training_stops_early_and_keeps_the_best_epoch():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 10)), np.arange(40) % 2  # nothing to learn
+    model = kq.SeriesClassifier(**SMALL, epochs=60, patience=3, lr=5e-3).fit(X, y)
+    checks = [row["validation"] for row in model.history_]
+    assert len(checks) < 60
+    assert int(np.argmin(checks)) == len(checks) - 1 - 3
+    _, held = hold_out(y, 0.2, 0)
+    errors = 1 - model.score(X[held], y[held])
+    assert errors == pytest.approx(min(checks), abs=0.01)  # the rest is the loss, which breaks ties
+
+
+def test_without_a_holdout_all_epochs_are_run():
+    X, y, _ = bumps(10)
+    model = kq.SeriesClassifier(**SMALL, epochs=3, holdout=0).fit(X, y)
+    assert [row["epoch"] for row in model.history_] == [1, 2, 3]
+    assert "validation" not in model.history_[0]
+
+
+def test_every_class_is_held_out_and_learned_from():
+    y = np.array([0] * 50 + [1] * 2 + [2] + [3] * 5)
+    learned, held = hold_out(y, 0.2, seed=4)
+    assert sorted([*learned, *held]) == list(range(len(y)))
+    assert np.bincount(y[held], minlength=4).tolist() == [10, 1, 0, 1]
+    assert np.bincount(y[learned]).tolist() == [40, 1, 1, 4]
+    assert len(hold_out(y, 0.0, seed=4)[1]) == 0
+    X = np.random.default_rng(0).normal(size=(3, 5))  # one series a class: nothing can be held out
+    assert kq.SeriesClassifier(**SMALL, epochs=1).fit(X, ["a", "b", "c"]).predict(X).shape == (3,)
+
+
+def test_series_of_one_token_and_longer_ones_than_any_in_training(fitted):
+    assert fitted.predict([[[100.0, -3.0]], np.tile([100.0, -3.0], (400, 1))]).shape == (2,)
+    X = np.array([[-1.0], [1.0]] * 10)
+    model = kq.SeriesClassifier(**SMALL, epochs=20, lr=0.02).fit(X, np.sign(X[:, 0]))
+    assert model.score(X, np.sign(X[:, 0])) == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array(["é", "b"]),
+        np.array([3, -1], dtype=np.int8),
+        np.array([1.0, 2.0]),
+        np.array([True, False]),
+        np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]"),
+        np.array([b"\xff", b"a"]),
+        np.array(["x", "why"], dtype=object),
+    ],
+    ids=str,
+)
+def test_it_is_saved_with_labels_of_any_kind(tmp_path, labels):
+    X, y, _ = bumps(8)
+    model = kq.SeriesClassifier(**SMALL, epochs=1).fit(X, labels[y])
+    model.save(tmp_path / "model.safetensors")
+    again = kq.SeriesClassifier.load(tmp_path / "model.safetensors", device="cpu")
+    assert again.get_params() == model.get_params()
+    assert again.classes_.dtype == model.classes_.dtype
+    assert np.array_equal(again.predict(X), model.predict(X))
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+    assert again.history_ == model.history_
+    assert again.importance(X[:1]).to_json() == model.importance(X[:1]).to_json()
+
+
+def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
+    path = tmp_path / "model.safetensors"
+    fitted.save(path)
+    whole = path.read_bytes()
+    size = struct.unpack("<Q", whole[:8])[0]
+    head = json.loads(whole[8 : 8 + size])
+
+    def write(change):
+        facts = json.loads(head["__metadata__"]["keyquery"])
+        change(facts)
+        text = json.dumps({**head, "__metadata__": {"keyquery": json.dumps(facts)}}).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
+
+    cases = [
+        (lambda facts: facts.update(kind="TableClassifier"), "is no saved SeriesClassifier"),
+        (lambda facts: facts.update(format=9), "is of format 9; this version reads 1"),
+        (lambda facts: facts["params"].update(system="rm"), "is no whole SeriesClassifier: .*unexpected keyword"),
+        (lambda facts: facts["params"].update(depth=2), "is no whole SeriesClassifier: Error.* in loading state_dict"),
+        (lambda facts: facts["classes"].update(dtype="|O"), "labels cannot be of dtype object"),
+        (lambda facts: facts.pop("classes"), "is no whole SeriesClassifier: 'classes'"),
+    ]
+    for change, said in cases:
+        write(change)
+        with pytest.raises(ValueError, match=said):
+            kq.SeriesClassifier.load(path)
+    path.write_bytes(whole[:100])
+    with pytest.raises(ValueError, match="is no whole file of an estimator"):
+        kq.SeriesClassifier.load(path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        kq.SeriesClassifier.load(tmp_path / "none")

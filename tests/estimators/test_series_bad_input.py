@@ -1,0 +1,86 @@
+"""What SeriesClassifier says of input that it cannot use: one sentence, and nothing is changed."""
+
+import numpy as np
+import pytest
+
+import keyquery as kq
+
+NAN = float("nan")
+GOOD = np.arange(20.0).reshape(5, 4)
+LABELS = ["a", "b", "a", "b", "a"]
+
+
+def small(**options):
+    return kq.SeriesClassifier(**{"width": 8, "heads": 2, "depth": 1, "epochs": 1, "device": "cpu", **options})
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "said"),
+    [
+        (GOOD, LABELS[:4], "y must have a label for each of the 5 samples of X, got 4"),
+        (GOOD, ["a"] * 5, "y holds only one class, .*'a'.*: a classifier needs two or more"),
+        (GOOD[:1], ["a"], "y holds only one class"),
+        (GOOD, None, "requires y to be passed, but the target y is None"),
+        (GOOD, [0.1, 0.2, 0.3, 0.4, 0.5], "Unknown label type: y must hold classes, got float64 such as"),
+        (GOOD, [0, 1, 0, 1, NAN], "y must have a label for every sample, got NaN or infinity"),
+        (GOOD, ["a", None, "a", "b", "a"], "y must have a label for every sample, got None or NaN"),
+        (GOOD, np.array(["a", 1, "a", "b", "a"], dtype=object), "y must hold labels of one type, got int, str"),
+        (GOOD, np.ones((5, 2)), r"y must be \(n,\), one label a sample, got shape \(5, 2\)"),
+        (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
+        (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
+        ([], [], "X holds no series"),
+        ([[1.0, 2.0], []], ["a", "b"], r"series 1 of X has no values: its shape is \(0, 1\)"),
+        ([[1.0, 2.0], [NAN, NAN]], ["a", "b"], "series 1 of X has no values: all are NaN"),
+        ([[1.0, 2.0], [np.inf, 0.0]], ["a", "b"], "series 1 of X holds infinity"),
+        ([[1.0, 2.0], ["x", "y"]], ["a", "b"], "series 1 of X must be an array of numbers"),
+        ([np.ones((3, 2)), np.ones((3, 1))], ["a", "b"], "the dims of the first, 2; series 1 has 1"),
+        ([np.ones((3, 2, 1)), np.ones((3, 1))], ["a", "b"], r"series 0 of X must be \(length, dims\) or \(length,\)"),
+        ([[1e200], [-1e200]], ["a", "b"], "X holds values too large to be standardised"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_data(X, y, said):
+    model = small()
+    with pytest.raises(ValueError, match=said):
+        model.fit(X, y)
+    assert not model.__sklearn_is_fitted__()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attention": "primal++"}, "attention must be one of .*, got 'primal\\+\\+'; did you mean 'primal\\+'"),
+        ({"width": 9}, "heads must divide width: 2 does not divide 9"),
+        ({"rank": 5}, "rank must be at most 4"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"holdout": 1.0}, "holdout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1"),
+        ({"eta": -1}, "eta must be at least 0, got -1"),
+        ({"lr": NAN}, "lr must be finite"),
+        ({"random_state": "x"}, "random_state must be None, a number from 0 on"),
+    ],
+    ids=str,
+)
+def test_parameters_are_checked_at_fit(options, said):
+    model = small(**options)  # as scikit-learn wants it, the constructor checks nothing
+    with pytest.raises(ValueError, match=said):
+        model.fit(GOOD, LABELS)
+
+
+def test_predicting():
+    model = small(random_state=0)
+    with pytest.raises(ValueError, match="is not fitted yet: call fit first"):
+        model.save("nowhere")
+    model.fit(GOOD, LABELS)
+    with pytest.raises(ValueError, match="X has 2 dims, but this SeriesClassifier was fitted on series of 1"):
+        model.predict(np.ones((5, 4, 2)))
+    with pytest.raises(ValueError, match="a label for each of the 5 samples of X, got 2"):
+        model.score(GOOD, ["a", "b"])
+    assert model.score(GOOD, ["new"] * 5) == 0  # a class that was not there in training is merely never right
+    with pytest.raises(ValueError, match="stretch must be at least 1, got 0"):
+        model.importance(GOOD, stretch=0)
+    proba = model.predict_proba(GOOD)
+    with pytest.raises(ValueError, match="only one class"):
+        model.fit(GOOD, ["a"] * 5)
+    assert np.array_equal(model.predict_proba(GOOD), proba)  # a fit that fails leaves the last one

@@ -1,0 +1,117 @@
+"""What scikit-learn asks of an estimator, and what it does with one."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import check_is_fitted
+
+import keyquery as kq
+from keyquery.estimators.base import Estimator, seed_of
+
+SMALL = {"width": 8, "heads": 2, "depth": 1, "device": "cpu"}
+# Checks that cannot hold of series, and why.
+ANY_LENGTH = "a row of X is a series of any length, so that there is no number of features"
+NOT_FOR_SERIES = {
+    "check_n_features_in": ANY_LENGTH,
+    "check_n_features_in_after_fitting": ANY_LENGTH,
+    "check_classifiers_train": ANY_LENGTH + ": all else of this check is tested in test_series",
+    "check_methods_subset_invariance": "it wants 1e-7, and the network computes in float32",
+}
+
+
+def slopes(count, length=16, seed=0):
+    """Series that rise, and series that fall."""
+    rng = np.random.default_rng(seed)
+    up = rng.normal(size=(count, length)) / 2 + np.linspace(-2, 2, length)
+    return np.concatenate((up, -up)), np.repeat(["up", "down"], count)
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:Estimator SeriesClassifier does not inherit from")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+def test_it_passes_the_checks_of_scikit_learn():
+    model = kq.SeriesClassifier(**SMALL, epochs=6, batch_size=64, lr=0.02, random_state=0)
+    found = check_estimator(model, expected_failed_checks=NOT_FOR_SERIES, on_fail=None)
+    assert not [one for one in found if one["status"] == "failed"]
+    names = {one["check_name"] for one in found if one["status"] == "xfail"}
+    assert names <= set(NOT_FOR_SERIES)
+    assert sum(one["status"] == "passed" for one in found) > 40
+
+
+def test_it_walks_through_folds_grids_and_pipelines():
+    X, y = slopes(12)
+    model = kq.SeriesClassifier(**SMALL, epochs=10, lr=0.02, random_state=0)
+    assert cross_val_score(model, X, y, cv=2).min() > 0.8
+    grid = GridSearchCV(model, {"attention": ["psd", "primal"]}, cv=2).fit(X, y)
+    assert grid.best_score_ > 0.8
+    line = make_pipeline(FunctionTransformer(np.negative), model).fit(X, y)
+    assert line.score(X, y) > 0.8
+    assert line.score(-X, y) < 0.2
+
+
+def test_clones_are_unfitted_and_alike():
+    X, y = slopes(6)
+    model = kq.SeriesClassifier(**SMALL, epochs=2, eta=0.3, random_state=1).fit(X, y)
+    assert is_classifier(model)
+    check_is_fitted(model)
+    twin = clone(model)
+    assert twin.get_params() == model.get_params()
+    with pytest.raises(NotFittedError, match="this SeriesClassifier is not fitted yet: call fit first"):
+        twin.predict(X)
+    assert np.array_equal(twin.fit(X, y).predict_proba(X), model.predict_proba(X))
+
+
+def test_it_is_pickled():
+    X, y = slopes(6)
+    model = kq.SeriesClassifier(**SMALL, epochs=2, random_state=1).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+    assert repr(again) == repr(model)
+
+
+def test_scikit_learn_is_not_needed():
+    code = """
+import sys
+sys.modules["sklearn"] = None
+import numpy as np, keyquery as kq
+model = kq.SeriesClassifier(width=8, heads=2, depth=1, epochs=1, random_state=0, device="cpu")
+try:
+    model.predict([[1.0]])
+except (ValueError, AttributeError) as error:
+    assert "is not fitted" in str(error) and isinstance(error, AttributeError)
+assert model.fit(np.eye(6), [0, 1] * 3).predict(np.eye(6)).shape == (6,)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_parameters_are_those_of_the_constructor():
+    class Mean(Estimator):
+        def __init__(self, share=0.5, verbose=False):
+            self.share, self.verbose = share, verbose
+
+    assert Mean().get_params() == {"share": 0.5, "verbose": False}
+    assert repr(Mean(share=0.5)) == "Mean()"
+    model = Mean()
+    with pytest.raises(ValueError, match="Mean has no parameter 'shar'; it has share, verbose"):
+        model.set_params(verbose=True, shar=1)
+    assert model.verbose is False  # all or none
+
+
+def test_seeds():
+    assert seed_of(3) == seed_of(np.int32(3)) == 3
+    for make in (np.random.default_rng, np.random.RandomState):
+        assert seed_of(make(0)) == seed_of(make(0)) != seed_of(make(1))
+        state = make(0)
+        assert seed_of(state) != seed_of(state)
+    for wrong in (-1, 0.5, True, "0"):
+        with pytest.raises(ValueError, match="random_state must be None, a number from 0 on or a generator"):
+            seed_of(wrong)
