@@ -19,7 +19,11 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 
 def bar(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-    """A bar on stderr, in a terminal or a notebook."""
+    """A bar on stderr, in a terminal or a notebook.
+
+    >>> list(bar([1, 2], "reading", 2))
+    [1, 2]
+    """
     from rich.console import Console
     from rich.progress import track
 

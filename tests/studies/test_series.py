@@ -128,6 +128,12 @@ def test_protocols(study):
     assert shown["last_accuracy"] == shown["curve"][-1]
 
 
+def test_the_head_flattens_tokens_or_stretches(study):
+    _, facts = study
+    assert trial(facts).network(2, 3, 9).classes.weight.shape == (3, 9 * 16)
+    assert trial(facts, bins=4).network(2, 3, 9).classes.weight.shape == (3, 4 * 16)
+
+
 def test_it_learns(study):
     folder, facts = study
     assert trial(facts, epochs=60, attention="primal").run(folder, "cpu")["accuracy"] > 0.8

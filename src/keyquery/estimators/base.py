@@ -79,12 +79,12 @@ class Estimator:
         return any(name.endswith("_") and not name.startswith("_") for name in vars(self))
 
     def __sklearn_tags__(self) -> Any:
-        tags = import_module("sklearn.utils")
+        tags, kind = import_module("sklearn.utils"), getattr(self, "_estimator_type", None)
         return tags.Tags(
-            estimator_type=getattr(self, "_estimator_type", None),
-            target_tags=tags.TargetTags(required=True),
-            classifier_tags=tags.ClassifierTags() if self._estimator_type == "classifier" else None,
-            regressor_tags=tags.RegressorTags() if self._estimator_type == "regressor" else None,
+            estimator_type=kind,
+            target_tags=tags.TargetTags(required=kind is not None),
+            classifier_tags=tags.ClassifierTags() if kind == "classifier" else None,
+            regressor_tags=tags.RegressorTags() if kind == "regressor" else None,
             input_tags=tags.InputTags(),
         )
 

@@ -223,7 +223,7 @@ class SeriesClassifier(Estimator):
         )
         watch = bar if self.verbose else silent
         log = train(network, draw, class_loss, recipe, validate=validate if checked else None, progress=watch)
-        return [{"epoch": row.pop("step") // every, **row} for row in log.rows]
+        return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
 
     def _padded(self, X: Any) -> Padded:
         self._check_fitted()

@@ -171,12 +171,14 @@ class SeriesTrial:
     rank: int = 20
     eta: float = 0.1
     epochs: int = 100
+    bins: int | None = None  # stretches that the head flattens; None: one a token, as published
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, ATTENTIONS)
         check_choice("protocol", self.protocol, PROTOCOLS)
         check_choice("variant", self.variant, VARIANTS)
         check_count("epochs", self.epochs)
+        check_count("bins", self.bins, optional=True)
         if self.attention == "general" and self.variant not in ("default", "causal"):
             raise ValueError(f"variant {self.variant!r} is of primal attention, not of {self.attention!r}")
 
@@ -199,7 +201,7 @@ class SeriesTrial:
         return Recipe(self.epochs * every, lr=1e-3, seed=self.seed, check_every=every, **plain)
 
     def network(self, dims: int, classes: int, length: int) -> SeriesNetwork:
-        """The network at its start; its flatten head has as many stretches as the longest series has tokens."""
+        """The network at its start, for series of at most `length` tokens in training."""
         primal: dict[str, Any] = {}
         if self.variant == "ksvd":
             primal["loss"] = "ksvd"
@@ -210,7 +212,7 @@ class SeriesTrial:
             "depth": self.depth,
             "heads": self.heads,
             "dropout": DROPOUT,
-            "bins": length,
+            "bins": length if self.bins is None else self.bins,
         }
         eta = 0.0 if self.variant == "no loss" else self.eta
         torch.manual_seed(self.seed)
