@@ -46,7 +46,7 @@ def trained():
 
 
 def test_the_bump_is_found(trained):
-    X, y, at = bumps(20, seed=3)
+    X, y, at = bumps(60, seed=3)
     found = trained.importance(X)
     assert [len(one) for one in found.relevance] == [len(one) for one in X]
     hits = [at[i] - 1 <= int(np.argmax(one)) <= at[i] + 7 for i, one in enumerate(found.relevance)]

@@ -9,11 +9,12 @@ import torch
 
 from keyquery.studies.arena import listops as lists
 from keyquery.studies.arena import pathfinder as paths
-from keyquery.studies.arena.model import EAGER, Classifier, start_as_published
+from keyquery.studies.arena.model import EAGER, Classifier
 from keyquery.studies.arena.speed import TIMED, Speed
 from keyquery.studies.arena.tasks import SPLITS, TASKS, load_arena, prepare_arena
 from keyquery.studies.arena.training import ArenaTraining, _order
 from keyquery.studies.jobs import finish
+from keyquery.studies.released import published_regularizer, start_as_published
 
 WORDS = ["", *map(str, range(10)), "min(", "max(", "median(", "total(", ")"]
 
@@ -283,15 +284,15 @@ def test_eager_softmax_is_softmax():
 
 def test_primal_layers_start_as_small_as_published():
     torch.manual_seed(0)
-    tokens, found = torch.randint(1, 16, (4, 300)), []
-    for start in (False, True):
-        model = Classifier("primal", 16, 300, 10, {"rank": 20, "eta": 1.0})
-        if start:
-            start_as_published(model)
-        model(tokens)
-        found.append(sum(block.attention.regularizer() for block in model.body.blocks).item())
-    assert found[0] > 100  # a task's loss is about 2
-    assert found[1] < 1
+    model = Classifier("primal", 16, 300, 10, {"rank": 20, "eta": 1.0})
+    start_as_published(model)
+    for block in model.body.blocks:
+        layer = block.attention
+        assert torch.allclose(layer.directions.norm(dim=2), torch.tensor(20**-0.5))
+        roots = (layer.log_lambda / 2).exp()
+        assert 0 < roots.min() < 0.2 < 0.8 < roots.max() < 1
+    model(torch.randint(1, 16, (4, 300)))
+    assert published_regularizer(model) < 1  # a task's loss is about 2
 
 
 def test_speed_is_timed_in_one_run(tmp_path, monkeypatch):

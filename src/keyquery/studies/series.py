@@ -15,18 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from keyquery.data import load_ts
 from keyquery.data.series import Series
 from keyquery.estimators.base import hold_out
-from keyquery.estimators.fitting import TIE, Labelled, class_loss, epochs_of, judged
+from keyquery.estimators.fitting import TIE, Labelled, epochs_of, judged
 from keyquery.estimators.network import SeriesNetwork
 from keyquery.estimators.sequences import padded, statistics
 from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention, PrimalAttention
 from keyquery.studies.jobs import device_name, name_of
+from keyquery.studies.released import published_regularizer, start_as_published
 from keyquery.training import Recipe, train
 
 ATTENTIONS = ("primal", "primal+", "general")
@@ -186,7 +188,14 @@ class SeriesTrial:
     def name(self) -> str:
         """The name of its file."""
         words = (self.dataset, self.attention, self.protocol, self.variant, self.width, self.seed)
-        fixed = {"batch": BATCH, "dropout": DROPOUT, "held_out": HELD_OUT, "sample": SAMPLE, "values": VALUES}
+        fixed = {
+            "start": "published",
+            "batch": BATCH,
+            "dropout": DROPOUT,
+            "held_out": HELD_OUT,
+            "sample": SAMPLE,
+            "values": VALUES,
+        }
         return name_of(words, {**asdict(self), **fixed, "recipe": asdict(self.recipe(1))})
 
     def recipe(self, every: int) -> Recipe:
@@ -217,6 +226,7 @@ class SeriesTrial:
         eta = 0.0 if self.variant == "no loss" else self.eta
         torch.manual_seed(self.seed)
         made = SeriesNetwork(dims, classes, attention=self.attention, rank=self.rank, eta=eta, **sizes, **primal)
+        start_as_published(made)
         if self.variant == "causal":
             made.encoder.is_causal = True
         if self.variant == "e only":
@@ -247,7 +257,7 @@ class SeriesTrial:
         sample = test.take(np.linspace(0, len(test.target) - 1, min(SAMPLE, len(test.target))).astype(int))
         decay = {"start": decays(model, sample)}
         start = perf_counter()
-        log = train(model, draw, class_loss, self.recipe(every), validate=validate)
+        log = train(model, draw, _loss, self.recipe(every), validate=validate)
         seconds = perf_counter() - start
         decay["trained"] = decays(model, sample)
         return {
@@ -263,6 +273,10 @@ class SeriesTrial:
             "seconds": seconds,
             "device": device_name(device),
         }
+
+
+def _loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
+    return cross_entropy(model(*batch.data), batch.target) + published_regularizer(model)
 
 
 def _without_r(layer: PrimalAttention) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -94,7 +95,10 @@ class PrimalAttention(nn.Module):
         rows = 10 * rank if data_dependent else self.width
         self.query_key = nn.Linear(dim, 2 * dim, bias, **place)
         self.directions = nn.Parameter(torch.empty(2, heads, rows, rank, **place))
-        self.log_lambda = nn.Parameter(torch.zeros(heads, rank, **place))
+        # Of tokens with entries of size 1, scores too have size 1 at first, and J is about rank·Λ: it begins at 1, so
+        # that its square does not drown the loss of a task. The other loss is relative.
+        begin = -math.log(rank) if loss == "paper" else 0.0
+        self.log_lambda = nn.Parameter(torch.full((heads, rank), begin, **place))
         self.concat = nn.Linear(2 * rank, self.head_dim, **place)
         self.output = nn.Linear(dim, dim, bias, **place)
         for matrix in self.directions.data.flatten(0, 1):  # one by one: the columns of each, not heads to each other

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from keyquery.layers import Encoder, PrimalAttention
+from keyquery.layers import Encoder
 
 WIDTH, DEPTH, HEADS, HIDDEN, DROPOUT = 64, 2, 2, 128, 0.1
 ATTENTIONS = ("primal", "primal+", "general")  # general: softmax, fused
@@ -56,24 +56,6 @@ class Classifier(nn.Module):
             return self.head(x.mean(1))
         real = mask.unsqueeze(-1)
         return self.head(x.where(real, 0.0).sum(1) / real.sum(1))
-
-
-def start_as_published(model: nn.Module) -> None:
-    """Make the weights of fresh primal layers as small as the released code does.
-
-    There, columns of We and Wr have length 1/√rank, not 1, and Λ = u² with u uniform on (0, 1), not 1. J² is of the
-    fourth order in the weights and of the second in Λ: without this it is hundreds of times the task's loss at first.
-
-    >>> layer = kq.PrimalAttention(64, heads=2, rank=20)
-    >>> start_as_published(layer)
-    >>> bool(torch.allclose(layer.we.norm(dim=1), torch.tensor(20**-0.5)))
-    True
-    """
-    with torch.no_grad():
-        for layer in model.modules():
-            if isinstance(layer, PrimalAttention):
-                layer.directions.mul_(layer.rank**-0.5)
-                layer.log_lambda.copy_(2 * torch.rand_like(layer.log_lambda).clamp(min=1e-3).log())
 
 
 class Eager(nn.Module):

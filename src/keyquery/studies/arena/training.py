@@ -17,19 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.forms.checks import check_choice, check_count
-from keyquery.layers import regularizer
-from keyquery.studies.arena.model import (
-    ATTENTIONS,
-    DEPTH,
-    DROPOUT,
-    HEADS,
-    HIDDEN,
-    WIDTH,
-    Classifier,
-    start_as_published,
-)
+from keyquery.studies.arena.model import ATTENTIONS, DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH, Classifier
 from keyquery.studies.arena.tasks import SPLITS, TASKS, load_arena
 from keyquery.studies.jobs import device_name, name_of
+from keyquery.studies.released import published_regularizer, start_as_published
 from keyquery.training import Recipe, train
 
 SCHEDULES = ("published", "shortened")
@@ -140,7 +131,6 @@ class ArenaTraining:
         if self.start == "published":
             start_as_published(model)
         model = model.to(device)
-        layers = DEPTH if self.attention == "primal" else 1  # the released loss is the mean over primal layers
         clock = _Clock(self.minutes, end)
 
         def draw(step: int, generator: torch.Generator) -> Split:
@@ -150,7 +140,7 @@ class ArenaTraining:
         def loss(model: nn.Module, batch: Split) -> Tensor:
             tokens, labels = batch
             mask = tokens > 0 if task.padded else None
-            return cross_entropy(model(tokens, mask).float(), labels.long()) + regularizer(model) / layers
+            return cross_entropy(model(tokens, mask).float(), labels.long()) + published_regularizer(model)
 
         def validate(model: nn.Module) -> float:
             with clock.paused():

@@ -1,0 +1,40 @@
+"""What the released code of Primal-Attention does otherwise than ours: how layers start, and their mean loss."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.layers import PrimalAttention, regularizer
+
+
+def start_as_published(model: nn.Module) -> None:
+    """Make the weights of fresh primal layers as small as the released code does.
+
+    There, columns of We and Wr have length 1/√rank, not 1, and Λ = u² with u uniform on (0, 1), not 1/rank.
+
+    >>> layer = kq.PrimalAttention(64, heads=2, rank=20)
+    >>> start_as_published(layer)
+    >>> bool(torch.allclose(layer.we.norm(dim=1), torch.tensor(20**-0.5)))
+    True
+    """
+    with torch.no_grad():
+        for layer in _primal(model):
+            layer.directions.mul_(layer.rank**-0.5)
+            layer.log_lambda.copy_(2 * torch.rand_like(layer.log_lambda).clamp(min=1e-3).log())
+
+
+def published_regularizer(model: nn.Module) -> Float[Tensor, ""]:
+    """The mean of the losses of a model's primal layers, as the released code has it; `kq.regularizer` is their sum.
+
+    >>> model = kq.Encoder(16, depth=2, heads=2, kernel="primal", primal={"rank": 4})
+    >>> _ = model(torch.randn(1, 20, 16))
+    >>> bool(torch.isclose(2 * published_regularizer(model), kq.regularizer(model)))
+    True
+    """
+    return regularizer(model) / max(len(_primal(model)), 1)
+
+
+def _primal(model: nn.Module) -> list[PrimalAttention]:
+    return [layer for layer in model.modules() if isinstance(layer, PrimalAttention)]
