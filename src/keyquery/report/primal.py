@@ -17,7 +17,8 @@ def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any
     """Accuracies on series, on the arena beside published ones, and what a step costs."""
     rows = reading.summary()
     shown: list[Any] = []
-    for part, show in {"series": _series, "arena": _arena, "speed": _speed}.items():
+    parts = {"series": _series, "ablation": _ablation, "arena": _arena, "speed": _speed}
+    for part, show in parts.items():
         found = [row for row in rows if row["part"] == part]
         if found:
             shown += [*([""] if shown else []), *show(found, table)]
@@ -25,10 +26,20 @@ def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any
 
 
 def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("dataset", "attention", "protocol", "variant", "accuracy %"), 4)
+    made = _left(table("dataset", "attention", "protocol", "accuracy %"), 3)
     for row in rows:
-        made.add_row(row["dataset"], row["attention"], row["protocol"], row["variant"], _percent(row))
+        made.add_row(row["dataset"], called(row["attention"]), row["protocol"], _percent(row))
     return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
+
+
+def _ablation(rows: Rows, table: Callable[..., Table]) -> list[Any]:
+    names = list(dict.fromkeys(row["variant"] for row in rows))
+    by = {(row["dataset"], row["variant"]): row for row in rows}
+    made = _left(table("dataset", *names), 1)
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        made.add_row(dataset, *(_percent(by[dataset, name]) if (dataset, name) in by else "–" for name in names))
+    said = f"primal attention without its parts: accuracy % on the test (held out), mean of {seeds_of(rows)}"
+    return [Text(said, style="bold"), made]
 
 
 def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:

@@ -16,7 +16,7 @@ def worth(reading: PrimalStudy, pyplot: Any) -> Any:
     """Accuracies on series and on the arena, published ones as hollow marks, and how many times as fast as fused."""
     rows = reading.summary()
     of = {part: [row for row in rows if row["part"] == part] for part in ("series", "arena", "speed")}
-    of["series"] = [row for row in of["series"] if row["variant"] == "default" and row["protocol"] == "held out"]
+    of["series"] = [row for row in of["series"] if row["protocol"] == "held out"]
     of["speed"] = [row for row in of["speed"] if row["ms"] is not None and row["attention"] != "general"]
     draw = {"series": _draw_series, "arena": _draw_arena, "speed": _draw_speed}
     there = [part for part in draw if of[part]]

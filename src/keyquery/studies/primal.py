@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,13 +23,14 @@ from keyquery.studies.arena.model import ATTENTIONS
 from keyquery.studies.arena.speed import Speed
 from keyquery.studies.arena.tasks import GENERATORS, TASKS, prepare_arena
 from keyquery.studies.arena.training import ArenaTraining
-from keyquery.studies.jobs import device_name, finish
+from keyquery.studies.jobs import Job, device_name, finish
 from keyquery.studies.rows import firsts, over_seeds
 from keyquery.studies.series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
 PARTS = ("series", "ablation", "arena", "speed", "all")
 SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps, without a word
-SERIES = ("dataset", "attention", "protocol", "variant")
+SERIES = ("dataset", "attention", "protocol", "variant", "width")
+ETA = 0.1  # of ablations where the published one is 0: what is left out must have been there
 ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "data")
 
 
@@ -38,12 +39,13 @@ class PrimalStudy(Reading, kind="primal study"):
     """How primal attention did beside softmax, training by training, and what a step of each costs."""
 
     series: Sequence[Mapping[str, Any]]  # one a training on a set of series
+    ablation: Sequence[Mapping[str, Any]]  # the same, of primal attention without one of its parts
     arena: Sequence[Mapping[str, Any]]  # one a training on a task of the arena
     speed: Sequence[Mapping[str, Any]]  # one a task, each with `rows`, one an attention
 
     def records(self) -> list[dict[str, Any]]:
         """One row a training and a timed step, named by its part; curves and spectra are left to JSON."""
-        parts = {"series": self.series, "arena": self.arena, "speed": self._timed()}
+        parts = {"series": self.series, "ablation": self.ablation, "arena": self.arena, "speed": self._timed()}
         return [
             {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
             for part, rows in parts.items()
@@ -56,8 +58,11 @@ class PrimalStudy(Reading, kind="primal study"):
         Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
         below 1 it was cut short, and its learning rate had not come down.
         """
-        found = over_seeds(self.series, SERIES, ("accuracy", "last_accuracy"))
-        rows = [{"part": "series", **row} for row in found]
+        rows = [
+            {"part": part, **row}
+            for part, trials in (("series", self.series), ("ablation", self.ablation))
+            for row in over_seeds(trials, SERIES, ("accuracy", "last_accuracy"))
+        ]
         found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
         keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
         rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in found]
@@ -79,7 +84,7 @@ class PrimalStudy(Reading, kind="primal study"):
         """
         rows = [
             {**row, "layer": layer, **_steep("start", start), **_steep("trained", trained)}
-            for row in self.series
+            for row in (*self.series, *self.ablation)
             for layer, (start, trained) in enumerate(zip(*map(row["decay"].get, ("start", "trained")), strict=True))
             if start is not None and trained is not None
         ]
@@ -92,11 +97,10 @@ class PrimalStudy(Reading, kind="primal study"):
         kept = firsts(arena, (*ARENA, "seed"))
         order = {task: number for number, task in enumerate(TASKS)} | {name: i for i, name in enumerate(ATTENTIONS)}
         kept.sort(key=lambda row: (row["seed"], order[row["task"]], order[row["attention"]]))
+        trial = (*SERIES, "seed", "digest", "rank", "eta", "epochs")
         return cls(
-            series=firsts(
-                (row for part in parts for row in part.series),
-                (*SERIES, "seed", "digest", "width", "rank", "eta", "epochs"),
-            ),
+            series=firsts((row for part in parts for row in part.series), trial),
+            ablation=firsts((row for part in parts for row in part.ablation), trial),
             arena=kept,
             speed=firsts((row for part in parts for row in part.speed), ("task", "where")),
             provenance={"runs": [part.provenance for part in parts]},
@@ -163,35 +167,39 @@ class Plan:
             for attention in self.attentions
         ]
 
-    def trials(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
-        """On series: every attention under both protocols, and what primal is without each of its parts."""
+    def series(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
+        """Every attention under both protocols, seed after seed."""
+        settings = [(attention, protocol) for attention in self.attentions for protocol in self.protocols]
+        return [
+            self._trial(facts, dataset, attention, protocol=protocol, seed=seed)
+            for seed in self.seeds
+            for dataset in self._sets(facts)
+            for attention, protocol in settings
+        ]
+
+    def ablation(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
+        """What primal attention is without each of its parts, seed after seed."""
+        return [
+            self._trial(facts, dataset, "primal", variant=variant, seed=seed)
+            for seed in self.seeds
+            for dataset in self._sets(facts)
+            for variant in VARIANTS
+        ]
+
+    def _sets(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
         for name in self.datasets:
             check_choice("dataset", name, tuple(facts))
-        chosen = self.datasets or tuple(facts)
-        settings = []
-        if self.has("series"):
-            settings += [
-                (attention, protocol, "default") for attention in self.attentions for protocol in self.protocols
-            ]
-        if self.has("ablation"):
-            settings += [("primal", PROTOCOLS[0], variant) for variant in VARIANTS]
-        settings = list(dict.fromkeys(settings))  # both have the default
-        return [
-            SeriesTrial(
-                dataset=dataset,
-                digest=facts[dataset]["digest"],
-                attention=attention,
-                protocol=protocol,
-                variant=variant,
-                seed=seed,
-                width=self.width,
-                epochs=self.epochs,
-                **published_settings(dataset, attention, self.width),
-            )
-            for seed in self.seeds
-            for dataset in chosen
-            for attention, protocol, variant in settings
-        ]
+        return self.datasets or tuple(facts)
+
+    def _trial(
+        self, facts: Mapping[str, Mapping[str, Any]], dataset: str, attention: str, **settings: Any
+    ) -> SeriesTrial:
+        chosen = published_settings(dataset, attention, self.width)
+        if "variant" in settings:
+            chosen["eta"] = chosen["eta"] or ETA
+        sizes: dict[str, Any] = {"width": self.width, "epochs": self.epochs}
+        digest = facts[dataset]["digest"]
+        return SeriesTrial(dataset=dataset, digest=digest, attention=attention, **sizes, **chosen, **settings)
 
 
 def primal(
@@ -214,19 +222,22 @@ def primal(
     chosen = pick_device(device)
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
         folder, source = Path(place), None if data is None else Path(data)
-        trials: list[SeriesTrial] = []
+        sets: dict[str, dict[str, Any]] = {}
         if plan.has("series") or plan.has("ablation"):
-            series = {facts["dataset"]: facts for facts in prepare_series(source, folder)}
-            trials = plan.trials(series)
+            sets = {facts["dataset"]: facts for facts in prepare_series(source, folder)}
         facts = _arena(plan, source, folder, progress) if plan.has("arena") else {}
-        trainings = plan.trainings(facts) if facts else []
-        rows = finish([*trials, *trainings], folder, chosen, workers, progress)
+        jobs: dict[str, Sequence[Job]] = {
+            "series": plan.series(sets) if plan.has("series") else [],
+            "ablation": plan.ablation(sets) if plan.has("ablation") else [],
+            "arena": plan.trainings(facts) if facts else [],
+        }
+        rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
+        found = {part: list(islice(rows, len(of_part))) for part, of_part in jobs.items()}
         where = device_name(chosen)
         timed = [Speed(task=t, where=where, repeats=plan.repeats, batch=plan.batch) for t in plan.tasks]
         speed = finish(timed, folder, chosen, 1, progress) if plan.has("speed") else []
     return PrimalStudy(
-        series=rows[: len(trials)],
-        arena=rows[len(trials) :],
+        **found,
         speed=speed,
         provenance=provenance(plan=asdict(plan), arena=facts, device=where, workers=workers),
     )
