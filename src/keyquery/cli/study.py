@@ -155,7 +155,7 @@ def primal(
     task: Annotated[list[str] | None, typer.Option(help="listops, text, image or pathfinder; without: all.")] = None,
     attention: Annotated[list[str] | None, typer.Option(help="primal, primal+ or general; without: all.")] = None,
     dataset: Annotated[list[str] | None, typer.Option(help="A set of series; without: all in --data.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: five.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="On series.")] = 100,
     width: Annotated[int, typer.Option(min=8, help="Of networks on series.")] = 512,
     share: Annotated[
@@ -192,6 +192,8 @@ def primal(
     from keyquery.studies.primal import primal as run
 
     files = targets(force, json=json, csv=csv, picture=picture)
+    if picture is not None and part == "ablation":
+        raise ValueError("--picture draws the parts series, arena and speed, not ablation")
     named = {"tasks": task, "attentions": attention, "datasets": dataset, "seeds": seed}
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.report.trainings import seeds_of
-from keyquery.report.worth import TITLES, Rows, called
+from keyquery.report.worth import TITLES, Rows, called, told_apart
 from keyquery.studies.primal import PrimalStudy
 
 
@@ -27,18 +27,16 @@ def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any
 
 def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
     made = _left(table("dataset", "attention", "protocol", "accuracy %"), 3)
-    for row in rows:
+    for row in told_apart(rows):
         made.add_row(row["dataset"], called(row["attention"]), row["protocol"], _percent(row))
     return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
 
 
 def _ablation(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    names = list(dict.fromkeys(row["variant"] for row in rows))
-    by = {(row["dataset"], row["variant"]): row for row in rows}
-    made = _left(table("dataset", *names), 1)
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        made.add_row(dataset, *(_percent(by[dataset, name]) if (dataset, name) in by else "–" for name in names))
-    said = f"primal attention without its parts: accuracy % on the test (held out), mean of {seeds_of(rows)}"
+    made = _left(table("dataset", "variant", "accuracy %"), 2)
+    for row in told_apart(rows):
+        made.add_row(row["dataset"], row["variant"], _percent(row))
+    said = f"primal attention taken apart: accuracy on the test, held out, mean of {seeds_of(rows)}"
     return [Text(said, style="bold"), made]
 
 

@@ -36,6 +36,7 @@ def worth(reading: PrimalStudy, pyplot: Any) -> Any:
 
 
 def _draw_series(axis: Any, rows: Rows) -> None:
+    rows = told_apart(rows)
     _dots(axis, rows, "dataset", list(dict.fromkeys(row["dataset"] for row in rows)))
     axis.set(title="series (held out)", ylabel="accuracy, %")
     axis.tick_params("x", rotation=25)
@@ -90,6 +91,13 @@ def _aside(attention: str) -> float:
 def _cut(rows: Iterable[dict[str, Any]]) -> str:
     share = min(row["share_run"] for row in rows)
     return "" if share >= 1 else f"\n({share:.0%})"
+
+
+def told_apart(rows: Rows) -> Rows:
+    """Rows on series, the names of sets with what else differs between the networks: their width, their epochs."""
+    other = [key for key in ("width", "epochs") if len({row[key] for row in rows}) > 1]
+    marks = ["".join(f", {key} {row[key]}" for key in other) for row in rows]
+    return [{**row, "dataset": row["dataset"] + mark} for row, mark in zip(rows, marks, strict=True)]
 
 
 def called(attention: str) -> str:

@@ -29,7 +29,7 @@ from keyquery.studies.series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_se
 
 PARTS = ("series", "ablation", "arena", "speed", "all")
 SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps, without a word
-SERIES = ("dataset", "attention", "protocol", "variant", "width")
+SERIES = ("dataset", "attention", "protocol", "variant", "width", "rank", "eta", "epochs", "digest")
 ETA = 0.1  # of ablations where the published one is 0: what is left out must have been there
 ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "data")
 
@@ -58,15 +58,17 @@ class PrimalStudy(Reading, kind="primal study"):
         Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
         below 1 it was cut short, and its learning rate had not come down.
         """
-        rows = [
-            {"part": part, **row}
-            for part, trials in (("series", self.series), ("ablation", self.ablation))
-            for row in over_seeds(trials, SERIES, ("accuracy", "last_accuracy"))
-        ]
+        found = over_seeds(self._trials(), ("part", *SERIES), ("accuracy", "last_accuracy"))
+        rows = [{key: value for key, value in row.items() if key != "digest"} for row in found]
         found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
         keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
         rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in found]
         return rows + [{"part": "speed", **row} for row in self._timed()]
+
+    def _trials(self) -> list[dict[str, Any]]:
+        """Rows on series by part: a training that both parts have is a seed of each, not two of one."""
+        parts = {"series": self.series, "ablation": self.ablation}
+        return [{"part": part, **row} for part, rows in parts.items() for row in rows]
 
     def _timed(self) -> list[dict[str, Any]]:
         usual = {"ms": None, "ms_low": None, "ms_high": None, "busy_ms": None, "peak_bytes": None, "note": None}
@@ -84,11 +86,11 @@ class PrimalStudy(Reading, kind="primal study"):
         """
         rows = [
             {**row, "layer": layer, **_steep("start", start), **_steep("trained", trained)}
-            for row in (*self.series, *self.ablation)
+            for row in self._trials()
             for layer, (start, trained) in enumerate(zip(*map(row["decay"].get, ("start", "trained")), strict=True))
             if start is not None and trained is not None
         ]
-        return over_seeds(rows, (*SERIES, "layer"), ("start", "trained", "start_most", "trained_most"))
+        return over_seeds(rows, ("part", *SERIES, "layer"), ("start", "trained", "start_most", "trained_most"))
 
     @classmethod
     def joined(cls, *parts: PrimalStudy) -> PrimalStudy:
@@ -97,7 +99,7 @@ class PrimalStudy(Reading, kind="primal study"):
         kept = firsts(arena, (*ARENA, "seed"))
         order = {task: number for number, task in enumerate(TASKS)} | {name: i for i, name in enumerate(ATTENTIONS)}
         kept.sort(key=lambda row: (row["seed"], order[row["task"]], order[row["attention"]]))
-        trial = (*SERIES, "seed", "digest", "rank", "eta", "epochs")
+        trial = (*SERIES, "seed")
         return cls(
             series=firsts((row for part in parts for row in part.series), trial),
             ablation=firsts((row for part in parts for row in part.ablation), trial),
@@ -120,7 +122,7 @@ class Plan:
     part: str = "all"
     tasks: tuple[str, ...] = tuple(TASKS)
     attentions: tuple[str, ...] = ATTENTIONS
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     datasets: tuple[str, ...] = ()  # of series; none: all that lie in the data
     protocols: tuple[str, ...] = PROTOCOLS
     width: int = 512  # of networks on series
