@@ -17,6 +17,7 @@ from keyquery.layers.time.code import TimeCode
 SPECTRA = ("normal", "inverse_cdf", "free")
 HIDDEN = 8  # units of the monotone network
 FIRST = (1.0, 1e4)  # periods, until data is seen
+STD = 0.3  # of μ at first: with more, what follows sees other cosines in every draw, and learns nothing of them
 TAIL = math.log(0.95 / 0.05)  # the logit of u = .95
 
 
@@ -49,7 +50,7 @@ class BochnerTime(TimeCode):
         self.spectrum, self.sampled = spectrum, spectrum != "free"
         place, count = {"device": device, "dtype": dtype}, dim // 2
         if spectrum == "normal":
-            self.mean, self.log_std = (nn.Parameter(torch.full((), start, **place)) for start in (1.0, 0.0))
+            self.mean, self.log_std = (nn.Parameter(torch.full((), start, **place)) for start in (1.0, math.log(STD)))
         elif spectrum == "inverse_cdf":
             self.network = Monotone(HIDDEN, **place)
         else:
