@@ -34,7 +34,10 @@ def lags(reading: TimeKernel, pyplot: Any) -> Any:
     turning = [row for row in reading.spectrum if row["frequency"] != 0]
     periods = [2 * math.pi / abs(row["frequency"]) for row in turning]
     right.vlines(periods, 0, [row["share"] for row in turning], color=LINE, linewidth=1, alpha=0.8)
-    right.set(xscale="log", xlabel="period", ylabel="share of ψ(0)", title="what it is made of")
+    if max(periods, default=1) > 10 * min(periods, default=1):
+        right.set_xscale("log")
+        right.xaxis.set_major_formatter("{x:g}")
+    right.set(xlabel="period", ylabel="share of ψ(0)", title="what it is made of")
     right.set_ylim(bottom=0)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
