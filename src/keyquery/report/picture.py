@@ -12,10 +12,12 @@ from typing import Any
 from keyquery.estimators import Importance
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Comparison, Look
+from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
+from keyquery.report.lags import lags
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
@@ -43,6 +45,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     Ablation: {"map": ablation_map},
     Importance: {"stretches": stretches},
+    TimeKernel: {"lags": lags},
 }
 
 
