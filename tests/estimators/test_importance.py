@@ -39,6 +39,27 @@ def test_missing_tokens_have_none():
     assert np.allclose(relevance, [0, 1, 0, 3, 4, 5, 0, 0], atol=1e-5)
 
 
+def test_windows_are_left_out_a_few_at_a_time():
+    values, real = torch.randn(400, 1).abs(), torch.ones(400, dtype=torch.bool)
+    real[100:200] = False
+    values[~real] = 0
+    sizes, seen = [], []
+
+    def watch(items, what, total):
+        seen.extend([what, total])
+        return items
+
+    def counted(data):
+        sizes.append(len(data.values))
+        return linear(data)
+
+    relevance, *_ = occlude(counted, Padded(values, real), 1, watch)
+    assert np.allclose(relevance, values[:, 0] * torch.arange(400), rtol=1e-3, atol=1e-3)
+    assert sum(sizes) == 1 + 300  # as it is, and without each token that is there
+    assert seen == ["leaving stretches out", len(sizes) - 1]
+    assert max(sizes) <= 16
+
+
 @pytest.fixture(scope="module")
 def trained():
     X, y, _ = bumps(80)
@@ -62,6 +83,7 @@ def test_it_is_a_reading(trained):
     assert len(found.to_frame()) == sum(map(len, X))
     assert found.series[1]["values"][2] == [None, None]
     assert "importance" in found._repr_html_()
+    assert repr(found) == "Importance(3 series, 2 classes)"
 
 
 @pytest.mark.parametrize("dims", [1, 3])
