@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -17,7 +16,7 @@ from keyquery import cli
 from keyquery.layers import PrimalAttention
 from keyquery.report import terminal
 from keyquery.studies.arena.tasks import TASKS
-from keyquery.studies.primal import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, _source, primal
+from keyquery.studies.primal import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, primal
 from keyquery.studies.released import published_regularizer
 from keyquery.studies.series import PUBLISHED
 
@@ -276,18 +275,6 @@ def test_an_ablation_has_a_loss_to_leave_out():
         assert (published_regularizer(network) == 0) == (job.variant == "no loss")
 
 
-@pytest.fixture(scope="module")
-def series(tmp_path_factory):
-    """Two sets, each of two classes, as .ts files."""
-    folder, rng = tmp_path_factory.mktemp("series"), np.random.default_rng(0)
-    for name in ("Waves", "Vowels"):
-        for part in ("TRAIN", "TEST"):
-            values = [",".join(f"{value:.3f}" for value in rng.normal(i % 2, 1, 12)) for i in range(10)]
-            lines = [f"{row}:{'ab'[i % 2]}" for i, row in enumerate(values)]
-            (folder / f"{name}_{part}.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]) + "\n")
-    return folder
-
-
 def test_series_are_tried_under_both_protocols_and_taken_apart(series, tmp_path):
     tiny = {"width": 16, "epochs": 1}
     both = primal(series, tmp_path, Plan(part="series", seeds=(0,), **tiny), "cpu")
@@ -387,13 +374,3 @@ def test_the_command_runs(tmp_path):
     assert len(list((tmp_path / "results").iterdir())) == 1
     refused = CliRunner().invoke(cli.app, ["study", "primal", "--part", "arena", "--task", "text", "--seed", "0"])
     assert "task 'text' needs a .tsv file with columns split, label and text" in str(refused.exception)
-
-
-def test_the_files_of_a_folder_are_found(tmp_path):
-    for name in ("a.tsv.xz", "imdb.tsv.xz", "b.npz", "c.npz"):
-        (tmp_path / name).touch()
-    assert _source("text", tmp_path).name == "imdb.tsv.xz"
-    with pytest.raises(ValueError, match=r"data must hold one .npz file for task 'image', got b.npz, c.npz"):
-        _source("image", tmp_path)
-    with pytest.raises(ValueError, match="data must be a folder"):
-        _source("image", tmp_path / "b.npz")
