@@ -107,6 +107,40 @@ def test_it_is_drawn(tmp_path, dims):
         reading.plot(series=1)
 
 
+def drawn(values, **facts):
+    values = np.asarray(values, dtype=float)
+    one = {"values": np.where(np.isnan(values), None, values), "relevance": np.ones(len(values)), "stretch": 1}
+    columns = facts.pop("columns", None)
+    one |= {"predicted": "b", "probability": 0.93, **facts}
+    return Importance(classes=["a", "b"], series=[one], columns=columns).plot()
+
+
+def test_every_step_has_a_whole_bar_and_a_value_between_gaps_a_dot():
+    figure = drawn([[1.0], [np.nan], [2.0], [3.0], [np.nan], [5.0]])
+    above, below = figure.axes
+    _, dots = above.lines
+    assert dots.get_xdata().tolist() == [0, 5]
+    assert dots.get_marker() == "."
+    assert below.patches[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+    assert below.get_title("left") == "log-odds of it lost without the step itself"
+    shortest = drawn([[1.0]])
+    assert shortest.axes[0].lines[1].get_xdata().tolist() == [0]
+    for one in (figure, shortest):
+        one.draw_without_rendering()
+        assert all(tick == int(tick) for tick in one.axes[1].get_xticks())
+
+
+def test_dims_are_called_by_their_columns_and_those_left_out_are_told():
+    figure = drawn(np.ones((4, 2)), columns=["heat", "wind"])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["wind", "heat"]
+    figure = drawn(np.ones((4, 40)), predicted="very long " * 9)
+    assert figure.axes[0].get_ylabel() == "the first 12 of 40 dims"
+    figure.draw_without_rendering()
+    legend, title = figure.legends[0].get_window_extent(), figure.axes[0].title.get_window_extent()
+    panels = [axis.get_tightbbox() for axis in figure.axes]
+    assert not any(legend.overlaps(box) for box in (*panels, title))
+
+
 def test_a_classifier_draws_one_series(trained):
     X, _, _ = bumps(1, seed=5)
     figure = trained.plot(X[0], stretch=3)

@@ -186,14 +186,28 @@ def test_tables_tell_widths_and_epochs_apart(part):
 
 
 def test_tables_fit_the_terminal(reading):
-    text = shown(reading, 100)
+    text = shown(reading, 80)
     assert "ListOps  primal                  100%  35.0 ± 7.1       37.3" in text
     assert "Image    primal                   20%        40.0       43.0" in text
-    assert "5.0 (2.5–10.0)   4.0  1.00  2.00×  8.00×          –" in text
+    short = study(arena=[arena_row("image", "primal", 0, 0.4, share_run=0.0008)])
+    assert "Image  primal            0.08%" in shown(short, 80)
+    assert short.plot().get_axes()[0].get_xticklabels()[0].get_text() == "Image\n(0.08%)"
+    assert "5.0 (2.5–10.0)   4.0  1.00  2.00×  8.00×      –" in text
     assert "does not fit" in text
     words = " ".join(text.split())
     assert "Runs below 100 % of the steps were cut short: the learning rate has not come down." in words
-    assert max(map(len, text.splitlines())) <= 88
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_times_of_any_size_fit_the_terminal():
+    steps = [timed(name, ms) for name, ms in (("primal", 0.512), ("general", 98.76), ("eager", 4321.0))]
+    steps[0] |= {"published_faster": 12.5, "peak_bytes": 99 * 2**30}
+    speed = [{"task": "pathfinder", "where": "a GPU", "device": "a GPU", "rows": steps}]
+    text = shown(study(speed=speed), 80)
+    assert "…" not in text
+    assert "0.5 (0.3–1.0)   0.4  99.00  19.5×  78.1×  12.5×" in text
+    assert "98.8 (49.4–198)  79.0   1.00" in text
+    assert "4321 (2160–8642)  3457   1.00" in text
 
 
 def test_the_picture_has_a_panel_a_part(reading):
@@ -202,6 +216,13 @@ def test_the_picture_has_a_panel_a_part(reading):
     assert [axis.get_title() for axis in figure.get_axes()] == titles
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["primal", "primal+", "softmax, fused", "published"]
+    for panels, rows in (({}, 1), ({"series": [], "speed": []}, 2)):
+        picture = replace(reading, **panels).plot()
+        picture.draw_without_rendering()
+        box = picture.legends[0].get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= picture.bbox.x1
+        tops = {round(text.get_window_extent().y1) for text in picture.legends[0].get_texts()}
+        assert len(tops) >= rows
     alone = replace(reading, series=[], speed=[])
     assert [axis.get_title() for axis in alone.plot().get_axes()] == titles[1:2]
     for none in (study(), study(ablation=reading.ablation)):
