@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 # Takes what is gone through, what to call it, and how many there are; gives the same things back, watched.
@@ -18,8 +19,8 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
     return items
 
 
-def bar(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-    """A bar on stderr, in a terminal or a notebook.
+def bar(items: Iterable[Any], what: str, total: int) -> Generator[Any, None, None]:
+    """A bar on stderr, in a terminal or a notebook; elsewhere nothing. Whoever does not reach the end closes it.
 
     >>> list(bar([1, 2], "reading", 2))
     [1, 2]
@@ -27,4 +28,27 @@ def bar(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, what, total, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    seen = console.is_terminal or console.is_jupyter
+    yield from track(items, what, total, console=console, transient=True, disable=not seen)
+
+
+@contextmanager
+def bars(wanted: bool) -> Iterator[Progress]:
+    """Bars where they are wanted, gone when the block ends, however it ends.
+
+    >>> with bars(wanted=True) as progress:
+    ...     list(progress([1, 2], "reading", 2))
+    [1, 2]
+    """
+    opened: list[Generator[Any, None, None]] = []
+
+    def watch(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+        opened.append(bar(items, what, total))
+        return opened[-1]
+
+    try:
+        yield watch if wanted else silent
+    finally:
+        for one in opened:
+            one.close()

@@ -39,6 +39,27 @@ def test_missing_tokens_have_none():
     assert np.allclose(relevance, [0, 1, 0, 3, 4, 5, 0, 0], atol=1e-5)
 
 
+def test_windows_are_left_out_a_few_at_a_time():
+    values, real = torch.randn(400, 1).abs(), torch.ones(400, dtype=torch.bool)
+    real[100:200] = False
+    values[~real] = 0
+    sizes, seen = [], []
+
+    def watch(items, what, total):
+        seen.extend([what, total])
+        return items
+
+    def counted(data):
+        sizes.append(len(data.values))
+        return linear(data)
+
+    relevance, *_ = occlude(counted, Padded(values, real), 1, watch)
+    assert np.allclose(relevance, values[:, 0] * torch.arange(400), rtol=1e-3, atol=1e-3)
+    assert sum(sizes) == 1 + 300  # as it is, and without each token that is there
+    assert seen == ["leaving stretches out", len(sizes) - 1]
+    assert max(sizes) <= 16
+
+
 @pytest.fixture(scope="module")
 def trained():
     X, y, _ = bumps(80)
@@ -62,6 +83,7 @@ def test_it_is_a_reading(trained):
     assert len(found.to_frame()) == sum(map(len, X))
     assert found.series[1]["values"][2] == [None, None]
     assert "importance" in found._repr_html_()
+    assert repr(found) == "Importance(3 series, 2 classes)"
 
 
 @pytest.mark.parametrize("dims", [1, 3])
@@ -83,6 +105,40 @@ def test_it_is_drawn(tmp_path, dims):
     assert report.picture_bytes(path, reading)[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="series must be between 0 and 0, got 1"):
         reading.plot(series=1)
+
+
+def drawn(values, **facts):
+    values = np.asarray(values, dtype=float)
+    one = {"values": np.where(np.isnan(values), None, values), "relevance": np.ones(len(values)), "stretch": 1}
+    columns = facts.pop("columns", None)
+    one |= {"predicted": "b", "probability": 0.93, **facts}
+    return Importance(classes=["a", "b"], series=[one], columns=columns).plot()
+
+
+def test_every_step_has_a_whole_bar_and_a_value_between_gaps_a_dot():
+    figure = drawn([[1.0], [np.nan], [2.0], [3.0], [np.nan], [5.0]])
+    above, below = figure.axes
+    _, dots = above.lines
+    assert dots.get_xdata().tolist() == [0, 5]
+    assert dots.get_marker() == "."
+    assert below.patches[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+    assert below.get_title("left") == "log-odds of it lost without the step itself"
+    shortest = drawn([[1.0]])
+    assert shortest.axes[0].lines[1].get_xdata().tolist() == [0]
+    for one in (figure, shortest):
+        one.draw_without_rendering()
+        assert all(tick == int(tick) for tick in one.axes[1].get_xticks())
+
+
+def test_dims_are_called_by_their_columns_and_those_left_out_are_told():
+    figure = drawn(np.ones((4, 2)), columns=["heat", "wind"])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["wind", "heat"]
+    figure = drawn(np.ones((4, 40)), predicted="very long " * 9)
+    assert figure.axes[0].get_ylabel() == "the first 12 of 40 dims"
+    figure.draw_without_rendering()
+    legend, title = figure.legends[0].get_window_extent(), figure.axes[0].title.get_window_extent()
+    panels = [axis.get_tightbbox() for axis in figure.axes]
+    assert not any(legend.overlaps(box) for box in (*panels, title))
 
 
 def test_a_classifier_draws_one_series(trained):

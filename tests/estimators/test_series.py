@@ -3,10 +3,13 @@
 import json
 import math
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import keyquery as kq
 from keyquery.estimators.base import hold_out
@@ -123,23 +126,89 @@ def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_seeds_give_the_same_in_threads_too():
+    X, y, _ = bumps(12)
+    state = torch.get_rng_state()
+
+    def fit(seed):
+        return kq.SeriesClassifier(**{**SMALL, "random_state": seed}, epochs=3).fit(X, y).predict_proba(X)
+
+    alone = [fit(seed) for seed in (0, 1, 2)]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(fit, (0, 1, 2)))
+    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_long_series_beside_short_ones_is_not_their_length(fitted):
+    X, _, _ = bumps(6, seed=2)
+    X.insert(2, np.tile(X[0], (30, 1)))
+    expected = np.concatenate([fitted.predict_proba([one]) for one in X])
+    shapes = []
+    hook = fitted.network_.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape[:2])))
+    found = fitted.predict_proba(X)
+    hook.remove()
+    assert np.allclose(found, expected, atol=1e-6)
+    assert sorted(count for count, _ in shapes) == [1, 6]
+    assert max(length for count, length in shapes if count > 1) < 40
+
+
+def test_masked_and_missing_values_are_gaps(fitted):
+    X, _, _ = bumps(1, seed=2)
+    gaps = X[0].copy()
+    gaps[3, 1] = gaps[5] = NAN
+    expected = fitted.predict_proba([gaps])
+    masked = np.ma.masked_array(np.where(np.isnan(gaps), 1e6, gaps), np.isnan(gaps))
+    assert np.array_equal(fitted.predict_proba([masked]), expected)
+    assert np.array_equal(fitted.predict_proba(masked[None]), expected)
+    frame = pd.DataFrame(gaps).astype("Float64")
+    assert frame.isna().sum().sum() == 3
+    assert np.array_equal(fitted.predict_proba([frame]), expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_any_kind_are_series(fitted):
+    X, _, _ = bumps(3, seed=2)
+    short = [torch.from_numpy(one).bfloat16() for one in X]
+    expected = fitted.predict_proba([one.double() for one in short])
+    assert np.array_equal(fitted.predict_proba(short), expected)
+    for layout in (torch.strided, torch.jagged):
+        assert np.array_equal(fitted.predict_proba(torch.nested.nested_tensor(short, layout=layout)), expected)
+
+
+def test_columns_of_data_frames_are_checked_and_kept(tmp_path):
+    X, y, _ = bumps(8)
+    frames = [pd.DataFrame(one, columns=["heat", "wind"]) for one in X]
+    model = kq.SeriesClassifier(**SMALL, epochs=1).fit(frames, y)
+    model.save(tmp_path / "model.safetensors")
+    for one in (model, kq.SeriesClassifier.load(tmp_path / "model.safetensors", device="cpu")):
+        assert np.array_equal(one.predict(X), one.predict(frames))  # arrays have no names
+        assert one.importance(frames[:1]).columns == ["heat", "wind"]
+        with pytest.raises(ValueError, match=r"X has columns \['wind', 'heat'\], but .* fitted on \['heat', 'wind'\]"):
+            one.predict([frame[["wind", "heat"]] for frame in frames])
+    with pytest.raises(ValueError, match=r"the columns of the first, .*; series 1 has"):
+        model.fit([frames[0], frames[1][["wind", "heat"]]], [0, 1])
+
+
 def test_training_stops_early_and_keeps_the_best_epoch():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(40, 10)), np.arange(40) % 2  # nothing to learn
     model = kq.SeriesClassifier(**SMALL, epochs=60, patience=3, lr=5e-3).fit(X, y)
-    checks = [row["validation"] for row in model.history_]
+    checks = [(row["held_out_error"], row["held_out_loss"]) for row in model.history_]
     assert len(checks) < 60
-    assert int(np.argmin(checks)) == len(checks) - 1 - 3
+    best = min(checks)  # the loss breaks ties
+    assert checks.index(best) == len(checks) - 1 - 3
     _, held = hold_out(y, 0.2, 0)
-    errors = 1 - model.score(X[held], y[held])
-    assert errors == pytest.approx(min(checks), abs=0.01)  # the rest is the loss, which breaks ties
+    assert 1 - model.score(X[held], y[held]) == pytest.approx(best[0])
+    probabilities = model.predict_proba(X[held])[np.arange(len(held)), y[held]]
+    assert -np.log(probabilities).mean() == pytest.approx(best[1], abs=1e-5)
 
 
 def test_without_a_holdout_all_epochs_are_run():
     X, y, _ = bumps(10)
     model = kq.SeriesClassifier(**SMALL, epochs=3, holdout=0).fit(X, y)
     assert [row["epoch"] for row in model.history_] == [1, 2, 3]
-    assert "validation" not in model.history_[0]
+    assert list(model.history_[0]) == ["epoch", "loss"]
 
 
 def test_every_class_is_held_out_and_learned_from():
@@ -186,6 +255,23 @@ def test_it_is_saved_with_labels_of_any_kind(tmp_path, labels):
     assert again.importance(X[:1]).to_json() == model.importance(X[:1]).to_json()
 
 
+@pytest.mark.unchecked
+def test_it_is_saved_with_the_parameters_of_the_fit(tmp_path):
+    X, y, _ = bumps(8)
+    given = {"width": np.int32(16), "eta": np.float32(0.5), "random_state": np.int64(3), "attention": np.str_("primal")}
+    model = kq.SeriesClassifier(**{**SMALL, **given}, epochs=1).fit(X, y)
+    kept = {**model.get_params(), "device": "auto"}
+    expected = model.predict_proba(X)
+    said = model.importance(X[:1]).provenance["estimator"]
+    model.set_params(width=32, heads=4, rank=3, random_state=None)
+    model.save(tmp_path / "model.safetensors")
+    again = kq.SeriesClassifier.load(tmp_path / "model.safetensors")
+    assert again.get_params() == kept
+    assert again.random_state == 3
+    assert np.allclose(again.predict_proba(X), expected, atol=1e-6)
+    assert model.importance(X[:1]).provenance["estimator"] == said
+
+
 def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
     path = tmp_path / "model.safetensors"
     fitted.save(path)
@@ -203,12 +289,27 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
         (lambda facts: facts.update(kind="TableClassifier"), "is no saved SeriesClassifier"),
         (lambda facts: facts.update(format=9), "is of format 9; this version reads 1"),
         (lambda facts: facts["params"].update(system="rm"), "is no whole SeriesClassifier: .*unexpected keyword"),
-        (lambda facts: facts["params"].update(depth=2), "is no whole SeriesClassifier: Error.* in loading state_dict"),
+        (lambda facts: facts["params"].update(depth=2), "is no whole .*blocks.0.* is not what a network of these"),
+        (lambda facts: facts["params"].update(depth=10**9), "a network of depth 1000000000 has more than"),
+        (lambda facts: facts["params"].update(width=2**24), "is not what a network of these parameters has"),
+        (lambda facts: facts["params"].update(width=0), "is no whole SeriesClassifier: width must be at least 1"),
         (lambda facts: facts["classes"].update(dtype="|O"), "labels cannot be of dtype object"),
+        (lambda facts: facts["classes"].update(dtype="<U100000000"), "labels cannot be of dtype <U100000000"),
+        (lambda facts: facts["classes"].update(labels=[1, 1]), "labels must be a list, each of them once"),
         (lambda facts: facts.pop("classes"), "is no whole SeriesClassifier: 'classes'"),
     ]
     for change, said in cases:
         write(change)
+        with pytest.raises(ValueError, match=said):
+            kq.SeriesClassifier.load(path)
+    text = json.dumps({**head, "__metadata__": {"keyquery": "[" * 100_000}}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
+    with pytest.raises(ValueError, match="is no whole file of an estimator: maximum recursion depth"):
+        kq.SeriesClassifier.load(path)
+    for wrong, said in ((NAN, "it holds NaN or infinity"), (0.0, "mean and scale must be .*, and scale above 0")):
+        tensors = load(whole)
+        tensors["scale"][0] = wrong
+        path.write_bytes(save(tensors, head["__metadata__"]))
         with pytest.raises(ValueError, match=said):
             kq.SeriesClassifier.load(path)
     path.write_bytes(whole[:100])

@@ -1,7 +1,11 @@
 """What SeriesClassifier says of input that it cannot use: one sentence, and nothing is changed."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import keyquery as kq
 
@@ -18,16 +22,41 @@ def small(**options):
     ("X", "y", "said"),
     [
         (GOOD, LABELS[:4], "y must have a label for each of the 5 samples of X, got 4"),
-        (GOOD, ["a"] * 5, "y holds only one class, .*'a'.*: a classifier needs two or more"),
+        (GOOD, ["a"] * 5, "y holds only one class, 'a': a classifier needs two or more"),
         (GOOD[:1], ["a"], "y holds only one class"),
         (GOOD, None, "requires y to be passed, but the target y is None"),
-        (GOOD, [0.1, 0.2, 0.3, 0.4, 0.5], "Unknown label type: y must hold classes, got float64 such as"),
-        (GOOD, [0, 1, 0, 1, NAN], "y must have a label for every sample, got NaN or infinity"),
+        (GOOD, [0.1, 0.2, 0.3, 0.4, 0.5], "Unknown label type: y must hold classes, got float64 such as 0.1"),
+        (GOOD, [0, 1, 0, 1, NAN], "y must have a label for every sample, got None or NaN"),
+        (GOOD, np.array([0, 1, 0, 1, NAN]), "y must have a label for every sample, got NaN, NaT or infinity"),
+        (
+            GOOD,
+            np.array(["2020", "2021", "2020", "2021", "NaT"], "M8[Y]"),
+            "for every sample, got NaN, NaT or infinity",
+        ),
+        (GOOD, pd.Series(["a", "b", "a", "b", None], dtype="string"), "for every sample, got None or NaN"),
+        (GOOD, pd.Series([0, 1, 0, 1, None], dtype="Int64"), "for every sample, got NaN, NaT or infinity"),
+        (GOOD, np.ma.masked_array([0, 1, 0, 1, 0], [0, 0, 0, 0, 1]), "for every sample, got masked ones"),
+        (GOOD, ["a", 1, "a", "b", "a"], "y must hold labels of one type, got int, str"),
+        (GOOD, ["a", NAN, "a", "b", "a"], "for every sample, got None or NaN"),
+        (GOOD, [True, 2, 3, 2, 3], "y must hold labels of one type, got bool, int"),
         (GOOD, ["a", None, "a", "b", "a"], "y must have a label for every sample, got None or NaN"),
         (GOOD, np.array(["a", 1, "a", "b", "a"], dtype=object), "y must hold labels of one type, got int, str"),
         (GOOD, np.ones((5, 2)), r"y must be \(n,\), one label a sample, got shape \(5, 2\)"),
         (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
         (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
+        (5.0, LABELS, "or a list of series, got float. that is no array"),
+        ({"a": [1.0]}, LABELS, "or a list of series, got dict. that is no array"),
+        (Path("series.ts"), LABELS, "or a list of series, got .*Path. that is no array"),
+        pytest.param(
+            (one for one in GOOD), LABELS, "or a list of series, got generator. that is no array", id="a generator"
+        ),
+        ([1.0, 2.0], ["a", "b"], r"series 0 of X is one number: one series alone is \[X\]"),
+        (np.full((2, 3), "NaT", "M8[s]"), ["a", "b"], r"times are no values, got datetime64\[s\]"),
+        (
+            [pd.DataFrame({"a": [pd.Timestamp(0)]})] * 2,
+            ["a", "b"],
+            "series 0 of X must be an array of numbers .* times",
+        ),
         ([], [], "X holds no series"),
         ([[1.0, 2.0], []], ["a", "b"], r"series 1 of X has no values: its shape is \(0, 1\)"),
         ([[1.0, 2.0], [NAN, NAN]], ["a", "b"], "series 1 of X has no values: all are NaN"),
@@ -66,6 +95,49 @@ def test_parameters_are_checked_at_fit(options, said):
     model = small(**options)  # as scikit-learn wants it, the constructor checks nothing
     with pytest.raises(ValueError, match=said):
         model.fit(GOOD, LABELS)
+
+
+def test_sparse_tensors_are_refused():
+    with pytest.raises(TypeError, match=r"X is a sparse matrix; dense data is required: give X.to_dense\(\)"):
+        small().fit(torch.from_numpy(GOOD).to_sparse(), LABELS)
+
+
+def test_labels_of_one_kind_but_several_types_are_taken():
+    model = small(random_state=0).fit(GOOD, [0, 1.0, np.int8(0), np.float32(1), 0])
+    assert model.classes_.tolist() == [0.0, 1.0]
+
+
+def test_a_loss_that_is_not_finite_is_told_with_what_a_classifier_has():
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step \d+: a smaller lr may help$"):
+        small(lr=1e10, epochs=20, random_state=0).fit(GOOD, LABELS)
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e300])
+def test_values_too_large_at_predict(scale):
+    model = small(random_state=0).fit(GOOD, LABELS)
+    with pytest.raises(
+        ValueError, match=r"X holds values too large: up to .* standard deviations of the training data"
+    ):
+        model.predict_proba(GOOD * scale)
+
+
+def test_what_only_several_series_or_only_one_may_be():
+    X = np.random.default_rng(0).normal(size=(5, 6, 2))
+    model = small(random_state=0).fit(X, LABELS)
+    for alone in (X[0], X[0].tolist()):
+        with pytest.raises(ValueError, match=r"fitted on series of 2: one series alone is \[X\]"):
+            model.predict(alone)
+    for several in (X, [X[0]], list(X)):
+        with pytest.raises(ValueError, match="plot takes one series"):
+            model.plot(several)
+
+
+def test_devices_are_known_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda'"):
+        small(device="tpu").fit(GOOD, LABELS)
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda'"):
+        kq.SeriesClassifier.load(tmp_path / "none", device="tpu")
+    assert small(device=torch.device("cpu"), random_state=0).fit(GOOD, LABELS).predict(GOOD).shape == (5,)
 
 
 def test_predicting():

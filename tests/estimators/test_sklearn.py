@@ -108,6 +108,8 @@ def test_parameters_are_those_of_the_constructor():
 
 def test_seeds():
     assert seed_of(3) == seed_of(np.int32(3)) == 3
+    assert len({seed_of(seed) for seed in (0, 2**20, 2**21, 2**32, 10**30)}) == 5
+    assert seed_of(2**20) == seed_of(2**20) < 2**20
     for make in (np.random.default_rng, np.random.RandomState):
         assert seed_of(make(0)) == seed_of(make(0)) != seed_of(make(1))
         state = make(0)

@@ -76,8 +76,13 @@ def test_an_encoder_of_primal_attention_is_that_attention_in_every_block_or_in_t
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kernel": "primal"}, "needs a rank"),
-        ({"kernel": "primal", "primal": {"eta": 0.1}}, "needs a rank"),
+        ({"kernel": "primal"}, 'kernels "primal" and "primal\\+" need a rank'),
+        ({"kernel": "primal+", "primal": {"eta": 0.1}}, 'kernels "primal" and "primal\\+" need a rank'),
+        ({"kernel": "primal+", "primal": {"rnk": 8}}, "an option in primal must be one of .* did you mean 'rank'"),
+        (
+            {"kernel": "primal-"},
+            "kernel must be one of 'general', .*'primal', 'primal\\+', got 'primal-'; did you mean",
+        ),
         ({"kernel": "primal", "primal": {"rank": 4}, "kv_heads": 1}, "has no kv_heads"),
         ({"kernel": "psd", "primal": {"rank": 4}}, "not 'psd'"),
         ({"primal": {"rank": 4}}, "not 'general'"),
@@ -86,3 +91,8 @@ def test_an_encoder_of_primal_attention_is_that_attention_in_every_block_or_in_t
 def test_options_of_another_kernel_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         kq.Encoder(16, depth=2, heads=2, **options)
+
+
+def test_options_of_primal_layers_are_a_dict():
+    with pytest.raises(TypeError, match=r'primal must be a dict of options, such as \{"rank": 8\}, got 3'):
+        kq.Encoder(16, depth=2, heads=2, kernel="primal+", primal=3)

@@ -1,5 +1,6 @@
 """What studies are tried on."""
 
+import numpy as np
 import pytest
 
 import keyquery as kq
@@ -10,3 +11,15 @@ def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "tale.txt"
     path.write_text(kq.models.TEXT.read_text() * 6)
     return path
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """Two sets, each of two classes, as .ts files."""
+    folder, rng = tmp_path_factory.mktemp("series"), np.random.default_rng(0)
+    for name in ("Waves", "Vowels"):
+        for part in ("TRAIN", "TEST"):
+            values = [",".join(f"{value:.3f}" for value in rng.normal(i % 2, 1, 12)) for i in range(10)]
+            lines = [f"{row}:{'ab'[i % 2]}" for i, row in enumerate(values)]
+            (folder / f"{name}_{part}.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]) + "\n")
+    return folder

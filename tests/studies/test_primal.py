@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -17,7 +16,7 @@ from keyquery import cli
 from keyquery.layers import PrimalAttention
 from keyquery.report import terminal
 from keyquery.studies.arena.tasks import TASKS
-from keyquery.studies.primal import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, _source, primal
+from keyquery.studies.primal import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, primal
 from keyquery.studies.released import published_regularizer
 from keyquery.studies.series import PUBLISHED
 
@@ -187,14 +186,28 @@ def test_tables_tell_widths_and_epochs_apart(part):
 
 
 def test_tables_fit_the_terminal(reading):
-    text = shown(reading, 100)
+    text = shown(reading, 80)
     assert "ListOps  primal                  100%  35.0 ± 7.1       37.3" in text
     assert "Image    primal                   20%        40.0       43.0" in text
-    assert "5.0 (2.5–10.0)   4.0  1.00  2.00×  8.00×          –" in text
+    short = study(arena=[arena_row("image", "primal", 0, 0.4, share_run=0.0008)])
+    assert "Image  primal            0.08%" in shown(short, 80)
+    assert short.plot().get_axes()[0].get_xticklabels()[0].get_text() == "Image\n(0.08%)"
+    assert "5.0 (2.5–10.0)   4.0  1.00  2.00×  8.00×      –" in text
     assert "does not fit" in text
     words = " ".join(text.split())
     assert "Runs below 100 % of the steps were cut short: the learning rate has not come down." in words
-    assert max(map(len, text.splitlines())) <= 88
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_times_of_any_size_fit_the_terminal():
+    steps = [timed(name, ms) for name, ms in (("primal", 0.512), ("general", 98.76), ("eager", 4321.0))]
+    steps[0] |= {"published_faster": 12.5, "peak_bytes": 99 * 2**30}
+    speed = [{"task": "pathfinder", "where": "a GPU", "device": "a GPU", "rows": steps}]
+    text = shown(study(speed=speed), 80)
+    assert "…" not in text
+    assert "0.5 (0.3–1.0)   0.4  99.00  19.5×  78.1×  12.5×" in text
+    assert "98.8 (49.4–198)  79.0   1.00" in text
+    assert "4321 (2160–8642)  3457   1.00" in text
 
 
 def test_the_picture_has_a_panel_a_part(reading):
@@ -203,6 +216,13 @@ def test_the_picture_has_a_panel_a_part(reading):
     assert [axis.get_title() for axis in figure.get_axes()] == titles
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["primal", "primal+", "softmax, fused", "published"]
+    for panels, rows in (({}, 1), ({"series": [], "speed": []}, 2)):
+        picture = replace(reading, **panels).plot()
+        picture.draw_without_rendering()
+        box = picture.legends[0].get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= picture.bbox.x1
+        tops = {round(text.get_window_extent().y1) for text in picture.legends[0].get_texts()}
+        assert len(tops) >= rows
     alone = replace(reading, series=[], speed=[])
     assert [axis.get_title() for axis in alone.plot().get_axes()] == titles[1:2]
     for none in (study(), study(ablation=reading.ablation)):
@@ -274,18 +294,6 @@ def test_an_ablation_has_a_loss_to_leave_out():
         assert etas == {0.0 if job.variant == "no loss" else 0.1}
         network(torch.randn(3, 9, 2), torch.ones(3, 9, dtype=torch.bool))
         assert (published_regularizer(network) == 0) == (job.variant == "no loss")
-
-
-@pytest.fixture(scope="module")
-def series(tmp_path_factory):
-    """Two sets, each of two classes, as .ts files."""
-    folder, rng = tmp_path_factory.mktemp("series"), np.random.default_rng(0)
-    for name in ("Waves", "Vowels"):
-        for part in ("TRAIN", "TEST"):
-            values = [",".join(f"{value:.3f}" for value in rng.normal(i % 2, 1, 12)) for i in range(10)]
-            lines = [f"{row}:{'ab'[i % 2]}" for i, row in enumerate(values)]
-            (folder / f"{name}_{part}.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]) + "\n")
-    return folder
 
 
 def test_series_are_tried_under_both_protocols_and_taken_apart(series, tmp_path):
@@ -387,13 +395,3 @@ def test_the_command_runs(tmp_path):
     assert len(list((tmp_path / "results").iterdir())) == 1
     refused = CliRunner().invoke(cli.app, ["study", "primal", "--part", "arena", "--task", "text", "--seed", "0"])
     assert "task 'text' needs a .tsv file with columns split, label and text" in str(refused.exception)
-
-
-def test_the_files_of_a_folder_are_found(tmp_path):
-    for name in ("a.tsv.xz", "imdb.tsv.xz", "b.npz", "c.npz"):
-        (tmp_path / name).touch()
-    assert _source("text", tmp_path).name == "imdb.tsv.xz"
-    with pytest.raises(ValueError, match=r"data must hold one .npz file for task 'image', got b.npz, c.npz"):
-        _source("image", tmp_path)
-    with pytest.raises(ValueError, match="data must be a folder"):
-        _source("image", tmp_path / "b.npz")

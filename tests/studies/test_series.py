@@ -66,6 +66,22 @@ def test_pairs_of_files_are_found(study):
     assert sorted(path.name for path in folder.iterdir())[0] == f"Slopes-{facts[0]['digest']}.npz"
 
 
+def test_only_sets_that_are_named_are_read(tmp_path):
+    for name in ("A", "B"):
+        written(tmp_path / f"{name}_TRAIN.ts", 8, seed=0)
+        written(tmp_path / f"{name}_TEST.ts", 4, seed=1)
+    (tmp_path / "B_TEST.ts").write_text("nothing")
+    out = tmp_path / "out"
+    assert [facts["dataset"] for facts in prepare_series(tmp_path, out, ["A"])] == ["A"]
+    written(tmp_path / "B_TEST.ts", 4, seed=1)
+    assert [facts["dataset"] for facts in prepare_series(tmp_path, out, ["B"])] == ["B"]
+    assert [facts["dataset"] for facts in prepare_series(None, out)] == ["A", "B"]  # of both runs
+    assert [facts["dataset"] for facts in prepare_series(None, out, ["B"])] == ["B"]
+    for source in (tmp_path, None):
+        with pytest.raises(ValueError, match="dataset must be one of 'A', 'B', got 'C'"):
+            prepare_series(source, out, ["C"])
+
+
 def test_other_data_have_another_digest(study, tmp_path):
     written(tmp_path / "Slopes_TRAIN.ts.gz", 20, seed=0)
     written(tmp_path / "Slopes_TEST.ts", 10, seed=1)
@@ -78,7 +94,7 @@ def test_what_cannot_be_used_is_told(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(NotADirectoryError, match=r"series must be a folder of \.ts files, and .*none is none"):
         prepare_series(tmp_path / "none", out)
-    with pytest.raises(ValueError, match="holds none of an earlier run"):
+    with pytest.raises(ValueError, match=r"series need a folder of .ts files: give it as data \(--data\)"):
         prepare_series(None, out)
     written(tmp_path / "A_TRAIN.ts", 4, seed=0, labels=("up", "up"))
     with pytest.raises(ValueError, match=r"holds no pair of files NAME_TRAIN\.ts and NAME_TEST\.ts"):

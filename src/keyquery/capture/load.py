@@ -51,16 +51,24 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
     return model, tokenizer
 
 
-def pick_device(device: str) -> str:
+def pick_device(device: Any) -> str:
     """The device that is meant: for "auto" a GPU where there is one.
 
     >>> pick_device("cpu")
     'cpu'
     """
-    found = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if found.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: there is no GPU here")
-    return found
+    try:
+        found = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        known = found.type in ("cpu", "cuda")
+    except (RuntimeError, TypeError):
+        known = False
+    if not known:
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …, got {device!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= count:
+        there = f"there are only {count} GPUs here" if count else "there is no GPU here"
+        raise ValueError(f"device {str(device)!r}: {there}")
+    return str(found)
 
 
 def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,13 @@ Seeds = Annotated[
     list[int] | None,
     typer.Option(help="A seed; may be given several times. Without: three, and ten of the synthetic part."),
 ]
+Out = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Keep every result here; what is done is not done again.")
+]
+Attentions = Annotated[
+    list[str] | None,
+    typer.Option(help="primal, primal+ or general; without: all. Speed is that of all, beside each other."),
+]
 Samples = Annotated[
     list[int] | None,
     typer.Option(help="Sequences that the synthetic part learns from; may be given several times."),
@@ -38,7 +46,9 @@ def _studies() -> None:
 @study.command("objectives")
 def objectives(
     corpus: Annotated[Path, typer.Option(help="A text file to train on, packed by xz or not.")],
-    out: Annotated[Path | None, typer.Option(help="Write both models here; a run broken off is gone on with.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Write both models here; a run broken off is gone on with.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 6000,
     width: Annotated[int, typer.Option(min=4, help="The models' width.")] = 128,
@@ -69,7 +79,7 @@ def objectives(
 @study.command("kernels")
 def kernels(
     corpus: Texts = None,
-    out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
+    out: Out = None,
     part: Annotated[str, typer.Option(help="synthetic, language, init, or all.")] = "all",
     seed: Seeds = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each language model on all the text.")] = 800,
@@ -100,8 +110,8 @@ def kernels(
         raise ValueError("--picture draws the parts synthetic and language, not init")
     sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary}
     given: dict[str, Any] = {"part": part, "steps": steps, "few_steps": few_steps, "few": few, **sizes}
-    given |= {"seeds": tuple(seed), "trial_seeds": tuple(seed)} if seed else {}
-    given |= {"samples": tuple(samples)} if samples else {}
+    given |= {"seeds": _once(seed), "trial_seeds": _once(seed)} if seed else {}
+    given |= {"samples": _once(samples)} if samples else {}
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         reading = run(corpus, out, Plan(**given), device, workers, force, progress)
     deliver(reading, files, quiet)
@@ -140,7 +150,7 @@ def dial(
     files = targets(force, json=json, csv=csv, picture=picture)
     chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.TEXT]
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
-        reading = dial_abilities(chosen, texts, by, seed or [0], sequences, length, device, progress)
+        reading = dial_abilities(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress)
     deliver(reading, files, quiet)
 
 
@@ -150,10 +160,10 @@ def primal(
         Path | None,
         typer.Option(help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
+    out: Out = None,
     part: Annotated[str, typer.Option(help="series, ablation, arena, speed, or all.")] = "all",
     task: Annotated[list[str] | None, typer.Option(help="listops, text, image or pathfinder; without: all.")] = None,
-    attention: Annotated[list[str] | None, typer.Option(help="primal, primal+ or general; without: all.")] = None,
+    attention: Attentions = None,
     dataset: Annotated[list[str] | None, typer.Option(help="A set of series; without: all in --data.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: five.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="On series.")] = 100,
@@ -203,3 +213,8 @@ def primal(
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         reading = run(data, out, Plan(**given), device, workers, progress)
     deliver(reading, files, quiet)
+
+
+def _once(values: Iterable[Any]) -> tuple[Any, ...]:
+    """A seed that is given twice is one seed."""
+    return tuple(dict.fromkeys(values))

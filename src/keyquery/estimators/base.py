@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from threading import RLock
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -25,6 +26,9 @@ from torch import Tensor, nn
 from keyquery.files import write_all
 
 FORMAT = 1
+LABELS = {"i": "number", "u": "number", "f": "number", "b": "bool", "U": "text", "S": "bytes", "M": "date"}
+LETTERS = 1024  # that a label of a file may have room for, though none is so long
+SEEDED = RLock()  # torch's generators belong to the whole process
 Fitted = TypeVar("Fitted", bound="Estimator")
 
 
@@ -98,12 +102,14 @@ class Estimator:
 
 
 def seed_of(random_state: Any) -> int:
-    """A seed out of None, a number, or a generator of numpy's, from which one is drawn.
+    """A seed below 2²⁰ out of None, a number, or a generator of numpy's, from which one is drawn.
+
+    Numbers from 2²⁰ on, which the training loop has no seeds for, are scattered over those below it.
 
     >>> seed_of(7)
     7
     """
-    most = 2**20  # as far as the seeds of the training loop go
+    most = 2**20
     if random_state is None:
         return int(np.random.default_rng().integers(most))
     if isinstance(random_state, np.random.Generator):
@@ -112,7 +118,8 @@ def seed_of(random_state: Any) -> int:
         return int(random_state.randint(most))
     if isinstance(random_state, bool) or not isinstance(random_state, (int, np.integer)) or random_state < 0:
         raise ValueError(f"random_state must be None, a number from 0 on or a generator, got {random_state!r}")
-    return int(random_state) % most
+    number = int(random_state)
+    return number if number < most else int(np.random.default_rng(number).integers(most))
 
 
 def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
@@ -124,6 +131,8 @@ def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None: give one label a sample")
     labels = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    if isinstance(y, (list, tuple)) and labels.ndim == 1:
+        labels = np.fromiter(y, dtype=object, count=len(y))  # numpy would make text of what is no number
     if labels.ndim == 2 and labels.shape[1] == 1:
         _warn_of_column()
         labels = labels[:, 0]
@@ -131,21 +140,37 @@ def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         raise ValueError(f"y must be (n,), one label a sample, got shape {labels.shape}")
     if len(labels) != count:
         raise ValueError(f"y must have a label for each of the {count} samples of X, got {len(labels)}")
+    if np.ma.is_masked(y):
+        raise ValueError("y must have a label for every sample, got masked ones")
     if labels.dtype == object:
-        if any(label is None or label != label for label in labels):
-            raise ValueError("y must have a label for every sample, got None or NaN")
-        kinds = {type(label) for label in labels}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"y must hold labels of one type, got {', '.join(sorted(kind.__name__ for kind in kinds))}"
-            )
-        labels = np.array(labels.tolist())
-    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
-        raise ValueError("y must have a label for every sample, got NaN or infinity")
+        labels = _of_one_type(labels)
+    if labels.dtype.kind in "fM" and not np.all(np.isfinite(labels)):
+        raise ValueError("y must have a label for every sample, got NaN, NaT or infinity")
     fractions = labels.dtype.kind == "f" and np.any(labels != np.round(labels))
-    if fractions or labels.dtype.kind not in "biufUSM":
-        raise ValueError(f"Unknown label type: y must hold classes, got {labels.dtype} such as {labels[0]!r}")
+    if fractions or labels.dtype.kind not in LABELS:
+        raise ValueError(f"Unknown label type: y must hold classes, got {labels.dtype} such as {labels.tolist()[0]!r}")
     return labels
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, or pandas' NA and NaT.
+
+    >>> is_missing(float("nan")), is_missing("nan")
+    (True, False)
+    """
+    return (
+        value is None or type(value).__name__ == "NAType" or bool(value != value)
+    )  # NA equals nothing, not even False
+
+
+def _of_one_type(labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    """Labels of an array of objects as an array of their own type."""
+    if any(map(is_missing, labels)):
+        raise ValueError("y must have a label for every sample, got None or NaN")
+    if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
+        names = sorted({type(label).__name__ for label in labels})
+        raise ValueError(f"y must hold labels of one type, got {', '.join(names)}")
+    return np.array(labels.tolist())
 
 
 def _warn_of_column() -> None:
@@ -189,7 +214,7 @@ def read_fitted(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, 
         with safe_open(path, "pt") as file:
             facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no whole file of an estimator: {error}") from None
     if not isinstance(facts, dict) or facts.pop("kind", None) != kind:
         raise ValueError(f"{path} is no saved {kind}")
@@ -212,16 +237,20 @@ def label_facts(classes: Shaped[np.ndarray, " classes"]) -> dict[str, Any]:
 
 def classes_of(facts: dict[str, Any]) -> Shaped[np.ndarray, " classes"]:
     """Labels that `label_facts` wrote."""
-    dtype = np.dtype(str(facts["dtype"]))
-    if dtype.kind not in "biufUSM":
+    dtype, listed = np.dtype(str(facts["dtype"])), np.array(facts["labels"])
+    if dtype.kind not in LABELS or dtype.itemsize > max(listed.itemsize, 4 * LETTERS):
         raise ValueError(f"labels cannot be of dtype {dtype}")
-    listed = np.array(facts["labels"])
-    return np.char.encode(listed, "latin-1").astype(dtype) if dtype.kind == "S" else listed.astype(dtype)
+    made = np.char.encode(listed, "latin-1").astype(dtype) if dtype.kind == "S" else listed.astype(dtype)
+    if made.ndim != 1 or len(np.unique(made)) != len(made):
+        raise ValueError("labels must be a list, each of them once")
+    return made
 
 
 @contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
     """With torch's generators at `seed`, and afterwards as they were.
+
+    The generators belong to the whole process: threads take turns here, so that each has the numbers of its own seed.
 
     >>> before = torch.get_rng_state()
     >>> with seeded(0, "cpu"):
@@ -229,6 +258,6 @@ def seeded(seed: int, device: str) -> Iterator[None]:
     >>> torch.equal(before, torch.get_rng_state())
     True
     """
-    with torch.random.fork_rng([torch.device(device)] if device.startswith("cuda") else []):
+    with SEEDED, torch.random.fork_rng([torch.device(device)] if device.startswith("cuda") else []):
         torch.manual_seed(seed)
         yield

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from keyquery.estimators.sequences import Padded
+from keyquery.progress import Progress, silent
 from keyquery.reading import Reading
 
 SHARE = 16  # a window is such a part of a series, unless the user says otherwise
+TOGETHER = 16  # windows that are left out at a time: more do not fit into a processor's caches
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Importance(Reading, kind="importance"):
     """For each series its values, the class that was predicted, and how much each token speaks for it."""
 
@@ -23,6 +26,10 @@ class Importance(Reading, kind="importance"):
 
     classes: Sequence[Any]
     series: Sequence[Mapping[str, Any]]
+    columns: Sequence[str] | None = None  # names of dims, where data frames have told them
+
+    def __repr__(self) -> str:
+        return f"Importance({len(self.series)} series, {len(self.classes)} classes)"
 
     @property
     def relevance(self) -> list[list[float]]:
@@ -39,7 +46,10 @@ class Importance(Reading, kind="importance"):
 
 
 def occlude(
-    log_probabilities: Callable[[Padded], Tensor], one: Padded, stretch: int | None = None
+    log_probabilities: Callable[[Padded], Tensor],
+    one: Padded,
+    stretch: int | None = None,
+    progress: Progress = silent,
 ) -> tuple[list[float], int, int, float]:
     """Relevance of each token of one series (n, dims), the window's length, the class predicted and its probability.
 
@@ -47,19 +57,25 @@ def occlude(
     Log-odds, log p/(1 − p), since a probability near 1 stays there whatever is left out.
     """
     values, real = one
-    places = real.nonzero().squeeze(1)
-    length = int(places[-1]) + 1
+    length = int(real.nonzero().max()) + 1
     width = min(stretch or max(length // SHARE, 1), length)
     firsts = torch.arange(0, length, max(width // 2, 1), device=real.device)
-    at = torch.arange(len(real), device=real.device)
-    covered = (at >= firsts[:, None]) & (at < firsts[:, None] + width) & real
-    covered = covered[covered.any(1)]
-    without = values.masked_fill(covered.unsqueeze(-1), 0.0)
-    several = Padded(torch.cat((values.unsqueeze(0), without)), real.expand(len(without) + 1, -1))
-    found = log_probabilities(several)
+    before = torch.nn.functional.pad(real.cumsum(0), (1, 0))  # how many tokens are there before each
+    firsts = firsts[before[(firsts + width).clamp(max=len(real))] > before[firsts]]  # the others cover nothing
+    found = log_probabilities(Padded(values.unsqueeze(0), real.unsqueeze(0)))
     chosen = int(found[0].argmax())
+    odds, at = _odds(found, chosen), torch.arange(len(real), device=real.device)
+    lost, times = torch.zeros(2, len(real), dtype=torch.float64, device=real.device)
+    parts = firsts.split(TOGETHER)
+    for some in progress(parts, "leaving stretches out", len(parts)):
+        covered = (at >= some[:, None]) & (at < some[:, None] + width) & real
+        without = Padded(values.masked_fill(covered.unsqueeze(-1), 0.0), real.expand(len(some), -1))
+        lost += (odds - _odds(log_probabilities(without), chosen)) @ covered.double()
+        times += covered.sum(0)
+    return (lost / times.clamp(min=1)).tolist(), width, chosen, float(found[0, chosen].exp())
+
+
+def _odds(found: Float64[Tensor, "batch classes"], chosen: int) -> Float64[Tensor, " batch"]:
+    """log p/(1 − p) of one class, out of the logarithms of all."""
     others = torch.cat((found[:, :chosen], found[:, chosen + 1 :]), 1)
-    odds = found[:, chosen] - others.logsumexp(1)
-    weights = covered.double()
-    relevance = ((odds[0] - odds[1:]) @ weights) / weights.sum(0).clamp(min=1)
-    return relevance.tolist(), width, chosen, float(found[0, chosen].exp())
+    return found[:, chosen] - others.logsumexp(1)

@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from keyquery.data.series import Series
+from keyquery.estimators.base import is_missing
+
+WANTED = "X must be (n, length, dims) or (n, length), or a list of series"
 
 
 class Padded(NamedTuple):
@@ -30,6 +33,22 @@ class Padded(NamedTuple):
         for first in range(0, len(self.values), size):
             yield self.take(torch.arange(first, min(first + size, len(self.values)), device=self.values.device))
 
+    def alike(self, size: int) -> list[Int[Tensor, " some"]]:
+        """Which series to take together, a few at a time, none of them more than twice as long as another of its batch.
+
+        >>> real = torch.arange(8) < torch.tensor([[8], [2], [3], [1]])
+        >>> [some.tolist() for some in Padded(real.unsqueeze(-1).float(), real).alike(16)]
+        [[3, 1], [2], [0]]
+        """
+        places = torch.arange(1, self.real.shape[1] + 1, device=self.real.device)
+        lengths, order = (self.real * places).amax(1).sort(stable=True)
+        each, sizes, first = lengths.tolist(), list[int](), 0
+        for end in range(1, len(each) + 1):
+            if end == len(each) or end - first == size or each[end] > 2 * each[first]:
+                sizes.append(end - first)
+                first = end
+        return list(order.split(sizes))
+
 
 def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
     """A list of arrays (length, dims), out of such a list, an array (n, length, dims) or (n, length), or a Series.
@@ -41,17 +60,20 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
     """
     if isinstance(X, Series):
         X = X.values
-    if hasattr(X, "toarray"):
-        raise TypeError("X is a sparse matrix; dense data is required: give X.toarray()")
-    if isinstance(X, Tensor):
-        X = X.detach().cpu().numpy()
+    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
+        dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
+        raise TypeError(f"X is a sparse matrix; dense data is required: give {dense}")
+    if isinstance(X, Tensor) and X.is_nested:
+        X = list(X.unbind())
     if not isinstance(X, (list, tuple)):
-        X = np.asarray(X)
+        given, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(_tensorless(X))
+        if X.ndim == 1 and X.dtype == object:
+            return series_of(list(X))
         if X.ndim not in (2, 3):
-            if X.ndim == 1 and X.dtype == object:
-                return series_of(list(X))
-            told = "Reshape your data: one series alone is X[None]" if X.ndim == 1 else "that is one axis too many"
-            raise ValueError(f"X must be (n, length, dims) or (n, length), or a list of series, got {X.shape}. {told}")
+            several = "that is one axis too many" if X.ndim else "that is no array"
+            told = "Reshape your data: one series alone is X[None]" if X.ndim == 1 else several
+            shape = X.shape if X.ndim else type(given).__name__
+            raise ValueError(f"{WANTED}, got {shape}. {told}")
         if 0 in X.shape[1:]:
             raise ValueError(
                 f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no steps"
@@ -68,16 +90,51 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
     return found
 
 
+def columns_of(X: Any) -> list[str] | None:
+    """The names of dims, where X is a list of data frames; None where it is anything else.
+
+    >>> columns_of([[1.0, 2.0]]) is None
+    True
+    """
+    if not isinstance(X, (list, tuple)) or not all(hasattr(one, "columns") for one in X) or not X:
+        return None
+    names = [list(map(str, one.columns)) for one in X]
+    for number, own in enumerate(names):
+        if own != names[0]:
+            raise ValueError(
+                f"all series of X must have the columns of the first, {names[0]}; series {number} has {own}"
+            )
+    return names[0]
+
+
+def _tensorless(one: Any) -> Any:
+    """A tensor as an array; numpy has no bfloat16."""
+    if not isinstance(one, Tensor):
+        return one
+    return (one.double() if one.is_floating_point() else one).detach().cpu().numpy()
+
+
+def _numbers(one: Any) -> np.ndarray:
+    """An array of float64: NaN where a value is masked, None or pandas' NA."""
+    values = one if isinstance(one, np.ma.MaskedArray) else np.asarray(_tensorless(one))
+    if values.dtype.kind == "c":
+        raise ValueError("Complex data not supported")
+    if values.dtype.kind in "mM":
+        raise ValueError(f"times are no values, got {values.dtype}")
+    if values.dtype == object:
+        flat = [np.nan if is_missing(value) else value for value in values.ravel().tolist()]
+        values = np.array(flat, dtype=object).reshape(values.shape)
+    return np.ma.filled(values.astype(np.float64), np.nan)
+
+
 def _one(number: int, one: Any) -> np.ndarray:
-    if isinstance(one, Tensor):
-        one = one.detach().cpu().numpy()
     try:
-        values = np.asarray(one)
-        if values.dtype.kind == "c":
-            raise ValueError("Complex data not supported")
-        values = values.astype(np.float64)
-    except ValueError as error:
-        raise ValueError(f"series {number} of X must be an array of numbers (length, dims): {error}") from None
+        values = _numbers(one)
+    except (ValueError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"series {number} of X must be an array of numbers (length, dims): {error}") from None
+    if values.ndim == 0:
+        raise ValueError(f"{WANTED}, and series {number} of X is one number: one series alone is [X]")
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2:
@@ -109,11 +166,15 @@ def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndar
 
 
 def padded(series: Sequence[np.ndarray], mean: np.ndarray, scale: np.ndarray, device: str = "cpu") -> Padded:
-    """Series standardised and filled up with 0 to the longest; a value that is missing is 0 too, the mean."""
+    """Series standardised and filled up with 0 to the longest; a value that is missing is 0 too, the mean.
+
+    Values beyond single precision become infinite, as the network's outputs then are not finite either.
+    """
     lengths = [len(one) for one in series]
     values = np.zeros((len(series), max(lengths), len(mean)), dtype=np.float32)
     real = np.zeros(values.shape[:2], dtype=bool)
     for number, one in enumerate(series):
-        values[number, : len(one)] = np.nan_to_num((one - mean) / scale, nan=0.0)
+        with np.errstate(over="ignore"):
+            values[number, : len(one)] = np.nan_to_num((one - mean) / scale, nan=0.0)
         real[number, : len(one)] = ~np.isnan(one).all(1)
     return Padded(torch.from_numpy(values).to(device), torch.from_numpy(real).to(device))

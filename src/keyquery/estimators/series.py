@@ -27,10 +27,10 @@ from keyquery.estimators.base import (
 from keyquery.estimators.fitting import TIE, Labelled, class_loss, epochs_of, judged
 from keyquery.estimators.importance import Importance, occlude
 from keyquery.estimators.network import KINDS, SeriesNetwork
-from keyquery.estimators.sequences import Padded, padded, series_of, statistics
+from keyquery.estimators.sequences import Padded, columns_of, padded, series_of, statistics
 from keyquery.forms.checks import check_choice, check_count, check_number
-from keyquery.progress import bar, silent
-from keyquery.reading import provenance
+from keyquery.progress import bars
+from keyquery.reading import plain, provenance
 from keyquery.training import Recipe, train
 
 RANK = 20  # of primal layers, where heads are as wide
@@ -63,7 +63,9 @@ class SeriesClassifier(Estimator):
     classes_: Shaped[np.ndarray, " classes"]
     mean_: Float64[np.ndarray, " dims"]
     scale_: Float64[np.ndarray, " dims"]
-    history_: list[dict[str, float]]  # one row an epoch: loss and, with a holdout, its errors
+    history_: list[dict[str, float]]  # one row an epoch: loss and, with a holdout, its share of errors and its loss
+    columns_: list[str] | None  # names of dims, where all series are data frames
+    params_: dict[str, Any]  # of the fit: what is set later is for the next one
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class SeriesClassifier(Estimator):
         holdout: float = 0.2,
         patience: int = 20,
         random_state: Any = None,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         verbose: bool = False,
     ) -> None:
         self.attention, self.width, self.depth, self.heads = attention, width, depth, heads
@@ -93,11 +95,11 @@ class SeriesClassifier(Estimator):
         """Learn from series and one label for each; y may be left out where X is a `Series` with labels."""
         self._check()
         device = pick_device(self.device)
-        series = series_of(X)
+        series, columns = series_of(X), columns_of(X)
         labels = labels_of(type(self).__name__, _labels(X, y), len(series))
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y holds only one class, {classes[0]!r}: a classifier needs two or more")
+            raise ValueError(f"y holds only one class, {_plain(classes[0])!r}: a classifier needs two or more")
         seed = seed_of(self.random_state)
         mean, scale = statistics(series)
         samples = Labelled(padded(series, mean, scale, device), torch.from_numpy(numbers).to(device))
@@ -105,7 +107,7 @@ class SeriesClassifier(Estimator):
             network = self._network(len(mean), len(classes)).to(device)
             history = self._train(network, samples, seed)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
-        self.history_ = history
+        self.history_, self.columns_, self.params_ = history, columns, self._plain_params()
         return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
@@ -132,9 +134,11 @@ class SeriesClassifier(Estimator):
         """
         check_count("stretch", stretch, least=1, optional=True)
         data, series = self._padded(X), series_of(X)
-        found = [
-            occlude(self._log_probabilities, Padded(*(part[i] for part in data)), stretch) for i in range(len(series))
-        ]
+        with bars(self.verbose) as progress:
+            found = [
+                occlude(self._log_probabilities, Padded(*(part[i] for part in data)), stretch, progress)
+                for i in range(len(series))
+            ]
         return Importance(
             classes=[_plain(label) for label in self.classes_],
             series=[
@@ -147,36 +151,43 @@ class SeriesClassifier(Estimator):
                 }
                 for one, (relevance, width, number, probability) in zip(series, found, strict=True)
             ],
-            provenance=provenance(estimator=repr(self)),
+            columns=self.columns_,
+            provenance=provenance(estimator=repr(type(self)(**self.params_))),
         )
 
-    def plot(self, x: Any, stretch: int | None = None, **options: Any) -> Any:
+    def plot(self, x: Any, stretch: int | None = None) -> Any:
         """A matplotlib figure of one series (length, dims) or (length,) and the stretches that mattered."""
-        return self.importance([x], stretch).plot(**options)
+        if isinstance(x, Series) or _axes(x) > 2:
+            raise ValueError("plot takes one series, (length, dims) or (length,): of several, give one, such as X[0]")
+        return self.importance([x], stretch).plot()
 
     def save(self, path: str | Path) -> None:
-        """Write everything that predicting needs into one safetensors file."""
+        """Write everything that predicting needs, and the parameters of the fit, into one safetensors file."""
         self._check_fitted()
-        state = self.random_state if isinstance(self.random_state, int) else None  # a generator is no plain fact
-        facts = {"params": {**self.get_params(), "random_state": state}, "classes": label_facts(self.classes_)}
+        facts = {"params": self.params_, "classes": label_facts(self.classes_), "columns": self.columns_}
         tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
         tensors |= {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
         write_fitted(path, type(self).__name__, {**facts, "history": self.history_}, tensors)
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> SeriesClassifier:
+    def load(cls, path: str | Path, device: str | torch.device = "auto") -> SeriesClassifier:
         """The classifier of a file that `save` wrote, to run on `device`."""
+        pick_device(device)
         facts, tensors = read_fitted(path, cls.__name__)
         try:
             made = cls(**{**facts["params"], "device": device})
             made._check()
-            classes, mean, scale = classes_of(facts["classes"]), tensors.pop("mean"), tensors.pop("scale")
-            network = made._network(len(mean), len(classes))
-            network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in tensors.items()})
-            made.history_ = list(facts["history"])
-        except (KeyError, TypeError, RuntimeError) as error:
+            made.classes_, made.history_ = classes_of(facts["classes"]), list(facts["history"])
+            made.columns_, made.params_ = facts.get("columns"), facts["params"]
+            mean, scale = tensors.pop("mean"), tensors.pop("scale")
+            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
+            if not all(tensor.isfinite().all() for tensor in (mean, scale, *weights.values())):
+                raise ValueError("it holds NaN or infinity")
+            if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
+                raise ValueError("mean and scale must be (dims,), and scale above 0")
+            made.network_ = made._filled(len(mean), len(made.classes_), weights)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        made.network_, made.classes_ = network.eval(), classes
         made.mean_, made.scale_ = mean.double().numpy(), scale.double().numpy()
         return made
 
@@ -202,14 +213,36 @@ class SeriesClassifier(Estimator):
         shape = (self.width, self.depth, self.heads)
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout)
 
+    def _filled(self, dims: int, classes: int, weights: dict[str, Tensor]) -> SeriesNetwork:
+        """A network with these weights; it is built when their shapes are known to be its own, and no sooner."""
+        if self.depth > len(weights):
+            raise ValueError(f"a network of depth {self.depth} has more than {len(weights)} tensors")
+        with torch.device("meta"):
+            shapes = {name: weight.shape for name, weight in self._network(dims, classes).state_dict().items()}
+        for name in sorted(shapes.keys() | weights.keys()):
+            if name not in shapes or name not in weights or shapes[name] != weights[name].shape:
+                raise ValueError(f"{name} is not what a network of these parameters has")
+        with seeded(0, "cpu"):
+            network = self._network(dims, classes)
+        network.load_state_dict(weights)
+        return network.eval()
+
+    def _plain_params(self) -> dict[str, Any]:
+        """Parameters as JSON holds them; a generator of seeds is no plain fact."""
+        params = plain(self.get_params())
+        state = params["random_state"]
+        return {**params, "random_state": state if isinstance(state, int) else None, "device": str(self.device)}
+
     def _train(self, network: SeriesNetwork, samples: Labelled, seed: int) -> list[dict[str, float]]:
         learned, held = hold_out(samples.target.cpu().numpy(), self.holdout, seed)
         draw, every = epochs_of(samples.take(learned), self.batch_size, seed)
         checked = samples.take(held) if len(held) else None
+        checks: list[dict[str, float]] = []
 
         def validate(model: Any) -> float:
             assert checked is not None
             errors, loss = judged(model, checked, 4 * self.batch_size)
+            checks.append({"held_out_error": errors, "held_out_loss": loss})
             return errors + TIE * loss
 
         recipe = Recipe(
@@ -221,22 +254,36 @@ class SeriesClassifier(Estimator):
             check_every=every,
             patience=self.patience,
         )
-        watch = bar if self.verbose else silent
-        log = train(network, draw, class_loss, recipe, validate=validate if checked else None, progress=watch)
-        return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
+        with bars(self.verbose) as progress:
+            try:
+                log = train(
+                    network, draw, class_loss, recipe, validate=validate if checked else None, progress=progress
+                )
+            except FloatingPointError as error:  # the loop names more than a classifier can be told
+                raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
+        rows = [{"epoch": int(row["step"]) // every, "loss": row["loss"]} for row in log.rows]
+        return [row | check for row, check in zip(rows, checks, strict=True)] if checked else rows
 
     def _padded(self, X: Any) -> Padded:
         self._check_fitted()
-        series = series_of(X)
-        if (dims := series[0].shape[1]) != len(self.mean_):
-            name = type(self).__name__
-            raise ValueError(f"X has {dims} dims, but this {name} was fitted on series of {len(self.mean_)}")
+        series, columns = series_of(X), columns_of(X)
+        name, dims = type(self).__name__, len(self.mean_)
+        if (given := series[0].shape[1]) != dims:
+            alone = given == 1 and all(len(one) == dims for one in series)
+            hint = ": one series alone is [X]" if alone else ""
+            raise ValueError(f"X has {given} dims, but this {name} was fitted on series of {dims}{hint}")
+        if None not in (columns, self.columns_) and columns != self.columns_:
+            raise ValueError(f"X has columns {columns}, but this {name} was fitted on {self.columns_}")
         return padded(series, self.mean_, self.scale_, pick_device(self.device))
 
     @torch.no_grad()
-    def _log_probabilities(self, data: Padded) -> Tensor:
+    def _log_probabilities(self, data: Padded) -> Float64[Tensor, "batch classes"]:
         network = self.network_.to(data.values.device).eval()
-        logits = torch.cat([network(*batch) for batch in data.batches(4 * self.batch_size)])
+        groups = data.alike(4 * self.batch_size)
+        logits = torch.cat([network(*data.take(some)) for some in groups])[torch.cat(groups).argsort()]
+        if not logits.isfinite().all():
+            most = float(data.values.abs().max())
+            raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")
         return logits.double().log_softmax(-1)
 
 
@@ -248,3 +295,11 @@ def _plain(label: Any) -> str | int | float | bool:
     """A label as JSON holds it."""
     found = label.item() if isinstance(label, np.generic) else label
     return found if isinstance(found, (str, int, float, bool)) else str(found)
+
+
+def _axes(x: Any) -> int:
+    """How deep lists and arrays are nested."""
+    depth = 0
+    while isinstance(x, (list, tuple)) and x:
+        depth, x = depth + 1, x[0]
+    return depth + getattr(x, "ndim", 0)

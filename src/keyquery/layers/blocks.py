@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.forms.checks import check_count
+from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.cache import Cache
+from keyquery.layers.kernels import KERNELS
 from keyquery.layers.primal import PrimalAttention
 from keyquery.layers.structured import Attention
 
@@ -28,7 +30,7 @@ class Block(nn.Module):
         heads: int,
         hidden: int | None = None,
         dropout: float = 0.0,
-        primal: Mapping[str, Any] | None = None,
+        primal: Any = None,
         **attention: Any,
     ) -> None:
         super().__init__()
@@ -53,12 +55,17 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-def _primal(dim: int, heads: int, primal: Mapping[str, Any] | None, others: Mapping[str, Any]) -> PrimalAttention:
+def _primal(dim: int, heads: int, primal: Any, others: Mapping[str, Any]) -> PrimalAttention:
     place = {name: others[name] for name in PLACE if name in others}
     if unknown := sorted(others.keys() - {*PLACE, "kernel"}):
         raise ValueError(f"kernel 'primal' takes its options in primal, and has no {', '.join(unknown)}")
+    known = [name for name in signature(PrimalAttention).parameters if name not in ("dim", "heads")]
+    if primal is not None and not isinstance(primal, Mapping):
+        raise TypeError(f'primal must be a dict of options, such as {{"rank": 8}}, got {primal!r}')
+    for name in primal or {}:
+        check_choice("an option in primal", name, known)
     if primal is None or "rank" not in primal:
-        raise ValueError('kernel "primal" needs a rank: give primal={"rank": …}')
+        raise ValueError('kernels "primal" and "primal+" need a rank: give primal={"rank": …}')
     return PrimalAttention(dim, heads, **{**place, **primal})
 
 
@@ -80,6 +87,7 @@ class Encoder(nn.Module):
     def __init__(self, dim: int, depth: int, heads: int, kernel: str = "general", **attention: Any) -> None:
         super().__init__()
         check_count("depth", depth, least=1)
+        check_choice("kernel", kernel, (*KERNELS, "primal", "primal+"))
         if kernel == "primal+":
             last = {name: attention.pop(name) for name in ("primal",) if name in attention}
             last |= {name: attention[name] for name in ("hidden", "dropout", *PLACE) if name in attention}

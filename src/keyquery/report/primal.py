@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.report.trainings import seeds_of
-from keyquery.report.worth import TITLES, Rows, called, told_apart
+from keyquery.report.worth import TITLES, Rows, called, percent, told_apart
 from keyquery.studies.primal import PrimalStudy
 
 
@@ -43,10 +43,8 @@ def _ablation(rows: Rows, table: Callable[..., Table]) -> list[Any]:
 def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
     made = _left(table("task", "attention", "of the steps", "accuracy %", "published"), 2)
     for row in rows:
-        share = f"{row['share_run']:.0%}" if row["share_run"] >= 0.01 else f"{row['share_run']:.1g}"
-        made.add_row(
-            TITLES[row["task"]], called(row["attention"]), share, _percent(row), f"{100 * row['published']:.1f}"
-        )
+        share, published = percent(row["share_run"]), f"{100 * row['published']:.1f}"
+        made.add_row(TITLES[row["task"]], called(row["attention"]), share, _percent(row), published)
     said = f"Long Range Arena: accuracy on the test, mean of {seeds_of(rows)}"
     short = [row for row in rows if row["share_run"] < 1]
     notes = []
@@ -58,23 +56,23 @@ def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
 
 
 def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "published"), 2)
+    made = _left(table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "paper"), 2)
     for row in rows:
         name = TITLES[row["task"]], called(row["attention"])
         if row["ms"] is None:
             made.add_row(*name, "does not fit")
             continue
         memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
-        spread = f"{row['ms']:.1f} ({row['ms_low']:.1f}–{row['ms_high']:.1f})"
-        busy = "–" if row["busy_ms"] is None else f"{row['busy_ms']:.1f}"
+        spread = f"{_three(row['ms'])} ({_three(row['ms_low'])}–{_three(row['ms_high'])})"
+        busy = "–" if row["busy_ms"] is None else _three(row["busy_ms"])
         ratios = (_times(row[key]) for key in ("faster", "faster_than_eager", "published_faster"))
         made.add_row(*name, spread, busy, memory, *ratios)
     said = f"a training step on {rows[0]['device']}: median (lowest–highest)"
-    notes = [
-        "busy: ms that the GPU is at work. fused, eager: how many times as fast as that softmax;",
-        "published: as one that writes every score, as eager does.",
-    ]
-    return [Text(said, style="bold"), made, *notes]
+    note = (
+        "busy: ms that the GPU is at work. fused, eager: how many times as fast as that softmax; paper: the published "
+    )
+    note += "figure, over a softmax that writes every score, as eager does."
+    return [Text(said, style="bold"), made, note]
 
 
 def _left(table: Table, count: int) -> Table:
@@ -84,8 +82,13 @@ def _left(table: Table, count: int) -> Table:
     return table
 
 
+def _three(value: float) -> str:
+    """To three digits, or all before the point."""
+    return f"{value:.{1 if value < 100 else 0}f}"
+
+
 def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}×"
+    return "–" if value is None else f"{value:.{2 if value < 10 else 1}f}×"
 
 
 def _percent(row: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keyquery.report.colours import ATTENTIONS
@@ -23,16 +23,23 @@ def worth(reading: PrimalStudy, pyplot: Any) -> Any:
     if not there:
         raise ValueError("a study of variants alone has no picture: it needs the part series, arena or speed")
     figure, axes = pyplot.subplots(
-        1, len(there), figsize=(0.6 + 3.1 * len(there), 2.7), layout="constrained", squeeze=False
+        1, len(there), figsize=(0.6 + 3.1 * len(there), 3.0), layout="constrained", squeeze=False
     )
     for axis, part in zip(axes[0], there, strict=True):
         draw[part](axis, of[part])
         axis.spines[["top", "right"]].set_visible(False)
-    handles = {
-        label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
+    handles = _legend(axes[0, 0], [row["attention"] for part in there for row in of[part]], "arena" in there)
+    columns = len(handles) if len(there) > 1 else 2  # one panel alone is no wider
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     return figure
+
+
+def _legend(axis: Any, attentions: Sequence[str], published: bool) -> list[Any]:
+    """A mark for each attention that is drawn, and a hollow one."""
+    shown = [(called(name), colour) for name, colour in ATTENTIONS.items() if name in attentions]
+    marks = [axis.plot([], [], "o", color=colour, markersize=4, label=name)[0] for name, colour in shown]
+    hollow = {"color": "#6e7781", "markerfacecolor": "none", "markersize": 6, "label": "published"}
+    return marks + ([axis.plot([], [], "o", **hollow)[0]] if published else [])
 
 
 def _draw_series(axis: Any, rows: Rows) -> None:
@@ -44,12 +51,10 @@ def _draw_series(axis: Any, rows: Rows) -> None:
 
 def _draw_arena(axis: Any, rows: Rows) -> None:
     names = [name for name in TITLES if any(row["task"] == name for row in rows)]
-    _dots(axis, rows, "task", names)
+    aside = _dots(axis, rows, "task", names)
     for row in rows:
-        at = names.index(row["task"]) + _aside(row["attention"])
-        colour = ATTENTIONS[row["attention"]]
+        at, colour = names.index(row["task"]) + aside[row["attention"]], ATTENTIONS[row["attention"]]
         axis.plot(at, 100 * row["published"], "o", color=colour, markerfacecolor="none", markersize=6)
-    axis.plot([], [], "o", color="#6e7781", markerfacecolor="none", markersize=6, label="published")
     labels = [TITLES[name] + _cut([row for row in rows if row["task"] == name]) for name in names]
     axis.set_xticks(range(len(names)), labels)
     cut = any(row["share_run"] < 1 for row in rows)
@@ -57,40 +62,52 @@ def _draw_arena(axis: Any, rows: Rows) -> None:
 
 
 def _draw_speed(axis: Any, rows: Rows) -> None:
-    names = [name for name in TITLES if any(row["task"] == name for row in rows)]
+    names, aside = [name for name in TITLES if any(row["task"] == name for row in rows)], _aside(rows)
     for row in rows:
-        at, colour = names.index(row["task"]) + _aside(row["attention"]), ATTENTIONS[row["attention"]]
+        at, colour = names.index(row["task"]) + aside[row["attention"]], ATTENTIONS[row["attention"]]
         ends = [[row["faster"] - row["faster_low"]], [row["faster_high"] - row["faster"]]]
-        label = called(row["attention"])
-        axis.errorbar(at, row["faster"], yerr=ends, fmt="s", color=colour, markersize=4, capsize=2, label=label)
+        axis.errorbar(at, row["faster"], yerr=ends, fmt="o", color=colour, markersize=4, capsize=2)
     axis.axhline(1, color=ATTENTIONS["general"], linewidth=0.8)
     axis.set_xticks(range(len(names)), [TITLES[name] for name in names])
-    axis.set(title="a training step", ylabel="times as fast as fused softmax", yscale="log")
+    axis.set(title="a training step", ylabel="speed over fused softmax", yscale="log")
     least, most = axis.get_ylim()
     ticks = [2.0**power for power in range(-8, 9) if least <= 2.0**power <= most]
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_yticks(ticks, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks])
     axis.minorticks_off()
-    axis.margins(x=0.15)
+    axis.set_xlim(-0.5, len(names) - 0.5)
 
 
-def _dots(axis: Any, rows: Rows, key: str, names: list[str]) -> None:
+def _dots(axis: Any, rows: Rows, key: str, names: list[str]) -> dict[str, float]:
+    """Accuracies over their names; what each attention stands aside by."""
+    aside = _aside(rows)
     for row in rows:
         if row["accuracy"] is not None:
-            at, colour = names.index(row[key]) + _aside(row["attention"]), ATTENTIONS[row["attention"]]
-            spread, label = 100 * (row["accuracy_sd"] or 0.0), called(row["attention"])
-            axis.errorbar(at, 100 * row["accuracy"], yerr=spread, fmt="o", color=colour, markersize=4, label=label)
+            at, colour = names.index(row[key]) + aside[row["attention"]], ATTENTIONS[row["attention"]]
+            spread = 100 * (row["accuracy_sd"] or 0.0)
+            axis.errorbar(at, 100 * row["accuracy"], yerr=spread, fmt="o", color=colour, markersize=4)
     axis.set_xticks(range(len(names)), names)
-    axis.margins(x=0.15)
+    axis.set_xlim(-0.5, len(names) - 0.5)
+    return aside
 
 
-def _aside(attention: str) -> float:
-    """Attentions stand beside each other over one name."""
-    return 0.18 * (list(ATTENTIONS).index(attention) - 1)
+def _aside(rows: Rows) -> dict[str, float]:
+    """Attentions that are there stand beside each other, their middle over the name."""
+    shown = [name for name in ATTENTIONS if any(row["attention"] == name for row in rows)]
+    return {name: 0.18 * (place - (len(shown) - 1) / 2) for place, name in enumerate(shown)}
 
 
 def _cut(rows: Iterable[dict[str, Any]]) -> str:
     share = min(row["share_run"] for row in rows)
-    return "" if share >= 1 else f"\n({share:.0%})"
+    return "" if share >= 1 else f"\n({percent(share)})"
+
+
+def percent(share: float) -> str:
+    """A share as it is shown, never 0 where there is some.
+
+    >>> percent(0.2), percent(0.0008)
+    ('20%', '0.08%')
+    """
+    return f"{share:.0%}" if share >= 0.01 or share == 0 else f"{100 * share:.1g}%"
 
 
 def told_apart(rows: Rows) -> Rows:

@@ -48,6 +48,7 @@ def finish(
     failure is raised when they are done.
     """
     results = folder / "results"
+    check_folder(folder)
     results.mkdir(parents=True, exist_ok=True)
     todo = [job for job in {job.name: job for job in jobs}.values() if not _done(results / job.name)]
     watch = progress or silent
@@ -56,7 +57,13 @@ def finish(
             _work(job, folder, device)
     else:
         _share(todo, folder, device, min(workers, len(todo)), watch)
-    return [json.loads((results / job.name).read_text(encoding="utf-8")) for job in jobs]
+    return [_row(results / job.name) for job in jobs]
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a file where a study's folder is to be."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"out must be a folder, and {folder} is a file")
 
 
 def device_name(device: str) -> str:
@@ -70,7 +77,17 @@ def device_name(device: str) -> str:
 
 def _done(path: Path) -> bool:
     """A row that says it is partial is of a job that was broken off, and goes on."""
-    return path.exists() and not json.loads(path.read_text(encoding="utf-8")).get("partial")
+    return path.exists() and not _row(path).get("partial")
+
+
+def _row(path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"{path} is no whole result: delete it, and it is made again")
+    return row
 
 
 def _share(todo: Sequence[Job], folder: Path, device: str, workers: int, watch: Progress) -> None:

@@ -23,7 +23,7 @@ from keyquery.studies.arena.model import ATTENTIONS
 from keyquery.studies.arena.speed import Speed
 from keyquery.studies.arena.tasks import GENERATORS, TASKS, prepare_arena
 from keyquery.studies.arena.training import ArenaTraining
-from keyquery.studies.jobs import Job, device_name, finish
+from keyquery.studies.jobs import Job, check_folder, device_name, finish
 from keyquery.studies.rows import firsts, over_seeds
 from keyquery.studies.series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
@@ -137,6 +137,8 @@ class Plan:
     repeats: int = 7  # of timed steps
 
     def __post_init__(self) -> None:
+        for name in ("tasks", "attentions", "seeds", "datasets", "protocols"):  # a seed given twice is one
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         check_choice("part", self.part, PARTS)
         for task in self.tasks:
             check_choice("task", task, tuple(TASKS))
@@ -175,7 +177,7 @@ class Plan:
         return [
             self._trial(facts, dataset, attention, protocol=protocol, seed=seed)
             for seed in self.seeds
-            for dataset in self._sets(facts)
+            for dataset in self.datasets or facts
             for attention, protocol in settings
         ]
 
@@ -184,14 +186,9 @@ class Plan:
         return [
             self._trial(facts, dataset, "primal", variant=variant, seed=seed)
             for seed in self.seeds
-            for dataset in self._sets(facts)
+            for dataset in self.datasets or facts
             for variant in VARIANTS
         ]
-
-    def _sets(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
-        for name in self.datasets:
-            check_choice("dataset", name, tuple(facts))
-        return self.datasets or tuple(facts)
 
     def _trial(
         self, facts: Mapping[str, Mapping[str, Any]], dataset: str, attention: str, **settings: Any
@@ -224,9 +221,10 @@ def primal(
     chosen = pick_device(device)
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
         folder, source = Path(place), None if data is None else Path(data)
+        check_folder(folder)
         sets: dict[str, dict[str, Any]] = {}
         if plan.has("series") or plan.has("ablation"):
-            sets = {facts["dataset"]: facts for facts in prepare_series(source, folder)}
+            sets = {facts["dataset"]: facts for facts in prepare_series(source, folder, plan.datasets)}
         facts = _arena(plan, source, folder, progress) if plan.has("arena") else {}
         jobs: dict[str, Sequence[Job]] = {
             "series": plan.series(sets) if plan.has("series") else [],

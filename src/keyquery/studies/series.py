@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -72,25 +73,33 @@ def published_settings(dataset: str, attention: str, width: int = 512, heads: in
     return {"rank": min(rank, width // heads), "eta": eta}
 
 
-def prepare_series(source: str | Path | None, folder: Path) -> list[dict[str, Any]]:
-    """Facts of every set in a folder of files NAME_TRAIN.ts and NAME_TEST.ts, whose arrays are put into `folder`.
+def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Facts of sets in a folder of files NAME_TRAIN.ts and NAME_TEST.ts, whose arrays are put into `folder`.
 
-    Files may be packed (.ts.xz, .ts.gz) and their names may begin with "uea_". Without a `source`, what an earlier run
-    left in `folder` is used.
+    Files may be packed (.ts.xz, .ts.gz) and their names may begin with "uea_". Of all sets, or of those of these
+    `names`. Without a `source`, what earlier runs left in `folder` is used.
     """
     kept = folder / "series.json"
+    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+    known = {facts["dataset"]: facts for facts in earlier}
+    if source is None and not known:
+        raise ValueError(
+            "series need a folder of .ts files: give it as data (--data), or as out that of an earlier run"
+        )
+    pairs = {} if source is None else _pairs(Path(source))
+    chosen = tuple(names or pairs or known)
+    for name in chosen:
+        check_choice("dataset", name, tuple(pairs or known))
     if source is None:
-        if not kept.exists():
-            raise ValueError(f"series must be a folder of .ts files: {folder} holds none of an earlier run")
-        return json.loads(kept.read_text(encoding="utf-8"))
-    pairs = _pairs(Path(source))
+        return [known[name] for name in chosen]
     facts, contents = [], dict[str | Path, str | bytes]()
-    for name, (train_file, test_file) in pairs.items():
-        found, packed = _pack(name, load_ts(train_file), load_ts(test_file))
+    for name in chosen:
+        found, packed = _pack(name, *map(load_ts, pairs[name]))
         facts.append(found)
         contents[folder / _file(name, found["digest"])] = packed
     folder.mkdir(parents=True, exist_ok=True)
-    write_all({**contents, kept: json.dumps(facts) + "\n"})
+    known |= {one["dataset"]: one for one in facts}
+    write_all({**contents, kept: json.dumps(list(known.values())) + "\n"})
     return facts
 
 
@@ -180,6 +189,9 @@ class SeriesTrial:
         check_choice("protocol", self.protocol, PROTOCOLS)
         check_choice("variant", self.variant, VARIANTS)
         check_count("epochs", self.epochs)
+        check_count("width", self.width)
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
         check_count("bins", self.bins, optional=True)
         if self.attention == "general" and self.variant not in ("default", "causal"):
             raise ValueError(f"variant {self.variant!r} is of primal attention, not of {self.attention!r}")

@@ -1,0 +1,39 @@
+"""Bars: there while something runs, and gone afterwards, however it ends."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from keyquery.progress import bars, silent
+
+
+def test_a_bar_that_is_broken_off_is_closed(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    before = set(threading.enumerate())
+
+    def work():
+        with bars(wanted=True) as progress:
+            for number in progress(range(3), "counting", 3):
+                assert set(threading.enumerate()) > before  # what draws it
+                if number == 1:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as told:
+        work()
+    assert told.traceback  # it holds what was running
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=5)
+    assert set(threading.enumerate()) == before
+
+
+def test_nothing_is_printed_where_nobody_looks():
+    code = "from keyquery.progress import bars\nwith bars(True) as watch: print(list(watch([1, 2], 'counting', 2)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[1, 2]\n", "")
+
+
+def test_bars_that_are_not_wanted_are_none():
+    with bars(wanted=False) as progress:
+        assert progress is silent
