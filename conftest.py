@@ -1,6 +1,7 @@
 """Every test runs with shapes checked, uninitialised memory poisoned, and one thread a process."""
 
 import os
+import sys
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
@@ -33,6 +34,8 @@ def _house_rules(request):
     yield
     config.update("jaxtyping_disable", False)
     torch.use_deterministic_algorithms(False)
+    if "matplotlib.pyplot" in sys.modules:  # figures of one test would be counted, and warned of, in another
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(autouse=True)
