@@ -204,7 +204,7 @@ class SeriesClassifier(Estimator):
 
     def _train(self, network: SeriesNetwork, samples: Labelled, seed: int) -> list[dict[str, float]]:
         learned, held = hold_out(samples.target.cpu().numpy(), self.holdout, seed)
-        draw, every = epochs_of(samples.take(learned), self.batch_size, seed)
+        draw, every = epochs_of(samples.take(learned).take, len(learned), self.batch_size, seed)
         checked = samples.take(held) if len(held) else None
 
         def validate(model: Any) -> float:

@@ -1,0 +1,151 @@
+"""The network of an EventModel: events and their times to the next event, and to the time until it comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keyquery.estimators.mixture import Mixture
+from keyquery.estimators.network import places
+from keyquery.estimators.windows import Batch, Windows
+from keyquery.layers import Block, BochnerTime, MercerTime, TimeAttention
+
+TIMES = ("mercer", "bochner", "positions")
+COMPONENTS = 8  # of the mixture
+DEGREE, PERIODS = 4, 8  # of Mercer's Fourier series
+SEEN = 1000  # windows that time kernels are started from
+
+
+class EventNetwork(nn.Module):
+    """What follows each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
+
+    Events are embeddings plus sines of their place, and see themselves and those before them. With `time` other than
+    "positions" the blocks attend with `kq.TimeAttention`. With `targeted`, what the next type is asked of is a token of
+    its own at the time of the event to predict, which sees the events before it and which no other token sees; the gap
+    is told by the event before, which does not know it.
+
+    >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
+    >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
+    >>> logits, gaps = network(types, torch.rand(2, 5).double(), real)
+    >>> logits.shape, gaps.mean.shape
+    (torch.Size([2, 5, 3]), torch.Size([2, 5, 8]))
+    """
+
+    def __init__(
+        self,
+        types: int,
+        width: int,
+        depth: int,
+        heads: int,
+        time: str,
+        how: str = "concatenated",
+        dropout: float = 0.0,
+        targeted: bool = False,
+        floor: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self.timed, self.floor = time != "positions", floor
+        self.types = nn.Embedding(types, width)
+        self.now = nn.Parameter(torch.randn(width)) if targeted else None
+        self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout) for _ in range(depth))
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.next, self.gap = nn.Linear(width, types), nn.Linear(width, 3 * COMPONENTS)
+
+    def forward(
+        self,
+        types: Int[Tensor, "batch n"],
+        times: Float64[Tensor, "batch n"],
+        real: Bool[Tensor, "batch n"],
+        next_times: Float64[Tensor, "batch n"] | None = None,
+    ) -> tuple[Float[Tensor, "batch n types"], Mixture]:
+        """Logits of the next type, and the distribution of the time to it; `next_times` where it is targeted."""
+        n, width = types.shape[1], self.types.embedding_dim
+        at = places(n + 1, width, types.device)
+        x = self.types(types) + at[:n]
+        options: dict[str, Any] = {"mask": real, "is_causal": True}
+        origin = times[:, 0]
+        if self.now is not None:
+            assert next_times is not None
+            x = torch.cat((x, (self.now + at[1:]).expand_as(x)), 1)
+            times = torch.cat((times, next_times), 1)
+            options = {"mask": _targeted(real)}
+        if self.timed:
+            options |= {"times": times, "origin": origin}
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, **options)
+        x = self.dropout(self.norm(x))
+        return self.next(x[:, -n:]), Mixture.of(self.gap(x[:, :n]), self.floor)
+
+    @torch.no_grad()
+    def begin(self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows) -> None:
+        """Start where types and gaps are as frequent as in the data, and time kernels are as wide as its gaps."""
+        self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
+        logs = np.log(np.maximum(gaps, self.floor))
+        weights, means, spreads = self.gap.bias.chunk(3)
+        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
+        weights.zero_()
+        spreads.fill_(float(np.log(np.expm1(max(logs.std() / 2, 0.1)))))
+        self.gap.weight.mul_(0.1)
+        batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
+        for block in self.blocks:
+            if isinstance(block.attention, TimeAttention):
+                block.attention.time.see(batch.times, batch.real)
+
+
+def _block(width: int, heads: int, time: str, how: str, dropout: float) -> Block:
+    block = Block(width, heads, dropout=dropout)
+    if time != "positions":
+        dim = 2 * DEGREE * PERIODS
+        code = MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
+        block.attention = TimeAttention(width, heads, code, how=how, dropout=dropout)
+    return block
+
+
+def _targeted(real: Bool[Tensor, "batch n"]) -> Bool[Tensor, "batch m m"]:
+    """Who sees whom among n events and, behind them, n moments: events those before, a moment these and itself."""
+    n = real.shape[1]
+    past = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
+    seen = past & real.unsqueeze(1)
+    own = torch.eye(n, dtype=torch.bool, device=real.device).expand_as(seen)
+    return torch.cat((torch.cat((seen, torch.zeros_like(seen)), 2), torch.cat((seen, own), 2)), 1)
+
+
+def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch types"], Mixture]:
+    """What follows the one event of each row that counts: logits, and the gap."""
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
+    return logits[batch.counted].float(), mixture.at(batch.counted)
+
+
+def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every event that counts in the batch: cross-entropy of its type, −log-likelihood of its gap, and if it is right.
+
+    All (count,), in nats; gaps in units of the median gap.
+    """
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
+    at = batch.counted
+    logits, target = logits[at].float(), batch.next_types[at]
+    chosen = mixture.at(at)
+    return (
+        cross_entropy(logits, target, reduction="none"),
+        -chosen.log_density(batch.gaps[at]),
+        logits.argmax(-1) == target,
+    )
+
+
+@torch.no_grad()
+def judged(model: nn.Module, windows: Windows, size: int) -> dict[str, float]:
+    """Means over all events to predict: accuracy, and −log-likelihoods of type and gap."""
+    model.eval()
+    sums, count = torch.zeros(3, dtype=torch.float64), 0
+    for batch in windows.batches(size):
+        kind, gap, right = losses(model, batch)
+        sums += torch.stack((right.double().sum(), kind.double().sum(), gap.double().sum())).cpu()
+        count += len(kind)
+    accuracy, kinds, gaps = (sums / count).tolist()
+    return {"accuracy": accuracy, "nll_type": kinds, "nll_gap": gaps}
