@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.geometry import look
-    from keyquery.layers import Attention, Cache, Decoder, Encoder, PrimalAttention, regularizer
+    from keyquery.layers import (
+        Attention,
+        BochnerTime,
+        Cache,
+        Decoder,
+        Encoder,
+        MercerTime,
+        PrimalAttention,
+        TimeAttention,
+        regularizer,
+    )
     from keyquery.reading import Reading
     from keyquery.surgery.dial import dial
     from keyquery.surgery.distill import distill
@@ -27,14 +37,17 @@ if TYPE_CHECKING:
 # Names are imported when they are first used: the command line is up, and can be interrupted, before torch is.
 _LAZY = {
     "Attention": "keyquery.layers",
+    "BochnerTime": "keyquery.layers",
     "Cache": "keyquery.layers",
     "Decoder": "keyquery.layers",
     "Encoder": "keyquery.layers",
     "Form": "keyquery.forms",
+    "MercerTime": "keyquery.layers",
     "PrimalAttention": "keyquery.layers",
     "Reading": "keyquery.reading",
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
+    "TimeAttention": "keyquery.layers",
     "ablate": "keyquery.instruments.ablation",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
@@ -54,14 +67,17 @@ _LAZY = {
 
 __all__ = [
     "Attention",
+    "BochnerTime",
     "Cache",
     "Decoder",
     "Encoder",
     "Form",
+    "MercerTime",
     "PrimalAttention",
     "Reading",
     "Rope",
     "SeriesClassifier",
+    "TimeAttention",
     "__version__",
     "ablate",
     "compare",

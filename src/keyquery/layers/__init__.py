@@ -4,16 +4,21 @@ from keyquery.layers.blocks import Block, Decoder, Encoder
 from keyquery.layers.cache import Cache
 from keyquery.layers.primal import PrimalAttention, regularizer
 from keyquery.layers.structured import Attention
+from keyquery.layers.time import BochnerTime, MercerTime, TimeAttention, TimeKernel
 from keyquery.layers.words import LanguageModel, Shape
 
 __all__ = [
     "Attention",
     "Block",
+    "BochnerTime",
     "Cache",
     "Decoder",
     "Encoder",
     "LanguageModel",
+    "MercerTime",
     "PrimalAttention",
     "Shape",
+    "TimeAttention",
+    "TimeKernel",
     "regularizer",
 ]

@@ -93,7 +93,7 @@ class Attention(nn.Module):
         positions: Shaped[Tensor, ...] | None = None,
         cache: Cache | None = None,
         offsets: Int[Tensor, " ends"] | None = None,
-    ) -> Float[Tensor, "*batch n dim"]:
+    ) -> Float[Tensor, "*batch n out"]:
         """Attend within each sequence of x (batch, n, dim).
 
         `mask` (batch, n) is True for real tokens; (batch, n, m) or (batch, heads, n, m) is True where query n may

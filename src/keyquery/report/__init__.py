@@ -2,6 +2,7 @@
 
 from keyquery import estimators, instruments, studies  # so that every kind of reading is known
 from keyquery.layers.primal import PrimalReading
+from keyquery.layers.time import TimeKernel
 from keyquery.report import page
 from keyquery.report.notebook import html
 from keyquery.report.picture import check_picture, picture_bytes, plot
@@ -10,6 +11,7 @@ from keyquery.surgery.distill import Distillation
 __all__ = [
     "Distillation",
     "PrimalReading",
+    "TimeKernel",
     "check_picture",
     "estimators",
     "html",

@@ -1,0 +1,251 @@
+"""Attention over events that happen at times: the event and its time enter the score together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
+
+from keyquery.forms import Form
+from keyquery.forms.checks import check_choice
+from keyquery.layers.attend import as_wide
+from keyquery.layers.cache import Cache
+from keyquery.layers.structured import Attention
+from keyquery.layers.time.code import TimeCode
+from keyquery.layers.time.kernel import TimeKernel
+
+WAYS = ("concatenated", "additive", "interaction")
+POSITIVE = ("psd", "rbf")  # kernels that stay what they are only if the time kernel is added, not taken off
+
+
+class TimeAttention(nn.Module):
+    """Self-attention of events x at times t, with Φ(t) of a `kq.BochnerTime` or `kq.MercerTime`.
+
+    | how | scores | depends on time by |
+    |---|---|---|
+    | concatenated | z = [x; √T·Φ(t)] (T its dim) through any kernel of `kq.Attention`: the published way | t |
+    | additive | xᵀMx'/√r + ψ_h(t − t'), ψ_h(t) = Σᵢ a_hi wᵢ cos ωᵢt with a learned a for each head | the lag alone |
+    | interaction | z = relu(W[x; √T·Φ(t)]), then as usual: events and times mix before they are compared | t |
+
+    Only the additive score stays the same when all times are shifted: in the other ways projections follow that do not
+    keep cosine and sine together. All ways take times from each sequence's first by default, which makes any shift of
+    all times harmless; a given `origin` does not. `attention` holds the options of `kq.Attention`.
+
+    >>> layer = kq.TimeAttention(16, heads=2, time=kq.MercerTime(8, degree=2, periods=2), how="additive")
+    >>> times = torch.tensor([[0.0, 0.5, 0.7, 3.0]], dtype=torch.float64)
+    >>> layer(torch.randn(1, 4, 16), times, is_causal=True).shape
+    torch.Size([1, 4, 16])
+    """
+
+    def __init__(
+        self, dim: int, heads: int, time: TimeCode, how: str = "concatenated", kernel: str = "general", **attention: Any
+    ) -> None:
+        super().__init__()
+        check_choice("how", how, WAYS)
+        if not isinstance(time, TimeCode):
+            raise TypeError(f"time must be a kq.BochnerTime or kq.MercerTime, got {type(time).__name__}")
+        self.dim, self.heads, self.how, self.time = dim, heads, how, time
+        place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
+        self.mix = nn.Linear(dim + time.dim, dim, **place) if how == "interaction" else None
+        self.joint = _MADE[how](dim, heads, time, kernel=kernel, **attention)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        times: Shaped[Tensor, "batch n"],
+        mask: Bool[Tensor, ...] | None = None,
+        is_causal: bool = False,
+        origin: Shaped[Tensor, "#batch"] | float | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch n dim"]:
+        """Attend within each sequence of events x (batch, n, dim) at times (batch, n), float64 or integers.
+
+        `mask` is that of `kq.Attention`; where it is (batch, n), what padding holds touches nothing. With `is_causal`
+        event i sees events j ≤ i in the order given, whatever their times: sort them, and ties see the earlier in the
+        row. With a `cache` the origin must be given, the same in every call.
+        """
+        if cache is not None and origin is None:
+            raise ValueError("origin must be given with a cache: each call would count from a time of its own")
+        return self.joint(self.join(x, times, mask, origin), mask, is_causal, cache=cache)
+
+    def join(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        times: Shaped[Tensor, "batch n"],
+        mask: Bool[Tensor, ...] | None = None,
+        origin: Shaped[Tensor, "#batch"] | float | None = None,
+    ) -> Float[Tensor, "batch n width"]:
+        """What enters `joint`, the attention inside: [x; Φ(t)], or what a mix makes of it. `form` acts on it."""
+        self._check(x, times)
+        real = mask if mask is not None and mask.ndim == 2 else None
+        code = self.time.encode(times, origin, real).to(x.dtype)
+        if real is not None:
+            x = x.where(real.unsqueeze(-1), 0.0)
+        if self.how == "additive":
+            return torch.cat((x, code), -1)
+        z = torch.cat((x, code * math.sqrt(self.time.dim)), -1)  # entries of size 1, as those of events have
+        return z if self.mix is None else self.mix(z).relu()
+
+    def form(self) -> Form:
+        """The kernel of each head as a Form over what `join` gives: S and A of events and times together.
+
+        For `additive` it has two blocks, M and √r·diag(a) for cosines and sines.
+
+        >>> layer = kq.TimeAttention(16, 2, kq.BochnerTime(8), how="additive", kernel="skew")
+        >>> layer.form()
+        Form(batch=(2,), r=16, d=24, float32, symmetry ...)
+        """
+        return self.joint.form()
+
+    def parts(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        times: Shaped[Tensor, "batch n"],
+        mask: Bool[Tensor, "batch n"] | None = None,
+        is_causal: bool = False,
+        origin: Shaped[Tensor, "#batch"] | float | None = None,
+    ) -> dict[str, Float[Tensor, " heads"]]:
+        """What each head's scores are made of, as `kq.Attention.parts` says it, of events and times together.
+
+        >>> layer = kq.TimeAttention(8, 2, kq.BochnerTime(4).eval(), how="additive", kernel="psd")
+        >>> shares = layer.parts(torch.randn(2, 6, 8), torch.rand(2, 6).double())
+        >>> bool(shares["directional"].max() < 1e-12)
+        True
+        """
+        with torch.no_grad():
+            return self.joint.parts(self.join(x, times, mask, origin), mask, is_causal)
+
+    def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
+        """ψ of its code as a Reading, which plots it; for `additive` also what each head adds to its scores.
+
+        >>> layer = kq.TimeAttention(16, 2, kq.MercerTime(8, degree=2, periods=[1.0, 7.0]), how="additive")
+        >>> len(layer.time_kernel().heads)
+        2
+        """
+        reading = self.time.time_kernel(lags)
+        if not isinstance(self.joint, _Additive):
+            return reading
+        with torch.no_grad():
+            phases = torch.tensor(reading.lags, dtype=torch.float64)[:, None] * self.time.frequencies().cpu()
+            each = phases.cos() @ (self.joint.weights().double() * self.time.shares()).cpu().mT
+        return replace(reading, heads=each.mT.tolist())
+
+    def extra_repr(self) -> str:
+        """What a print of the module says."""
+        return f"how={self.how!r}"
+
+    def _check(self, x: Tensor, times: Tensor) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        if tuple(times.shape) != tuple(x.shape[:2]):
+            raise ValueError(f"times must be {tuple(x.shape[:2])}, one for each event of x, got {tuple(times.shape)}")
+
+
+class _Concatenated(Attention):
+    """Attention over [x; Φ(t)] that writes to x alone."""
+
+    def __init__(self, dim: int, heads: int, time: TimeCode, **options: Any) -> None:
+        super().__init__(dim + time.dim, heads, **_with_width(dim, heads, options))
+        place = {name: options.get(name) for name in ("device", "dtype")}
+        self.output = nn.Linear(heads * self.head_dim, dim, options.get("bias", True), **place)
+
+    def output_form(self) -> Form:
+        """Each head's output map; nothing is written to the time."""
+        out = self.output.weight.mT.unflatten(0, (self.heads, self.head_dim))
+        value = self.value.weight.unflatten(0, (self.kv_heads, self.head_dim))
+        return self._grouped(pad(out, (0, self.dim - out.shape[-1])), value)
+
+
+class _Additive(Attention):
+    """Attention over x whose queries and keys go on with Φ(t): fused attention sums both scores."""
+
+    def __init__(self, dim: int, heads: int, time: TimeCode, **options: Any) -> None:
+        super().__init__(dim, heads, **options)
+        self.events, self.dim = dim, dim + time.dim
+        start = math.log(math.expm1(1.0)) if self.kernel in POSITIVE else 1.0
+        place = {name: options.get(name) for name in ("device", "dtype")}
+        self.raw = nn.Parameter(torch.full((heads, 1 if time.sampled else time.dim // 2), start, **place))
+
+    def weights(self) -> Float[Tensor, "heads f"]:
+        """a: what each head multiplies each frequency of ψ by; ≥ 0 where the kernel must stay positive."""
+        return softplus(self.raw) if self.kernel in POSITIVE else self.raw
+
+    def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
+        """Queries (batch, heads, n, r + T) and keys (batch, kv_heads, n, r + T), before any rotation."""
+        return self._longer(*super().queries_and_keys(x[..., : self.events]), x[..., self.events :])
+
+    def form(self) -> Form:
+        """The kernel of events and that of times, as blocks."""
+        events = super().form()
+        gains = self._gains().to(events.dtype)
+        times = torch.diag_embed(gains.expand(self.heads, self.dim - self.events))
+        if self.kv_heads != self.heads:
+            times = times.unflatten(0, (self.kv_heads, -1))
+        same = torch.eye(self.dim - self.events, dtype=times.dtype, device=times.device)
+        same = same.expand(*events.key.shape[:-2], -1, -1)
+        query, key = (_blocks(*pair) for pair in ((events.query, times), (events.key, same)))
+        return Form(query, key)
+
+    def output_form(self) -> Form:
+        """Each head's output map; nothing is read from or written to the time."""
+        out = super().output_form()
+        grown = (0, self.dim - self.events)
+        return Form(pad(out.query, grown), pad(out.key, grown))
+
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Biases of queries and keys; times have none."""
+        query, key = super().biases()
+        grown = (0, self.dim - self.events)
+        return None if query is None else pad(query, grown), None if key is None else pad(key, grown)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super()._project(x[..., : self.events])
+        if query.shape[-1] == self.head_dim:  # else it went by queries_and_keys, which has them
+            query, key = self._longer(query, key, x[..., self.events :])
+        return query, key, value
+
+    def _longer(self, query: Tensor, key: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        code = code.unsqueeze(1)
+        longer = code * self._gains().unsqueeze(1).to(code.dtype)
+        return torch.cat((query, longer), -1), torch.cat((key, code.expand(-1, self.kv_heads, -1, -1)), -1)
+
+    def _gains(self) -> Float[Tensor, "heads t"]:
+        """What Φ(t) is multiplied by on the query's side: the scale of scores, which is not ψ's, taken off."""
+        weights = self.weights() / self.scale
+        return weights if weights.shape[-1] == 1 else weights.repeat_interleave(2, -1)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        wide = as_wide(value, query.shape[-1])
+        out, seen = super()._attend(query, key, wide, real, visible, is_causal)
+        return out[..., : self.head_dim], seen
+
+    def _key_norm(self, key: Tensor) -> tuple[Tensor, ...]:
+        return super()._key_norm(key[..., : self.head_dim])
+
+
+def _mixed(dim: int, heads: int, time: TimeCode, **options: Any) -> Attention:
+    return Attention(dim, heads, **options)
+
+
+_MADE: dict[str, Any] = {"concatenated": _Concatenated, "additive": _Additive, "interaction": _mixed}
+
+
+def _with_width(dim: int, heads: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Heads as wide as they would be without the time."""
+    if options.get("head_dim") is None and dim % heads:
+        raise ValueError(f"heads must divide dim unless head_dim is given: {heads} does not divide {dim}")
+    return {**options, "head_dim": options.get("head_dim") or dim // heads}
+
+
+def _blocks(one: Tensor, other: Tensor) -> Tensor:
+    """[[one, 0], [0, other]]."""
+    batch = torch.broadcast_shapes(one.shape[:-2], other.shape[:-2])
+    one, other = one.expand(*batch, -1, -1), other.expand(*batch, -1, -1)
+    return torch.cat((pad(one, (0, other.shape[-1])), pad(other, (one.shape[-1], 0))), -2)

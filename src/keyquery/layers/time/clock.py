@@ -1,0 +1,117 @@
+"""Times as they come in: exact differences from an origin, which are real, and how far apart they are."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Shaped
+from torch import Tensor
+
+
+def elapsed(
+    times: Shaped[Tensor, "*batch n"],
+    origin: Shaped[Tensor, "*#batch"] | float | None = None,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+) -> Float64[Tensor, "*batch n"]:
+    """times − origin in float64, 0 where `mask` is False; without an origin, each sequence's first real time is it.
+
+    Integers are subtracted as integers, so that nanoseconds since 1970 stay exact, too.
+
+    >>> elapsed(torch.tensor([1.7e9, 1.7e9 + 0.001], dtype=torch.float64))
+    tensor([0.0000, 0.0010], dtype=torch.float64)
+    """
+    _check(times, mask)
+    start = _first(times, mask) if origin is None else _origin(origin, times)
+    if start.is_floating_point():
+        times = times.double()
+    since = (times - start.unsqueeze(-1)).double()
+    since = since if mask is None else since.where(mask, 0.0)
+    if not torch.compiler.is_compiling() and not since.is_meta and not bool(since.detach().sum().isfinite()):
+        bad = int((~since.isfinite()).sum())
+        where = "" if mask is None else " wherever mask is True"
+        raise ValueError(f"times and origin must be finite{where}, got {bad} NaN or infinite of {since.numel()}")
+    return since
+
+
+def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> tuple[float, float]:
+    """The shortest and the longest period that times can tell: twice a short gap, and twice the span of a sequence.
+
+    The gap is the 5 % quantile of those above 0 between neighbours in time, the span the 95 % quantile.
+
+    >>> spread(torch.tensor([[3.0, 1.0, 2.0], [0.0, 1.0, 4.0]], dtype=torch.float64))
+    (2.0, 7.8...)
+    """
+    since = elapsed(times, mask=mask).detach()
+    since = since if mask is None else since.where(mask, torch.inf)
+    ordered = since.sort(-1).values
+    gaps = _positive(ordered.diff())
+    spans = _positive(ordered.masked_fill(ordered.isinf(), -torch.inf).amax(-1) - ordered.amin(-1))
+    if len(gaps) == 0:
+        raise ValueError("times must hold a sequence with two different times: there is no gap to start from")
+    shortest, longest = 2 * float(np.quantile(gaps, 0.05)), 2 * float(np.quantile(spans, 0.95))
+    return shortest, max(longest, shortest)
+
+
+def spaced(shortest: float, longest: float, count: int) -> Float64[Tensor, " count"]:
+    """Periods from the shortest to the longest, in equal steps of their logarithm; a single one stands in the middle.
+
+    >>> spaced(1.0, 100.0, 3)
+    tensor([  1.0000,  10.0000, 100.0000], dtype=torch.float64)
+    """
+    if count == 1:
+        return torch.tensor([math.sqrt(shortest * longest)], dtype=torch.float64)
+    return torch.linspace(math.log(shortest), math.log(longest), count, dtype=torch.float64).exp()
+
+
+def _positive(values: Tensor) -> Float64[np.ndarray, " n"]:
+    return values[values.isfinite() & (values > 0)].cpu().numpy()
+
+
+def _first(times: Tensor, mask: Tensor | None) -> Tensor:
+    """Each sequence's first real time; 0 where it has none."""
+    if times.shape[-1] == 0:
+        return times.new_zeros(times.shape[:-1])
+    if mask is None:
+        return times[..., 0]
+    first = times.gather(-1, mask.int().argmax(-1, keepdim=True)).squeeze(-1)
+    return first.where(mask.any(-1), torch.zeros_like(first))
+
+
+def _origin(origin: Any, times: Tensor) -> Tensor:
+    if isinstance(origin, Tensor):
+        _check_dtype("origin", origin)
+        if origin.ndim and torch.broadcast_shapes(origin.shape, times.shape[:-1]) != times.shape[:-1]:
+            raise ValueError(f"origin must be a number or {tuple(times.shape[:-1])}, got {tuple(origin.shape)}")
+        return origin.to(times.device)
+    if isinstance(origin, bool) or not isinstance(origin, Real):
+        raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")
+    whole = isinstance(origin, int) and not times.is_floating_point()
+    return torch.tensor(origin, dtype=times.dtype if whole else torch.float64, device=times.device)
+
+
+def _check(times: Tensor, mask: Tensor | None) -> None:
+    if not isinstance(times, Tensor):
+        raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
+    _check_dtype("times", times)
+    if times.ndim == 0:
+        raise ValueError("times must be (..., n), got a single number")
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"mask must be bool, True for real times, got {given}")
+    if mask.shape != times.shape:
+        raise ValueError(f"mask must be {tuple(times.shape)}, as times are, got {tuple(mask.shape)}")
+
+
+def _check_dtype(name: str, value: Tensor) -> None:
+    """Short floats are refused: what they have lost cannot be told afterwards."""
+    if value.dtype not in (torch.float64, torch.int64, torch.int32):
+        raise TypeError(
+            f"{name} must be float64 or integers, got {value.dtype}: float32 cannot tell Unix seconds that are less "
+            "than 128 s apart; convert before anything is computed, or subtract an origin and call .double()"
+        )

@@ -1,0 +1,135 @@
+"""Codes of time: features whose inner product depends on the time between two events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Shaped
+from torch import Tensor, nn
+
+from keyquery.layers.time.clock import elapsed
+from keyquery.layers.time.kernel import TimeKernel, usual_lags
+from keyquery.reading import provenance
+
+
+class TimeCode(nn.Module):
+    """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
+
+    Cosine and sine share ω and w, so that ψ depends on the lag alone for every value of the parameters. A kind of code
+    says its `frequencies` and `shares`; one that samples them has a `_draw`. Frequencies are in radians per unit of
+    time; parameters have no unit, what has one is in float64 buffers that keep their precision in any dtype.
+    """
+
+    sampled = False  # whether frequencies are drawn anew in training, so that none of them means anything by itself
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self._held = False
+
+    def frequencies(self) -> Float64[Tensor, " f"]:
+        """ω: those of the last `encode` in training, the fixed ones otherwise."""
+        raise NotImplementedError
+
+    def shares(self) -> Float64[Tensor, " f"]:
+        """w, which sum to 1."""
+        raise NotImplementedError
+
+    def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
+        """Set the starting frequencies from the data's own gaps and spans."""
+        raise NotImplementedError
+
+    def encode(
+        self,
+        times: Shaped[Tensor, "*batch n"],
+        origin: Shaped[Tensor, "*#batch"] | float | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """Φ(times − origin), in the module's dtype; 0 where `mask` is False, whatever the time there.
+
+        Times are float64 or integers. They are subtracted and multiplied by ω in float64, and cast as cosines. The
+        default origin is each sequence's first real time: two calls can be compared only if both have the same.
+        """
+        if self.training and not self._held:
+            self._draw()
+        since = elapsed(times, origin, mask)
+        phases = since.unsqueeze(-1) * self.frequencies()
+        size, dtype = self.shares().sqrt(), self.dtype
+        code = torch.stack(((phases.cos() * size).to(dtype), (phases.sin() * size).to(dtype)), -1).flatten(-2)
+        return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
+
+    def forward(
+        self,
+        times: Shaped[Tensor, "*batch n"],
+        origin: Shaped[Tensor, "*#batch"] | float | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """`encode`."""
+        return self.encode(times, origin, mask)
+
+    def kernel(self, lags: Shaped[Tensor, "*lags"]) -> Float64[Tensor, "*lags"]:
+        """ψ(lags) in float64, of the frequencies as they are now.
+
+        >>> kq.MercerTime(8, degree=2, periods=2).kernel(torch.zeros(1))
+        tensor([1.], dtype=torch.float64, grad_fn=...)
+        """
+        return (lags.double().unsqueeze(-1) * self.frequencies()).cos() @ self.shares()
+
+    def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
+        """ψ over lags as a Reading, which plots it; by default up to half of the longest period.
+
+        >>> reading = kq.MercerTime(8, degree=2, periods=[1.0, 7.0]).time_kernel()
+        >>> reading.values[0], max(reading.lags)
+        (1.0, 3.5)
+        """
+        with torch.no_grad():
+            lags = usual_lags(self.frequencies()) if lags is None else lags.double().cpu()
+            values = self.kernel(lags.to(self.frequencies().device))
+            spectrum = [
+                {"frequency": frequency, "share": share}
+                for frequency, share in zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
+            ]
+        said = provenance(code=self._said())
+        return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=said)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One draw of frequencies for all that is encoded inside, as of queries and keys in two calls.
+
+        >>> code, times = kq.BochnerTime(8), torch.zeros(3).double()
+        >>> with code.held():
+        ...     same = code.encode(times + 1, origin=0).equal(code.encode(times + 1, origin=0))
+        >>> same
+        True
+        """
+        if self.training and not self._held:
+            self._draw()
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its codes: that of its parameters."""
+        return next(self.parameters()).dtype
+
+    def _draw(self) -> None:
+        """New frequencies, where they are sampled."""
+
+    def _said(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # Periods of a year in seconds do not fit float16, nor those of a week into bfloat16.
+        exact = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in exact.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self

@@ -1,0 +1,52 @@
+"""The kernel of a time code as a Reading: what two events have in common by the time between them alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from keyquery.reading import Reading
+
+POINTS = 1001  # lags that are looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeKernel(Reading, kind="time kernel"):
+    """ψ at some lags, the spectrum that it is made of, and where heads weigh it, what each adds to its scores."""
+
+    units: ClassVar[Mapping[str, str]] = {
+        "lags": "time between two events, in the unit of the times",
+        "values": "ψ(lag), 1 at lag 0",
+        "heads": "added to the score of each head",
+        "frequency": "radians per unit of time",
+        "share": "of ψ(0)",
+    }
+
+    lags: list[float]
+    values: list[float]
+    spectrum: list[dict[str, float]]
+    heads: list[list[float]] | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a lag."""
+        each = self.heads or []
+        return [
+            {"lag": lag, "psi": value, **{f"head_{head}": row[i] for head, row in enumerate(each)}}
+            for i, (lag, value) in enumerate(zip(self.lags, self.values, strict=True))
+        ]
+
+
+def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
+    """From 0 to half of the longest period.
+
+    >>> usual_lags(torch.tensor([torch.pi], dtype=torch.float64))[-1]
+    tensor(1., dtype=torch.float64)
+    """
+    least = frequencies.abs().min().clamp(min=1e-6 * frequencies.abs().max().clamp(min=1e-300))
+    return torch.linspace(0, math.pi / float(least), POINTS, dtype=torch.float64)

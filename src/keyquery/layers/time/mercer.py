@@ -1,0 +1,108 @@
+"""Mercer's way to a code of time: Fourier bases of several periods with learned coefficients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float64, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from keyquery.forms.checks import check_count, check_number
+from keyquery.layers.time.clock import spaced, spread
+from keyquery.layers.time.code import TimeCode
+
+FIRST = (1.0, 1e4)  # periods, until data is seen
+
+
+class MercerTime(TimeCode):
+    """Φ(t) = [√c_pj cos(2πjt/p), √c_pj sin(2πjt/p)] for j = 1 … degree and every period p: dim = 2·degree·periods.
+
+    ψ(t) = Σ c_pj cos(2πjt/p): these are the eigenfunctions of a kernel of period p, c its eigenvalues (Mercer). Cosine
+    and sine share c ≥ 0, without which ψ would depend on more than the lag. The coefficients are softplus of what is
+    learned, over their sum: ψ(0) = 1. The constant function is left out: it adds the same to every score.
+
+    `periods` is how many, log-spaced from 1 to 10⁴ until `see` takes them from the data, or a list, which stays as
+    given at the start. They are learned unless `learn_periods` is False.
+
+    >>> code = kq.MercerTime(20, degree=5, periods=[1.0, 7.0])
+    >>> code.encode(torch.tensor([[0.0, 0.5, 3.0]], dtype=torch.float64)).shape
+    torch.Size([1, 3, 20])
+    """
+
+    base: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        degree: int,
+        periods: int | Sequence[float],
+        device: Any = None,
+        dtype: Any = None,
+        learn_periods: bool = True,
+    ) -> None:
+        check_count("dim", dim, least=2)
+        check_count("degree", degree, least=1)
+        base = _periods(periods)
+        if dim != 2 * degree * len(base):
+            raise ValueError(
+                f"dim must be 2·degree·periods = 2·{degree}·{len(base)} = {2 * degree * len(base)}, a cosine and a "
+                f"sine of each degree and period, got {dim}"
+            )
+        super().__init__(dim)
+        self.degree, self.given = degree, not isinstance(periods, int)
+        self.change = nn.Parameter(torch.zeros(len(base), device=device, dtype=dtype), requires_grad=learn_periods)
+        self.raw = nn.Parameter(torch.zeros(len(base), degree, device=device, dtype=dtype))
+        self.register_buffer("base", base.to(device))
+
+    def periods(self) -> Float64[Tensor, " p"]:
+        """The periods as learned, in units of time."""
+        return self.base * self.change.double().exp()
+
+    def coefficients(self) -> Float64[Tensor, "p degree"]:
+        """c, which sum to 1."""
+        positive = softplus(self.raw.double())
+        return positive / positive.sum()
+
+    def frequencies(self) -> Float64[Tensor, " f"]:
+        """2πj/p, the degrees of one period after the other."""
+        harmonics = torch.arange(1, self.degree + 1, dtype=torch.float64, device=self.base.device)
+        return (2 * math.pi * harmonics / self.periods().unsqueeze(-1)).flatten()
+
+    def shares(self) -> Float64[Tensor, " f"]:
+        """The coefficients, in the order of the frequencies."""
+        return self.coefficients().flatten()
+
+    @torch.no_grad()
+    def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
+        """Start from periods between twice a gap and twice a span of the data, unless they were given as a list.
+
+        >>> code = kq.MercerTime(4, degree=1, periods=2)
+        >>> code.see(torch.arange(10).double())
+        >>> code.periods()
+        tensor([ 2.0000, 18.0000], dtype=torch.float64, grad_fn=...)
+        """
+        found = spaced(*spread(times, mask), len(self.base))
+        if not self.given:
+            self.base.copy_(found)
+
+    def extra_repr(self) -> str:
+        """What a print of the module says."""
+        return f"{self.dim}, degree={self.degree}, periods={len(self.base)}"
+
+
+def _periods(periods: Any) -> Float64[Tensor, " p"]:
+    if isinstance(periods, int):
+        check_count("periods", periods, least=1)
+        return spaced(*FIRST, periods)
+    found = [float(period) for period in periods]
+    if not found:
+        raise ValueError("periods must be how many, or a list with at least one, got none")
+    for period in found:
+        check_number("periods", period)
+        if period <= 0:
+            raise ValueError(f"periods must be above 0, got {period}")
+    return torch.tensor(found, dtype=torch.float64)
