@@ -83,7 +83,9 @@ class EventNetwork(nn.Module):
         return self.next(x[:, -n:]), Mixture.of(self.gap(x[:, :n]), self.floor)
 
     @torch.no_grad()
-    def begin(self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows) -> None:
+    def begin(
+        self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows
+    ) -> None:
         """Start where types and gaps are as frequent as in the data, and time kernels are as wide as its gaps."""
         self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
         logs = np.log(np.maximum(gaps, self.floor))
@@ -123,7 +125,7 @@ def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch type
 
 
 def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every event that counts in the batch: cross-entropy of its type, −log-likelihood of its gap, and if it is right.
+    """Of every event that counts: cross-entropy of its type, −log-likelihood of its gap, and whether it is right.
 
     All (count,), in nats; gaps in units of the median gap.
     """

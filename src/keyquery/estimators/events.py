@@ -52,8 +52,8 @@ class EventModel(Estimator):
     Events come as three columns of equal length, in any order of rows: `events` (types), `times` (numbers, or dates)
     and `groups` (who, or where; None: all are of one). `time` is "mercer" or "bochner", through `kq.TimeAttention`
     with its `how`, or "positions", which knows the order of events and not their times. At most `window` events before
-    are seen. The loss is the cross-entropy of the next type plus `gap_weight` times the −log-likelihood of the gap under
-    a mixture of log-normals. `holdout` of the groups, whole ones, are kept from training.
+    are seen. The loss is the cross-entropy of the next type plus `gap_weight` times the −log-likelihood of the gap
+    under a mixture of log-normals. `holdout` of the groups, whole ones, are kept from training.
 
     With `information="past"` nothing of the event to foretell is known. With "target_time" its type is foretold at a
     time that is given, as published work does: figures of the two do not compare.
@@ -135,7 +135,9 @@ class EventModel(Estimator):
         }
         return self
 
-    def predict_proba(self, events: Any, times: Any, groups: Any = None, at: Any = None) -> Float64[np.ndarray, "n classes"]:
+    def predict_proba(
+        self, events: Any, times: Any, groups: Any = None, at: Any = None
+    ) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (groups, classes) of the event that follows each group's last, in the order of `classes_`.
 
         Groups stand in the order in which they first appear. `at` holds for each the time of the event to foretell, with
@@ -206,9 +208,7 @@ class EventModel(Estimator):
             found = np.round(found * 1e6).astype(np.int64).astype("M8[us]" if self.clock_ == "dates" else "m8[us]")
         return Events(self.classes_[np.stack(drawn_codes, 1).ravel()], found, np.repeat(stream.groups, n))
 
-    def interactions(
-        self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None
-    ) -> Interactions:
+    def interactions(self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None) -> Interactions:
         """Which types of events change what comes next, and at which lags.
 
         Into real histories, those given or a few that were kept from training, one event more is put at each lag before
@@ -237,7 +237,7 @@ class EventModel(Estimator):
         found = compare(foretell, contexts, chosen, len(self.classes_), targeted, device, progress)
         return Interactions(
             types=label_facts(self.classes_)["labels"],
-            lags=chosen * self.scale_,
+            lags=(chosen * self.scale_).tolist(),
             clock=self.clock_,
             information=self.information,
             provenance=provenance(estimator=repr(self)),
@@ -251,7 +251,10 @@ class EventModel(Estimator):
         """
         self._check_fitted()
         state = self.random_state if isinstance(self.random_state, int) else None  # a generator is no plain fact
-        facts = {"params": {**self.get_params(), "random_state": state}, "classes": label_facts(self.classes_)}
+        facts: dict[str, Any] = {
+            "params": {**self.get_params(), "random_state": state},
+            "classes": label_facts(self.classes_),
+        }
         facts |= {"scale": self.scale_, "floor": self.floor_, "clock": self.clock_, "log_gaps": list(self.log_gaps_)}
         facts |= {"history": self.history_, "seen": self.seen_}
         tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
@@ -274,7 +277,10 @@ class EventModel(Estimator):
             made.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
             made.history_ = list(facts["history"])
             kept = sorted(name for name in tensors if name.startswith("contexts."))
-            pairs = [(tensors.pop(two).numpy(), tensors.pop(one).numpy()) for one, two in zip(kept[::2], kept[1::2], strict=True)]
+            pairs = [
+                (tensors.pop(two).numpy(), tensors.pop(one).numpy())
+                for one, two in zip(kept[::2], kept[1::2], strict=True)
+            ]
             made.contexts_ = [Context(types, when[:-1], float(when[-1])) for types, when in pairs]
             network = made._network(len(made.classes_), made.floor_)
             network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in tensors.items()})
@@ -342,7 +348,9 @@ class EventModel(Estimator):
         self._check_fitted()
         stream = stream_of(events, times, groups)
         if stream.clock != self.clock_:
-            raise ValueError(f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}")
+            raise ValueError(
+                f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}"
+            )
         return stream
 
     def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
@@ -373,7 +381,7 @@ class EventModel(Estimator):
             found, mixture = following(network, batch)
             logits.append(found.double())
             gaps.append(mixture)
-        return torch.cat(logits), Mixture(*(torch.cat(parts) for parts in list(zip(*gaps, strict=True))[:3]), self.floor_)
+        return torch.cat(logits), Mixture.join(gaps)
 
     def _moments(self, stream: Stream, at: Any) -> Float64[np.ndarray, " groups"]:
         """When the event to foretell comes; where that is not to be seen, any time."""
@@ -390,7 +398,9 @@ class EventModel(Estimator):
         if clock != self.clock_:
             raise ValueError(f"at must be {self.clock_}, as times are, got {clock}")
         if (when < last).any():
-            raise ValueError(f"at must not be before a group's last event; {int((when < last).sum())} of {len(when)} are")
+            raise ValueError(
+                f"at must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
+            )
         return when
 
 

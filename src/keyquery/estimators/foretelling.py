@@ -75,7 +75,8 @@ def counted(
     Probabilities are counts with one added to each; gaps have one log-normal of mean and spread `logs`. Both know
     the past alone, whatever the model knows.
     """
-    one = Mixture(*(torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs)), floor)
+    weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs))
+    one = Mixture(weight, mean, spread, floor)
     gap = -float(one.log_density(torch.from_numpy(gaps)).mean())
     ways = {"majority": np.broadcast_to(counts.sum(0), counts.shape), "Markov": counts}
     rows = []

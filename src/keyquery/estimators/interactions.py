@@ -99,9 +99,7 @@ class Context:
             place = np.searchsorted(self.times, at, side="left")
             if not targeted:
                 place = np.minimum(place, len(self.times) - 1)
-            codes = np.concatenate(
-                [[np.insert(self.types, p, kind) for p in place] for kind in range(types)]
-            )
+            codes = np.concatenate([[np.insert(self.types, p, kind) for p in place] for kind in range(types)])
             times = np.tile([np.insert(self.times, p, t) for p, t in zip(place, at, strict=True)], (types, 1))
         counted = np.zeros(codes.shape, dtype=bool)
         counted[:, -1] = True

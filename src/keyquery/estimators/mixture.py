@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,12 @@ class Mixture(NamedTuple):
     def at(self, chosen: Bool[Tensor, "*batch"]) -> Mixture:
         """Some of the distributions, (chosen, k)."""
         return Mixture(self.weights[chosen], self.mean[chosen], self.spread[chosen], self.floor)
+
+    @classmethod
+    def join(cls, parts: Sequence[Mixture]) -> Mixture:
+        """One after the other, (all, k)."""
+        weights, mean, spread = (torch.cat(each) for each in list(zip(*parts, strict=True))[:3])
+        return cls(weights, mean, spread, parts[0].floor)
 
     def log_density(self, gaps: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Log-likelihood of gaps: of the density, and of the probability of those at or below the floor.

@@ -84,7 +84,10 @@ def stream_of(events: Any, times: Any, groups: Any = None, strict: bool = False)
 
 
 def longer(
-    stream: Stream, codes: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " groups"], when: Float64[np.ndarray, " groups"]
+    stream: Stream,
+    codes: Int[np.ndarray, " n"],
+    kinds: Int[np.ndarray, " groups"],
+    when: Float64[np.ndarray, " groups"],
 ) -> tuple[Stream, Int[np.ndarray, " more"]]:
     """A stream, by the numbers of its types, with one event more at the end of each group."""
     ends = stream.offsets[1:]
@@ -204,5 +207,9 @@ def _seconds(dates: list[datetime]) -> Float64[np.ndarray, " n"]:
             f"times must all have a time zone or none: {with_zone} of {len(dates)} have one, and row {where} is the "
             "first that differs; localise the others"
         )
-    return np.array([((date if zoned else date.replace(tzinfo=UTC)) - EPOCH).total_seconds()
-                     for date, zoned in zip(dates, aware, strict=True)])
+    return np.array(
+        [
+            ((date if zoned else date.replace(tzinfo=UTC)) - EPOCH).total_seconds()
+            for date, zoned in zip(dates, aware, strict=True)
+        ]
+    )

@@ -30,8 +30,10 @@ class Batch(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Stretches of one long stream: window w sees the `lengths[w]` events from `starts[w]` on, and counts those from its
-    `skips[w]`-th."""
+    """Stretches of one long stream.
+
+    Window w sees the `lengths[w]` events from `starts[w]` on, and counts them from its `skips[w]`-th.
+    """
 
     types: Int[Tensor, " events"]
     times: Float64[Tensor, " events"]
@@ -105,6 +107,6 @@ def ends(stream: Stream, codes: Int[np.ndarray, " n"], scale: float, window: int
 
 
 def _flat(stream: Stream, codes: Int[np.ndarray, " n"], scale: float, device: str) -> tuple[Tensor, Tensor]:
-    """Codes, and times since each group's first event: what float64 cannot hold of years in seconds it holds of gaps."""
+    """Codes, and times since each group's first event: small numbers keep more of the gaps."""
     begun = np.repeat(stream.times[stream.offsets[:-1]], stream.lengths)
     return torch.from_numpy(codes).to(device), torch.from_numpy((stream.times - begun) / scale).to(device)

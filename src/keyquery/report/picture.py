@@ -9,13 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery.estimators import Importance
+from keyquery.estimators import Importance, Interactions
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Comparison, Look
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
+from keyquery.report.interactions import interactions
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
@@ -43,6 +44,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     Ablation: {"map": ablation_map},
     Importance: {"stretches": stretches},
+    Interactions: {"interactions": interactions},
 }
 
 
