@@ -74,7 +74,6 @@ class EventNetwork(nn.Module):
         if self.since is not None:
             x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
         options: dict[str, Any] = {"mask": real, "is_causal": True}
-        origin = times[:, 0]
         if self.now is not None:
             assert next_times is not None
             assert self.since is not None
@@ -83,7 +82,7 @@ class EventNetwork(nn.Module):
             times = torch.cat((times, next_times), 1)
             options = {"mask": _targeted(real)}
         if self.timed:
-            options |= {"times": times, "origin": origin}
+            options |= {"times": times, "origin": 0.0}
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, **options)
@@ -96,11 +95,13 @@ class EventNetwork(nn.Module):
     ) -> None:
         """Start where types and gaps are as frequent as in the data, and time kernels are as wide as its gaps."""
         self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
-        logs = np.log(np.maximum(gaps, self.floor))
+        tied = gaps <= self.floor
+        spread = max(float(np.log(gaps[~tied]).std()) / 2, 0.1)
+        logs = np.where(tied, np.log(self.floor) - 3 * spread, np.log(np.maximum(gaps, self.floor)))
         weights, means, spreads = self.gap.bias.chunk(3)
-        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
         weights.zero_()
-        spreads.fill_(float(np.log(np.expm1(max(logs.std() / 2, 0.1)))))
+        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
+        spreads.fill_(math.log(math.expm1(spread)))
         self.gap.weight.mul_(0.1)
         batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
         for part in self.modules():
