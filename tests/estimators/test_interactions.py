@@ -11,19 +11,20 @@ from keyquery.estimators.mixture import Mixture
 from keyquery.progress import silent
 from tests.estimators.hawkes import rates, simulate
 
-BASE, TAU = np.array([0.15, 0.1]), 2.0
+# Rates without a past: type 0 excites type 1, and type 2 is noise.
+BASE, TAU = np.array([0.15, 0.1, 1.0]), 2.0
 
 
 def delayed(lags, types):
     """Each event of type 0 makes type 1 likely TAU later."""
-    added = np.zeros((len(lags), 2))
+    added = np.zeros((len(lags), 3))
     added[:, 1] = (types == 0) * np.exp(-0.5 * ((lags - TAU) / (TAU / 6)) ** 2)
     return added
 
 
 def decaying(lags, types):
     """Each event of type 0 makes type 1 likely at once, and ever less: the exponential kernel."""
-    added = np.zeros((len(lags), 2))
+    added = np.zeros((len(lags), 3))
     added[:, 1] = (types == 0) * np.exp(-lags / TAU)
     return added
 
@@ -46,14 +47,14 @@ def test_of_a_process_that_is_known_it_is_the_kernel():
     context = Context(np.array([1]), np.array([-20.0]), 0.0)
     lags = np.array([0.5, 1.0, 2.0, 8.0])
     for excite in (delayed, decaying):
-        found = compare(truth(excite), [context, context], lags, 2, True, "cpu", silent)
+        found = compare(truth(excite), [context, context], lags, 3, True, "cpu", silent)
         change, kernel = np.array(found["change"]), excite(lags, np.zeros(4))[:, 1]
-        excited, plain = (0.1 + kernel) / (0.25 + kernel), 0.1 / 0.25
-        assert np.allclose(change[0, 1], np.log(excited / plain) / 2, atol=1e-9)  # of two types, half way between
-        assert np.allclose(change[1, 1], -np.log(excited / plain) / 2, atol=1e-9)
-        assert np.allclose(change[0, 0], np.log((1 - excited) / (1 - plain)) / 2, atol=1e-9)
+        excited, plain = (0.1 + kernel) / (1.25 + kernel), 0.1 / 1.25
+        assert np.allclose(change[0, 1], np.log(excited / plain), atol=1e-9)
+        assert np.allclose(change[0, 2], np.log(1.25 / (1.25 + kernel)), atol=1e-9)
+        assert np.allclose(change[1:], 0, atol=1e-9)
         assert np.allclose(found["error"], 0)
-        assert found["contexts"] == [2, 2, 2, 2]
+        assert found["contexts"] == 2
 
 
 def test_the_event_more_stands_where_it_should():
@@ -68,12 +69,12 @@ def test_the_event_more_stands_where_it_should():
     assert context.batch("cpu").types.tolist() == [[0, 1, 0]]
 
 
-def test_means_are_over_histories_that_reach_back_so_far():
+def test_means_are_over_histories_that_reach_back_to_the_longest_lag():
     short, long = (Context(np.array([1, 1]), np.array([-far, 0.0]), 0.1) for far in (2.0, 9.0))
-    found = compare(truth(delayed), [short, long], np.array([1.0, 5.0]), 2, True, "cpu", silent)
-    assert found["contexts"] == [2, 1]
+    found = compare(truth(delayed), [short, long], np.array([1.0, 5.0]), 3, True, "cpu", silent)
+    assert found["contexts"] == 1
     with pytest.raises(ValueError, match="lags must lie within some history, got 50 median gaps, beyond all"):
-        compare(truth(delayed), [short], np.array([50.0]), 2, True, "cpu", silent)
+        compare(truth(delayed), [short], np.array([50.0]), 3, True, "cpu", silent)
 
 
 def half_way(lags, change):
@@ -82,19 +83,18 @@ def half_way(lags, change):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("excite", "bound"), [(delayed, 9.0), (decaying, 9.0)])
-def test_lags_of_hawkes_processes_are_recovered(excite, bound):
-    data = simulate(200, 100.0, BASE, excite, bound)
-    model = kq.EventModel(
-        information="target_time", width=16, window=30, epochs=15, lr=5e-3, random_state=0, device="cpu"
-    ).fit(*data)
+@pytest.mark.parametrize("excite", [delayed, decaying])
+def test_lags_of_hawkes_processes_are_recovered(excite):
+    data = simulate(200, 100.0, BASE, excite, bound=9.0)
+    options = {"width": 16, "window": 30, "epochs": 20, "lr": 5e-3, "gap_weight": 0.1, "patience": 20}
+    model = kq.EventModel(information="target_time", **options, random_state=0, device="cpu").fit(*data)
     lags = np.geomspace(TAU / 8, 2.5 * TAU, 20)
     found = model.interactions(lags=lags)
     change = np.array(found.change)[0, 1]
     best = found.strongest(1)[0]
     assert (best["past"], best["next"]) == (0, 1)
     scaled = [Context(c.types, c.times * model.scale_, c.next_time * model.scale_) for c in model.contexts_]
-    exact = np.array(compare(truth(excite), scaled, lags, 2, True, "cpu", silent)["change"])[0, 1]
+    exact = np.array(compare(truth(excite), scaled, lags, 3, True, "cpu", silent)["change"])[0, 1]
     if excite is delayed:
         assert lags[change.argmax()] == pytest.approx(TAU, rel=0.2)
         assert lags[exact.argmax()] == pytest.approx(TAU, rel=0.1)
@@ -115,7 +115,7 @@ def reading():
         lags=[60.0, 600.0, 3600.0, 86400.0, 864000.0],
         clock="dates",
         information="past",
-        contexts=[9] * 5,
+        contexts=9,
         change=change.tolist(),
         error=error.tolist(),
         sooner=np.zeros((3, 5)).tolist(),

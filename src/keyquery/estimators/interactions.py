@@ -16,7 +16,7 @@ from keyquery.estimators.windows import Batch, Windows
 from keyquery.progress import Progress
 from keyquery.reading import Reading
 
-CONTEXTS, LAGS = 32, 16  # histories that are asked about, and lags
+CONTEXTS, LAGS = 64, 16  # histories that are asked about, and lags
 Foretell = Callable[[Batch], tuple[Tensor, Mixture]]
 
 
@@ -26,10 +26,10 @@ class Interactions(Reading, kind="interactions"):
 
     Into real histories an event is put `lags[l]` before now, and `change` is log p(next is b | it is an a), less the
     median over all types c of log p(next is b | it is a c): not what an event more changes, but what an a does and
-    most others would not. Figures are means over histories that reach back so far, `error` the standard errors of
-    these means. Now is the last event with `information` "past", and the moment of the event to foretell with
-    "target_time". `sooner[a][l]` is by how much the median time to the next event is shorter than with most other
-    types, as a logarithm.
+    most others would not. Figures are means over the `contexts` histories that reach back to the longest lag, `error`
+    the standard errors of these means. Now is the last event with `information` "past", and the moment of the event to
+    foretell with "target_time". `sooner[a][l]` is by how much the median time to the next event is shorter than with
+    most other types, as a logarithm.
     """
 
     units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "the data's"}
@@ -38,7 +38,7 @@ class Interactions(Reading, kind="interactions"):
     lags: Sequence[float]
     clock: str
     information: str
-    contexts: Sequence[int]  # histories that reach back so far
+    contexts: int
     change: Sequence[Sequence[Sequence[float]]]
     error: Sequence[Sequence[Sequence[float]]]
     sooner: Sequence[Sequence[float]]
@@ -119,25 +119,23 @@ def compare(
     device: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Change and error (types, types, lags), sooner (types, lags), and how many contexts each lag has."""
-    changes = np.full((len(contexts), types, types, len(lags)), np.nan)
-    sooner = np.full((len(contexts), types, len(lags)), np.nan)
-    for number, context in enumerate(progress(contexts, "asking", len(contexts))):
-        within = np.flatnonzero(lags <= context.reach(targeted) * (1 + 1e-12))
-        if len(within) == 0:
-            continue
-        logits, gaps = foretell(context.batch(device, lags[within], types, targeted))
-        shape = (types, len(within))
-        logs = logits.double().log_softmax(-1).cpu().numpy().reshape(*shape, types)
-        changes[number][:, :, within] = (logs - np.median(logs, 0)).swapaxes(1, 2)
-        waits = gaps.quantile().clamp(min=gaps.floor).log().double().cpu().numpy().reshape(shape)
-        sooner[number][:, within] = np.median(waits, 0) - waits
-    count = np.isfinite(changes[:, 0, 0]).sum(0)
-    if not count.all():
-        raise ValueError(f"lags must lie within some history, got {lags[count == 0][0]:g} median gaps, beyond all")
-    found = {"change": np.nanmean(changes, 0), "error": np.nanstd(changes, 0) / np.sqrt(count)}
-    found |= {"sooner": np.nanmean(sooner, 0), "contexts": count}
-    return {name: values.tolist() for name, values in found.items()}
+    """Change and error (types, types, lags), sooner (types, lags), and how many contexts they are of.
+
+    These are the ones that reach back to the longest lag, the same for all lags, or curves would tell of contexts.
+    """
+    chosen = [context for context in contexts if lags.max() <= context.reach(targeted) * (1 + 1e-12)]
+    if not chosen:
+        raise ValueError(f"lags must lie within some history, got {lags.max():g} median gaps, beyond all")
+    changes = np.empty((len(chosen), types, types, len(lags)))
+    sooner = np.empty((len(chosen), types, len(lags)))
+    for number, context in enumerate(progress(chosen, "asking", len(chosen))):
+        logits, gaps = foretell(context.batch(device, lags, types, targeted))
+        logs = logits.double().log_softmax(-1).cpu().numpy().reshape(types, len(lags), types)
+        changes[number] = (logs - np.median(logs, 0)).swapaxes(1, 2)
+        waits = gaps.quantile().clamp(min=gaps.floor).log().double().cpu().numpy().reshape(types, len(lags))
+        sooner[number] = np.median(waits, 0) - waits
+    found = {"change": changes.mean(0), "error": changes.std(0) / np.sqrt(len(chosen)), "sooner": sooner.mean(0)}
+    return {**{name: values.tolist() for name, values in found.items()}, "contexts": len(chosen)}
 
 
 def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
