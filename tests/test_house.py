@@ -112,7 +112,7 @@ def test_the_command_line_does_not_load_the_compiler():
 def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
-    promised += ["SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
+    promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
     promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)

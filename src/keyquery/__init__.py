@@ -11,7 +11,7 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
-    from keyquery.estimators import SeriesClassifier
+    from keyquery.estimators import EventModel, SeriesClassifier
     from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.comparison import compare
@@ -41,6 +41,7 @@ _LAZY = {
     "Cache": "keyquery.layers",
     "Decoder": "keyquery.layers",
     "Encoder": "keyquery.layers",
+    "EventModel": "keyquery.estimators",
     "Form": "keyquery.forms",
     "MercerTime": "keyquery.layers",
     "PrimalAttention": "keyquery.layers",
@@ -71,6 +72,7 @@ __all__ = [
     "Cache",
     "Decoder",
     "Encoder",
+    "EventModel",
     "Form",
     "MercerTime",
     "PrimalAttention",

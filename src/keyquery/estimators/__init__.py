@@ -1,6 +1,9 @@
 """fit and predict, for people who have data and want an answer."""
 
+from keyquery.estimators.events import EventModel
+from keyquery.estimators.foretelling import Foretelling
 from keyquery.estimators.importance import Importance
+from keyquery.estimators.interactions import Interactions
 from keyquery.estimators.series import SeriesClassifier
 
-__all__ = ["Importance", "SeriesClassifier"]
+__all__ = ["EventModel", "Foretelling", "Importance", "Interactions", "SeriesClassifier"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +30,17 @@ class Labelled(NamedTuple):
         return Labelled(self.data.take(chosen), self.target[chosen])
 
 
-def epochs_of(samples: Labelled, size: int, seed: int) -> tuple[Draw, int]:
-    """What draws batches, every sample once an epoch in an order of its own, and how many batches an epoch has."""
-    every = -(-len(samples.target) // size)
+def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int) -> tuple[Draw, int]:
+    """What draws batches, every sample once an epoch in an order of its own, and how many batches an epoch has.
 
-    def draw(step: int, generator: torch.Generator) -> Labelled:
+    `take(index)` gives some of `count` samples.
+    """
+    every = -(-count // size)
+
+    def draw(step: int, generator: torch.Generator) -> Any:
         epoch, batch = divmod(step, every)
-        order = np.random.default_rng((seed, epoch)).permutation(len(samples.target))
-        return samples.take(order[batch * size :][:size])
+        order = np.random.default_rng((seed, epoch)).permutation(count)
+        return take(order[batch * size :][:size])
 
     return draw, every
 

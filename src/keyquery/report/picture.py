@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery.estimators import Importance
+from keyquery.estimators import Importance, Interactions
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Comparison, Look
 from keyquery.layers.time import TimeKernel
@@ -17,6 +17,7 @@ from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
+from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
@@ -46,6 +47,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Ablation: {"map": ablation_map},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
+    Interactions: {"interactions": interactions},
 }
 
 

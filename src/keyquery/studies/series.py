@@ -255,7 +255,7 @@ class SeriesTrial:
             learned, checked = map(everything.take, hold_out(everything.target.cpu().numpy(), HELD_OUT, self.seed))
         classes, dims = int(everything.target.max()) + 1, everything.data.values.shape[-1]
         model = self.network(dims, classes, everything.data.real.shape[1]).to(device)
-        draw, every = epochs_of(learned, BATCH, self.seed)
+        draw, every = epochs_of(learned.take, len(learned.target), BATCH, self.seed)
         errors: list[float] = []
         last = [1.0]
 

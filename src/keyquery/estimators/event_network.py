@@ -1,0 +1,149 @@
+"""The network of an EventModel: events and their times to the next event, and to the time until it comes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+
+from keyquery.estimators.mixture import Mixture
+from keyquery.estimators.network import places
+from keyquery.estimators.windows import Windows
+from keyquery.layers import Block, BochnerTime, MercerTime, TimeAttention
+from keyquery.layers.time import TimeCode
+
+TIMES = ("mercer", "bochner", "positions")
+COMPONENTS = 8  # of the mixture
+DEGREE, PERIODS = 4, 8  # of Mercer's Fourier series
+SEEN = 1000  # windows that time kernels are started from
+
+
+class EventNetwork(nn.Module):
+    """What follows each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
+
+    Events are embeddings plus sines of their place, and see themselves and those before them. With `time` other than
+    "positions" the code of the time since the event before is added, and blocks attend with `kq.TimeAttention`. With
+    `targeted`, what the next type is asked of is a token of its own at the time of the event to predict, which knows
+    that time and the events before, and which no other token sees; the gap is told by the event before, which does not
+    know it. Attention counts time from the first event of the window, or with `calendar` from 0.
+
+    >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
+    >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
+    >>> logits, gaps = network(types, torch.rand(2, 5).double(), real)
+    >>> logits.shape, gaps.mean.shape
+    (torch.Size([2, 5, 3]), torch.Size([2, 5, 8]))
+    """
+
+    def __init__(
+        self,
+        types: int,
+        width: int,
+        depth: int,
+        heads: int,
+        time: str,
+        how: str = "concatenated",
+        dropout: float = 0.0,
+        targeted: bool = False,
+        calendar: bool = False,
+        floor: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self.calendar = calendar
+        self.timed, self.floor = time != "positions", floor
+        self.types = nn.Embedding(types, width)
+        self.now = nn.Parameter(torch.randn(width)) if targeted else None
+        self.since = Since(time, width) if self.timed else None
+        self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout) for _ in range(depth))
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.next, self.gap = nn.Linear(width, types), nn.Linear(width, 3 * COMPONENTS)
+
+    def forward(
+        self,
+        types: Int[Tensor, "batch n"],
+        times: Float64[Tensor, "batch n"],
+        real: Bool[Tensor, "batch n"],
+        next_times: Float64[Tensor, "batch n"] | None = None,
+    ) -> tuple[Float[Tensor, "batch n types"], Mixture]:
+        """Logits of the next type, and the distribution of the time to it; `next_times` where it is targeted."""
+        n, width = types.shape[1], self.types.embedding_dim
+        at = places(n + 1, width, types.device)
+        x = self.types(types) + at[:n]
+        if self.since is not None:
+            x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
+        options: dict[str, Any] = {"mask": real, "is_causal": True}
+        origin = torch.zeros_like(times[:, 0]) if self.calendar else times[:, 0]
+        if self.now is not None:
+            assert next_times is not None
+            assert self.since is not None
+            moments = self.now + self.types(types) + at[1:] + self.since(next_times - times)
+            x = torch.cat((x, moments), 1)
+            times = torch.cat((times, next_times), 1)
+            options = {"mask": _targeted(real)}
+        if self.timed:
+            options |= {"times": times, "origin": origin}
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, **options)
+        x = self.dropout(self.norm(x))
+        return self.next(x[:, -n:]), Mixture.of(self.gap(x[:, :n]), self.floor)
+
+    @torch.no_grad()
+    def begin(
+        self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows
+    ) -> None:
+        """Start where types and gaps are as frequent as in the data, and time kernels are as wide as its gaps."""
+        self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
+        tied = gaps <= self.floor
+        spread = max(float(np.log(gaps[~tied]).std()) / 2, 0.1)
+        logs = np.where(tied, np.log(self.floor) - 3 * spread, np.log(np.maximum(gaps, self.floor)))
+        weights, means, spreads = self.gap.bias.chunk(3)
+        weights.zero_()
+        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
+        spreads.fill_(math.log(math.expm1(spread)))
+        self.gap.weight.mul_(0.1)
+        batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
+        for part in self.modules():
+            if isinstance(part, TimeCode):
+                part.see(torch.cat((batch.times, batch.next_times), 1), batch.real.repeat(1, 2))
+
+
+class Since(nn.Module):
+    """The code of a time span, as a vector (…, width): what attention would have to find out from two events.
+
+    >>> Since("mercer", 16)(torch.rand(2, 5).double()).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, time: str, width: int) -> None:
+        super().__init__()
+        self.code = _code(time)
+        self.map = nn.Linear(self.code.dim, width)
+
+    def forward(self, spans: Float64[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
+        """Spans to vectors."""
+        return self.map(self.code.encode(spans, origin=0.0) * math.sqrt(self.code.dim))
+
+
+def _code(time: str) -> TimeCode:
+    dim = 2 * DEGREE * PERIODS
+    return MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
+
+
+def _block(width: int, heads: int, time: str, how: str, dropout: float) -> Block:
+    block = Block(width, heads, dropout=dropout)
+    if time != "positions":
+        block.attention = TimeAttention(width, heads, _code(time), how=how, dropout=dropout)
+    return block
+
+
+def _targeted(real: Bool[Tensor, "batch n"]) -> Bool[Tensor, "batch m m"]:
+    """Who sees whom among n events and, behind them, n moments: events those before, a moment these and itself."""
+    n = real.shape[1]
+    past = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
+    seen = past & real.unsqueeze(1)
+    own = torch.eye(n, dtype=torch.bool, device=real.device).expand_as(seen)
+    return torch.cat((torch.cat((seen, torch.zeros_like(seen)), 2), torch.cat((seen, own), 2)), 1)

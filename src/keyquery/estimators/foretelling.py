@@ -1,0 +1,88 @@
+"""How well next events are foretold, beside what counting alone would say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int
+
+from keyquery.estimators.mixture import Mixture
+from keyquery.reading import Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretelling(Reading, kind="foretelling"):
+    """Accuracy and −log-likelihoods of next events, of the model and of counts of the training data.
+
+    `events` were foretold; `firsts`, the first event of every group, have nothing before them and were not.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "accuracy": "share of events",
+        "nll_type": "nats an event",
+        "nll_gap": "nats an event, of gaps in units of the training data's median gap",
+    }
+
+    information: str
+    events: int
+    firsts: int
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def accuracy(self) -> float:
+        """The model's."""
+        return float(self.rows[0]["accuracy"])
+
+    @property
+    def nll_type(self) -> float:
+        """The model's, of the type."""
+        return float(self.rows[0]["nll_type"])
+
+    @property
+    def nll_gap(self) -> float:
+        """The model's, of the time to it."""
+        return float(self.rows[0]["nll_gap"])
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a way to foretell."""
+        return [dict(row) for row in self.rows]
+
+
+def transitions(last: Int[np.ndarray, " pairs"], following: Int[np.ndarray, " pairs"], types: int) -> np.ndarray:
+    """How often a type (column) followed a type (row), (types, types).
+
+    >>> transitions(np.array([0, 1, 0]), np.array([1, 0, 1]), 2)
+    array([[0, 2],
+           [1, 0]])
+    """
+    return np.bincount(last * types + following, minlength=types * types).reshape(types, types)
+
+
+def counted(
+    counts: Int[np.ndarray, "types types"],
+    logs: tuple[float, float],
+    floor: float,
+    last: Int[np.ndarray, " pairs"],
+    following: Int[np.ndarray, " pairs"],
+    gaps: Float64[np.ndarray, " pairs"],
+) -> list[dict[str, Any]]:
+    """Rows "majority" and "Markov": the commonest next type, and the commonest after the last one.
+
+    Probabilities are counts with one added to each; gaps have one log-normal of mean and spread `logs`. Both know
+    the past alone, whatever the model knows.
+    """
+    weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs))
+    one = Mixture(weight, mean, spread, floor)
+    gap = -float(one.log_density(torch.from_numpy(gaps)).mean())
+    ways = {"majority": np.broadcast_to(counts.sum(0), counts.shape), "Markov": counts}
+    rows = []
+    for name, found in ways.items():
+        shares = (found + 1) / (found + 1).sum(1, keepdims=True)
+        right = float(np.mean(shares.argmax(1)[last] == following))
+        nll = -float(np.mean(np.log(shares[last, following])))
+        rows.append({"by": name, "information": "past", "accuracy": right, "nll_type": nll, "nll_gap": gap})
+    return rows

@@ -1,0 +1,183 @@
+"""Which events change what comes next, and how long after: asked of the model, one event at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from keyquery.estimators.mixture import Mixture
+from keyquery.estimators.windows import Batch, Windows
+from keyquery.progress import Progress
+from keyquery.reading import Reading
+
+CONTEXTS, LAGS = 64, 16  # histories that are asked about, and lags
+Foretell = Callable[[Batch], tuple[Tensor, Mixture]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interactions(Reading, kind="interactions"):
+    """What it matters of which type one event more in the past is: `change[a][b][l]`, for the log-probability of b.
+
+    Into real histories an event is put `lags[l]` before now, and `change` is log p(next is b | it is an a), less the
+    median over all types c of log p(next is b | it is a c): not what an event more changes, but what an a does and
+    most others would not. Figures are means over the `contexts` histories that reach back to the longest lag, `error`
+    the standard errors of these means. Now is the last event with `information` "past", and the moment of the event to
+    foretell with "target_time". `sooner[a][l]` is by how much the median time to the next event is shorter than with
+    most other types, as a logarithm.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "the data's"}
+
+    types: Sequence[Any]
+    lags: Sequence[float]
+    clock: str
+    information: str
+    contexts: int
+    change: Sequence[Sequence[Sequence[float]]]
+    error: Sequence[Sequence[Sequence[float]]]
+    sooner: Sequence[Sequence[float]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row for two types and a lag."""
+        return [
+            {
+                "past": a,
+                "next": b,
+                "lag": lag,
+                "change": self.change[i][j][k],
+                "error": self.error[i][j][k],
+                "information": self.information,
+            }
+            for i, a in enumerate(self.types)
+            for j, b in enumerate(self.types)
+            for k, lag in enumerate(self.lags)
+        ]
+
+    def strongest(self, count: int = 6) -> list[dict[str, Any]]:
+        """The pairs of the largest change upwards, at the lag where it is largest, the largest first.
+
+        Two standard errors are taken off. Upwards only: where one type becomes likelier, all others become less so.
+        """
+        best: dict[tuple[int, int], dict[str, Any]] = {}
+        rows, step = self.records(), len(self.lags)
+        for first in range(0, len(rows), step):
+            row = max(rows[first : first + step], key=_sure)
+            best[divmod(first // step, len(self.types))] = row
+        return sorted(best.values(), key=_sure, reverse=True)[:count]
+
+
+def _sure(row: Mapping[str, Any]) -> float:
+    return row["change"] - 2 * row["error"]
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A history, and when the event after it came; times in units of the median gap."""
+
+    types: Int[np.ndarray, " n"]
+    times: Float64[np.ndarray, " n"]
+    next_time: float
+
+    def now(self, targeted: bool) -> float:
+        """From when lags are counted."""
+        return self.next_time if targeted else float(self.times[-1])
+
+    def reach(self, targeted: bool) -> float:
+        """The longest lag within it."""
+        return self.now(targeted) - float(self.times[0])
+
+    def batch(self, device: str, lags: Any = None, types: int = 1, targeted: bool = False) -> Batch:
+        """It alone, or with one event more: (types · lags) histories, the lags of the first type first."""
+        codes, times = self.types[None], self.times[None]
+        if lags is not None:
+            at = self.now(targeted) - np.asarray(lags)
+            # Where times tie the event more stands before: in the past of an event is nothing that came with it.
+            place = np.searchsorted(self.times, at, side="left")
+            if not targeted:
+                place = np.minimum(place, len(self.times) - 1)
+            codes = np.concatenate([[np.insert(self.types, p, kind) for p in place] for kind in range(types)])
+            times = np.tile([np.insert(self.times, p, t) for p, t in zip(place, at, strict=True)], (types, 1))
+        counted = np.zeros(codes.shape, dtype=bool)
+        counted[:, -1] = True
+        following = np.full(codes.shape, self.next_time)
+        parts = (codes, times, np.ones(codes.shape, dtype=bool), np.zeros_like(codes), following, counted)
+        return Batch(*(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts))
+
+
+def compare(
+    foretell: Foretell,
+    contexts: Sequence[Context],
+    lags: Float64[np.ndarray, " lags"],
+    types: int,
+    targeted: bool,
+    device: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Change and error (types, types, lags), sooner (types, lags), and how many contexts they are of.
+
+    These are the ones that reach back to the longest lag, the same for all lags, or curves would tell of contexts.
+    """
+    chosen = [context for context in contexts if lags.max() <= context.reach(targeted) * (1 + 1e-12)]
+    if not chosen:
+        raise ValueError(f"lags must lie within some history, got {lags.max():g} median gaps, beyond all")
+    changes = np.empty((len(chosen), types, types, len(lags)))
+    sooner = np.empty((len(chosen), types, len(lags)))
+    for number, context in enumerate(progress(chosen, "asking", len(chosen))):
+        logits, gaps = foretell(context.batch(device, lags, types, targeted))
+        logs = logits.double().log_softmax(-1).cpu().numpy().reshape(types, len(lags), types)
+        changes[number] = (logs - np.median(logs, 0)).swapaxes(1, 2)
+        waits = gaps.quantile().clamp(min=gaps.floor).log().double().cpu().numpy().reshape(types, len(lags))
+        sooner[number] = np.median(waits, 0) - waits
+    found = {"change": changes.mean(0), "error": changes.std(0) / np.sqrt(len(chosen)), "sooner": sooner.mean(0)}
+    return {**{name: values.tolist() for name, values in found.items()}, "contexts": len(chosen)}
+
+
+def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
+    """A few histories, each the last `longest` events of a window, and when the event after it came."""
+    count = len(windows.starts)
+    found = []
+    for number in np.random.default_rng(seed).permutation(count)[:CONTEXTS]:
+        batch = windows.take([number])
+        types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
+        found.append(Context(types, times, float(batch.next_times[0, -1])))
+    return found
+
+
+def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
+    """Even in logarithms, from a tenth of the gaps within contexts to the length of half of them."""
+    gaps = np.concatenate([np.diff(context.times) for context in contexts])
+    far = float(np.median([context.reach(targeted) for context in contexts]))
+    near = float(np.quantile(gaps[gaps > 0], 0.1)) if (gaps > 0).any() else far / 100
+    return np.geomspace(min(near, far / 10), far, LAGS)
+
+
+def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
+    """Lags that were given, numbers above 0."""
+    found = np.asarray(lags, dtype=np.float64)
+    if found.ndim != 1 or not len(found) or not (np.isfinite(found) & (found > 0)).all():
+        raise ValueError(f"lags must be a list of numbers above 0, got {lags!r}")
+    return found
+
+
+def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
+    """Contexts as a file holds them."""
+    found = {}
+    for number, context in enumerate(contexts):
+        found[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
+        found[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
+    return found
+
+
+def take_contexts(tensors: dict[str, Tensor]) -> list[Context]:
+    """The contexts among the tensors of a file, which are taken out."""
+    found = []
+    for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
+        times = tensors.pop(name.replace(".types", ".times")).numpy()
+        found.append(Context(tensors.pop(name).numpy(), times[:-1], float(times[-1])))
+    return found

@@ -1,0 +1,128 @@
+"""Streams of events cut into windows, every event to predict in one of them, and batches of those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from keyquery.estimators.streams import Stream
+
+
+class Clock(NamedTuple):
+    """How times are told within: in units of `scale`, since `start` for all, or since each group's first event."""
+
+    scale: float
+    start: float | None = None
+
+    def begin(self, stream: Stream) -> Float64[np.ndarray, " groups"]:
+        """When time begins, for each group; small numbers keep more of the gaps.
+
+        >>> from keyquery.estimators.streams import stream_of
+        >>> stream = stream_of(["a", "b"], [7.0, 9.0], [0, 1])
+        >>> Clock(1.0).begin(stream), Clock(1.0, 5.0).begin(stream)
+        (array([7., 9.]), array([5., 5.]))
+        """
+        return stream.times[stream.offsets[:-1]] if self.start is None else np.full(len(stream.groups), self.start)
+
+
+class Batch(NamedTuple):
+    """Events that are seen, and for each of them the one that follows; times in units of the median gap."""
+
+    types: Int[Tensor, "batch n"]
+    times: Float64[Tensor, "batch n"]
+    real: Bool[Tensor, "batch n"]
+    next_types: Int[Tensor, "batch n"]
+    next_times: Float64[Tensor, "batch n"]
+    counted: Bool[Tensor, "batch n"]  # the following event is predicted here, and in no other window
+
+    @property
+    def gaps(self) -> Float64[Tensor, "batch n"]:
+        """The time from each event to the following one."""
+        return self.next_times - self.times
+
+
+class Windows(NamedTuple):
+    """Stretches of one long stream.
+
+    Window w sees the `lengths[w]` events from `starts[w]` on, and counts them from its `skips[w]`-th.
+    """
+
+    types: Int[Tensor, " events"]
+    times: Float64[Tensor, " events"]
+    starts: Int[Tensor, " windows"]
+    lengths: Int[Tensor, " windows"]
+    skips: Int[Tensor, " windows"]
+
+    def take(self, index: Any) -> Batch:
+        """Some windows, no longer than the longest of them."""
+        chosen = torch.as_tensor(index, device=self.starts.device)
+        lengths = self.lengths[chosen].unsqueeze(1)
+        place = torch.arange(int(lengths.max()), device=self.starts.device)
+        real = place < lengths
+        at = (self.starts[chosen].unsqueeze(1) + place).where(real, 0)
+        following = (at + 1).clamp(max=len(self.types) - 1)
+        times, following_times = self.times[at], self.times[following]
+        return Batch(
+            self.types[at].where(real, 0),
+            times.where(real, times[:, :1]),  # padding stands where the window begins, far from overflow
+            real,
+            self.types[following].where(real, 0),
+            following_times.where(real, times[:, :1]),
+            real & (place >= self.skips[chosen].unsqueeze(1)),
+        )
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All windows, a few at a time, the longest first, so that little is padding."""
+        order = torch.argsort(self.lengths, descending=True, stable=True)
+        for first in range(0, len(order), size):
+            yield self.take(order[first : first + size])
+
+    def of(self, chosen: Bool[Tensor, " windows"]) -> Windows:
+        """Some of them."""
+        return self._replace(starts=self.starts[chosen], lengths=self.lengths[chosen], skips=self.skips[chosen])
+
+
+def cut(
+    stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str
+) -> tuple[Windows, Int[np.ndarray, " windows"]]:
+    """Windows of at most `window` events, and the number of the group of each.
+
+    A group of more is cut into windows that overlap by half: what follows an event is predicted once, in the first
+    window that holds it, so that only those near the beginning of the group have fewer than half a window before them.
+
+    >>> from keyquery.estimators.streams import stream_of
+    >>> stream = stream_of(range(11), range(11))
+    >>> windows, groups = cut(stream, np.arange(11), Clock(1.0), 4, "cpu")
+    >>> [batch.next_types[batch.counted].tolist() for batch in windows.batches(1)]
+    [[1, 2, 3, 4], [5, 6], [7, 8], [9, 10]]
+    """
+    rows = []
+    for group, (first, end) in enumerate(zip(stream.offsets[:-1], stream.offsets[1:] - 1, strict=True)):
+        done = first  # events from `first` up to `end` have one that follows
+        while done < end:
+            stop = min(end, max(done + window // 2, first + window))
+            start = max(first, stop - window)
+            rows.append((start, stop - start, done - start, group))
+            done = stop
+    starts, lengths, skips, groups = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
+    flat = _flat(stream, codes, clock, device)
+    made = (torch.from_numpy(part).to(device) for part in (starts, lengths, skips))
+    return Windows(*flat, *made), groups
+
+
+def ends(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str) -> Windows:
+    """For each group its last `window` events, of which only the last is counted: what follows it is not known."""
+    lengths = np.minimum(stream.lengths, window)
+    starts = stream.offsets[1:] - lengths
+    made = (torch.from_numpy(part.copy()).to(device) for part in (starts, lengths, lengths - 1))
+    return Windows(*_flat(stream, codes, clock, device), *made)
+
+
+def _flat(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, device: str) -> tuple[Tensor, Tensor]:
+    times = (stream.times - np.repeat(clock.begin(stream), stream.lengths)) / clock.scale
+    return torch.from_numpy(codes).to(device), torch.from_numpy(times).to(device)

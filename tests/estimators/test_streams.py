@@ -1,0 +1,154 @@
+"""Columns of events, times and groups, as users have them, and what is said of bad ones."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from keyquery.estimators.streams import longer, stream_of, times_of
+from keyquery.estimators.windows import Clock, cut, ends
+
+NAN = float("nan")
+
+
+def test_rows_of_groups_may_stand_anywhere():
+    stream = stream_of(["x", "y", "z", "x", "y"], [5, 1, 6, 2, 7], ["b", "a", "b", "a", "b"], strict=True)
+    assert stream.groups.tolist() == ["b", "a"]
+    assert stream.types.tolist() == ["x", "z", "y", "y", "x"]
+    assert stream.times.tolist() == [5, 6, 7, 1, 2]
+    assert stream.lengths.tolist() == [3, 2]
+    assert stream.gaps.tolist() == [1, 1, 1]
+    assert stream.last.tolist() == [7, 2]
+    assert stream.moved == 0
+
+
+def test_times_that_decrease_are_sorted_aloud_or_refused():
+    events, times, groups = ["x", "y", "z", "w"], [3.0, 2.0, 2.0, 1.0], ["a", "a", "a", "b"]
+    with pytest.warns(
+        UserWarning, match="decrease within a group at 1 row, the first of them row 1; events were sorted"
+    ):
+        stream = stream_of(events, times, groups)
+    assert stream.types.tolist() == ["y", "z", "x", "w"]  # ties stay as they were
+    assert stream.moved == 1
+    with pytest.raises(ValueError, match="at 1 row, the first of them row 1: with strict=True they must not"):
+        stream_of(events, times, groups, strict=True)
+
+
+EAST, WEST = timezone(timedelta(hours=5)), timezone(timedelta(hours=-8))
+MOMENT = datetime(2024, 3, 1, 12, tzinfo=UTC)
+SECONDS = 1709294400.0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [MOMENT.astimezone(EAST), MOMENT.astimezone(WEST)],  # mixed zones
+        [MOMENT.replace(tzinfo=None)] * 2,
+        np.array(["2024-03-01T12"] * 2, dtype="datetime64[h]"),
+        pd.Series([MOMENT.replace(tzinfo=None)] * 2),
+        pd.Series([MOMENT] * 2).dt.tz_convert("Asia/Tokyo"),
+        pd.DatetimeIndex([MOMENT] * 2).tz_convert("Asia/Tokyo"),
+        pd.Series([pd.Timestamp(MOMENT.astimezone(EAST)), pd.Timestamp(MOMENT.astimezone(WEST))], dtype=object),
+    ],
+    ids=["zones", "naive", "numpy", "pandas", "pandas zone", "index", "stamps"],
+)
+def test_dates_are_seconds_in_utc(times):
+    found, clock = times_of(times)
+    assert clock == "dates"
+    assert found.tolist() == [SECONDS, SECONDS]
+
+
+def test_numbers_and_spans():
+    assert times_of(torch.tensor([1, 2]))[0].tolist() == [1.0, 2.0]
+    assert times_of([1, 2.5])[0].tolist() == [1.0, 2.5]
+    found, clock = times_of(pd.Series([pd.Timedelta(minutes=1), pd.Timedelta(0)]))
+    assert (found.tolist(), clock) == ([60.0, 0.0], "spans")
+    assert times_of([1709294400.001])[0][0] - 1709294400 == pytest.approx(0.001, abs=1e-6)
+
+
+def test_columns_of_pyarrow():
+    pyarrow = pytest.importorskip("pyarrow")
+    when = pyarrow.array([MOMENT, MOMENT], type=pyarrow.timestamp("us", tz="Asia/Tokyo"))
+    stream = stream_of(pyarrow.array(["x", "y"]), when, pyarrow.chunked_array([["a"], ["a"]]))
+    assert stream.times.tolist() == [SECONDS, SECONDS]
+    assert stream.types.tolist() == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("events", "times", "groups", "said"),
+    [
+        (["x", "y"], [1.0], None, "must have one value a row each, got 2 events, 1 times"),
+        (["x"], [1.0], ["a", "b"], "got 1 events, 1 times and 2 groups"),
+        ([], [], [], "events must hold at least one row"),
+        (None, [1.0], None, "events must be a column with one value a row, got None"),
+        ("xy", [1.0, 2.0], None, "events must be a column .*, got the text 'xy'"),
+        (["x", None], [1.0, 2.0], None, "events must have a value in every row; 1 is missing, the first in row 1"),
+        (["x", 1], [1.0, 2.0], None, "events must hold labels of one type, got int, str"),
+        ([0.5, 1.5], [1.0, 2.0], None, "events must hold labels, got fractions such as 0.5"),
+        (["x", "y"], [1.0, 2.0], ["a", NAN], "groups must have a value in every row"),
+        (["x"] * 3, [NAN, 1.0, NAN], None, "times must have a value in every row; 2 are missing, the first in row 0"),
+        (
+            ["x"] * 2,
+            [0.0, float("inf")],
+            None,
+            "times must have a value in every row; 1 is missing, the first in row 1",
+        ),
+        (["x"] * 2, pd.Series([pd.NaT, pd.Timestamp(0)]), None, "1 is missing, the first in row 0"),
+        (["x"] * 2, [MOMENT, pd.NaT], None, "1 is missing, the first in row 1"),
+        (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*pandas.to_datetime reads"),
+        (["x"] * 2, [MOMENT, 3.0], None, "times must be all dates or all numbers, got both"),
+        (
+            ["x"] * 3,
+            [MOMENT, MOMENT, MOMENT.replace(tzinfo=None)],
+            None,
+            "all have a time zone or none: 2 of 3 have one, and row 2 is the first that differs",
+        ),
+        (np.ones((2, 2)), [1.0, 2.0], None, r"events must hold texts or numbers, one a row, got .* shape \(2, 2\)"),
+    ],
+)
+def test_bad_columns_are_told(events, times, groups, said):
+    with pytest.raises(ValueError, match=said):
+        stream_of(events, times, groups)
+
+
+@pytest.mark.parametrize("window", [2, 3, 8, 100])
+def test_every_event_but_the_first_is_foretold_once_with_context(window):
+    rng = np.random.default_rng(0)
+    lengths = [1, 2, 3, 9, 40, 7, 1]
+    groups = rng.permutation(np.repeat(np.arange(7), lengths))
+    stream = stream_of(np.arange(len(groups)), np.arange(len(groups)) / 3, groups)
+    windows, owners = cut(stream, stream.types, Clock(0.5), window, "cpu")
+    found = []
+    for number, owner in enumerate(owners):
+        batch = windows.take([number])
+        first, end = stream.offsets[owner], stream.offsets[owner + 1]
+        assert batch.real.all()
+        assert batch.types.shape[1] <= window
+        where = int(np.flatnonzero(stream.types == int(batch.types[0, 0]))[0])
+        assert first <= where < end
+        n = batch.types.shape[1]
+        assert torch.equal(batch.next_types[0], torch.from_numpy(stream.types[where + 1 : where + n + 1]))
+        assert np.allclose(batch.gaps[0], np.diff(stream.times)[where : where + n] / 0.5)
+        seen = batch.counted[0].nonzero().squeeze(1)
+        assert int(seen[0]) >= min(window - window // 2, where - first + int(seen[0]))
+        found += batch.next_types[batch.counted].tolist()
+    expected = np.delete(stream.types, stream.offsets[:-1])
+    assert sorted(found) == sorted(expected)
+
+
+def test_padding_is_told():
+    stream = stream_of(np.arange(6), [1e9, 1e9 + 1, 1e9 + 3, 5, 6, 8], [0, 0, 0, 1, 1, 1])
+    windows = ends(stream, stream.types, Clock(1.0), 2, "cpu")._replace(lengths=torch.tensor([2, 1]))
+    batch = windows.take([0, 1])
+    assert batch.real.tolist() == [[True, True], [True, False]]
+    assert batch.times[0].tolist() == [1.0, 3.0]
+
+
+def test_streams_grow_at_the_end_of_each_group():
+    stream = stream_of([0, 1, 2], [1.0, 2.0, 5.0], ["a", "a", "b"])
+    grown, codes = longer(stream, stream.types, np.array([7, 8]), np.array([3.0, 9.0]))
+    assert codes.tolist() == [0, 1, 7, 2, 8]
+    assert grown.times.tolist() == [1, 2, 3, 5, 9]
+    assert grown.last.tolist() == [3, 9]
