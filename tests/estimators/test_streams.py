@@ -26,7 +26,9 @@ def test_rows_of_groups_may_stand_anywhere():
 
 def test_times_that_decrease_are_sorted_aloud_or_refused():
     events, times, groups = ["x", "y", "z", "w"], [3.0, 2.0, 2.0, 1.0], ["a", "a", "a", "b"]
-    with pytest.warns(UserWarning, match="decrease within a group at 1 row, the first of them row 1; events were sorted"):
+    with pytest.warns(
+        UserWarning, match="decrease within a group at 1 row, the first of them row 1; events were sorted"
+    ):
         stream = stream_of(events, times, groups)
     assert stream.types.tolist() == ["y", "z", "x", "w"]  # ties stay as they were
     assert stream.moved == 1
@@ -87,7 +89,12 @@ def test_columns_of_pyarrow():
         ([0.5, 1.5], [1.0, 2.0], None, "events must hold labels, got fractions such as 0.5"),
         (["x", "y"], [1.0, 2.0], ["a", NAN], "groups must have a value in every row"),
         (["x"] * 3, [NAN, 1.0, NAN], None, "times must have a value in every row; 2 are missing, the first in row 0"),
-        (["x"] * 2, [0.0, float("inf")], None, "times must have a value in every row; 1 is missing, the first in row 1"),
+        (
+            ["x"] * 2,
+            [0.0, float("inf")],
+            None,
+            "times must have a value in every row; 1 is missing, the first in row 1",
+        ),
         (["x"] * 2, pd.Series([pd.NaT, pd.Timestamp(0)]), None, "1 is missing, the first in row 0"),
         (["x"] * 2, [MOMENT, pd.NaT], None, "1 is missing, the first in row 1"),
         (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*pandas.to_datetime reads"),

@@ -16,13 +16,14 @@ from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
+from keyquery.report.gains import gains
 from keyquery.report.interactions import interactions
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy
+from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy, TimeStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -42,6 +43,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Kernels: {"panels": panels},
     Abilities: PICTURES,
     PrimalStudy: {"worth": worth},
+    TimeStudy: {"gains": gains},
     Ablation: {"map": ablation_map},
     Importance: {"stretches": stretches},
     Interactions: {"interactions": interactions},
