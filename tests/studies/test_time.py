@@ -59,7 +59,7 @@ def test_files_that_are_no_such_files(tmp_path):
     path.write_text("00001 19971301 1 1.0\n")
     with pytest.raises(ValueError, match="line 1: expected customer, date"):
         read_cdnow(path)
-    with pytest.raises(ValueError, match="must be an .npz file with arrays"):
+    with pytest.raises(ValueError, match=r"must be an \.npz file with arrays"):
         read_badges(path)
     np.savez(tmp_path / "a.npz", time=[0.0, 1.0], event=[1, 1], offsets=[0, 3])
     with pytest.raises(ValueError, match="offsets must rise from 0 to 2"):

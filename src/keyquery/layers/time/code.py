@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from keyquery.layers.time.clock import elapsed
 from keyquery.layers.time.kernel import TimeKernel, usual_lags
 from keyquery.reading import provenance
 
+TURN = 2 * math.pi
+
 
 class TimeCode(nn.Module):
     """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
@@ -23,7 +26,7 @@ class TimeCode(nn.Module):
     time; parameters have no unit, what has one is in float64 buffers that keep their precision in any dtype.
     """
 
-    sampled = False  # whether frequencies are drawn anew in training, so that none of them means anything by itself
+    sampled = False  # whether frequencies are drawn anew in training
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -50,15 +53,17 @@ class TimeCode(nn.Module):
     ) -> Float[Tensor, "*batch n dim"]:
         """Φ(times − origin), in the module's dtype; 0 where `mask` is False, whatever the time there.
 
-        Times are float64 or integers. They are subtracted and multiplied by ω in float64, and cast as cosines. The
+        Times are float64 or integers. They are subtracted and multiplied by ω in float64, and cast within a turn. The
         default origin is each sequence's first real time: two calls can be compared only if both have the same.
         """
         if self.training and not self._held:
             self._draw()
-        since = elapsed(times, origin, mask)
+        since, dtype = elapsed(times, origin, mask), self.dtype
         phases = since.unsqueeze(-1) * self.frequencies()
-        size, dtype = self.shares().sqrt(), self.dtype
-        code = torch.stack(((phases.cos() * size).to(dtype), (phases.sin() * size).to(dtype)), -1).flatten(-2)
+        if dtype != torch.float64:  # whole turns are taken off exactly; what is left is as precise as a cosine needs
+            phases = (phases - TURN * (phases.detach() / TURN).round()).to(torch.promote_types(dtype, torch.float32))
+        size = self.shares().sqrt().to(phases.dtype)
+        code = (torch.stack((phases.cos(), phases.sin()), -1) * size.unsqueeze(-1)).flatten(-2).to(dtype)
         return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
 
     def forward(
