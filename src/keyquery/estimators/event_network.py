@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from keyquery.estimators.mixture import Mixture
 from keyquery.estimators.network import places
 from keyquery.estimators.windows import Batch, Windows
 from keyquery.layers import Block, BochnerTime, MercerTime, TimeAttention
+from keyquery.layers.time import TimeCode
 
 TIMES = ("mercer", "bochner", "positions")
 COMPONENTS = 8  # of the mixture
@@ -25,9 +27,10 @@ class EventNetwork(nn.Module):
     """What follows each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
 
     Events are embeddings plus sines of their place, and see themselves and those before them. With `time` other than
-    "positions" the blocks attend with `kq.TimeAttention`. With `targeted`, what the next type is asked of is a token of
-    its own at the time of the event to predict, which sees the events before it and which no other token sees; the gap
-    is told by the event before, which does not know it.
+    "positions" the code of the time since the event before is added, and blocks attend with `kq.TimeAttention`. With
+    `targeted`, what the next type is asked of is a token of its own at the time of the event to predict, which knows
+    that time and the events before, and which no other token sees; the gap is told by the event before, which does not
+    know it.
 
     >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
     >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
@@ -52,6 +55,7 @@ class EventNetwork(nn.Module):
         self.timed, self.floor = time != "positions", floor
         self.types = nn.Embedding(types, width)
         self.now = nn.Parameter(torch.randn(width)) if targeted else None
+        self.since = Since(time, width) if self.timed else None
         self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout) for _ in range(depth))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
         self.next, self.gap = nn.Linear(width, types), nn.Linear(width, 3 * COMPONENTS)
@@ -67,15 +71,18 @@ class EventNetwork(nn.Module):
         n, width = types.shape[1], self.types.embedding_dim
         at = places(n + 1, width, types.device)
         x = self.types(types) + at[:n]
+        if self.since is not None:
+            x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
         options: dict[str, Any] = {"mask": real, "is_causal": True}
-        origin = times[:, 0]
         if self.now is not None:
             assert next_times is not None
-            x = torch.cat((x, (self.now + at[1:]).expand_as(x)), 1)
+            assert self.since is not None
+            moments = self.now + self.types(types) + at[1:] + self.since(next_times - times)
+            x = torch.cat((x, moments), 1)
             times = torch.cat((times, next_times), 1)
             options = {"mask": _targeted(real)}
         if self.timed:
-            options |= {"times": times, "origin": origin}
+            options |= {"times": times, "origin": 0.0}
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, **options)
@@ -88,24 +95,46 @@ class EventNetwork(nn.Module):
     ) -> None:
         """Start where types and gaps are as frequent as in the data, and time kernels are as wide as its gaps."""
         self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
-        logs = np.log(np.maximum(gaps, self.floor))
+        tied = gaps <= self.floor
+        spread = max(float(np.log(gaps[~tied]).std()) / 2, 0.1)
+        logs = np.where(tied, np.log(self.floor) - 3 * spread, np.log(np.maximum(gaps, self.floor)))
         weights, means, spreads = self.gap.bias.chunk(3)
-        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
         weights.zero_()
-        spreads.fill_(float(np.log(np.expm1(max(logs.std() / 2, 0.1)))))
+        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
+        spreads.fill_(math.log(math.expm1(spread)))
         self.gap.weight.mul_(0.1)
         batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
-        for block in self.blocks:
-            if isinstance(block.attention, TimeAttention):
-                block.attention.time.see(batch.times, batch.real)
+        for part in self.modules():
+            if isinstance(part, TimeCode):
+                part.see(batch.times, batch.real)
+
+
+class Since(nn.Module):
+    """The code of a time span, as a vector (…, width): what attention would have to find out from two events.
+
+    >>> Since("mercer", 16)(torch.rand(2, 5).double()).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, time: str, width: int) -> None:
+        super().__init__()
+        self.code = _code(time)
+        self.map = nn.Linear(self.code.dim, width)
+
+    def forward(self, spans: Float64[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
+        """Spans to vectors."""
+        return self.map(self.code.encode(spans, origin=0.0) * math.sqrt(self.code.dim))
+
+
+def _code(time: str) -> TimeCode:
+    dim = 2 * DEGREE * PERIODS
+    return MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
 
 
 def _block(width: int, heads: int, time: str, how: str, dropout: float) -> Block:
     block = Block(width, heads, dropout=dropout)
     if time != "positions":
-        dim = 2 * DEGREE * PERIODS
-        code = MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
-        block.attention = TimeAttention(width, heads, code, how=how, dropout=dropout)
+        block.attention = TimeAttention(width, heads, _code(time), how=how, dropout=dropout)
     return block
 
 

@@ -140,8 +140,8 @@ class EventModel(Estimator):
     ) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (groups, classes) of the event that follows each group's last, in the order of `classes_`.
 
-        Groups stand in the order in which they first appear. `at` holds for each the time of the event to foretell, with
-        `information="target_time"` only.
+        Groups stand in the order in which they first appear. `at` holds for each the time of the event to foretell,
+        with `information="target_time"` only.
         """
         stream = self._stream(events, times, groups)
         logits, _ = self._last(stream, self._moments(stream, at))
@@ -155,7 +155,7 @@ class EventModel(Estimator):
     def predict_time(
         self, events: Any, times: Any, groups: Any = None, what: str = "median"
     ) -> Float64[np.ndarray, " n"]:
-        """The "median" or the "mean" time from each group's last event to the next, in the units of times, or seconds."""
+        """The "median" or "mean" time from each group's last event to the next, in units of times, of dates seconds."""
         check_choice("what", what, ("median", "mean"))
         stream = self._stream(events, times, groups)
         # The gap is told by a token that does not see when the next event comes: any time does.

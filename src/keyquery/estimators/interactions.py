@@ -134,13 +134,9 @@ def compare(
     count = np.isfinite(changes[:, 0, 0]).sum(0)
     if not count.all():
         raise ValueError(f"lags must lie within some history, got {lags[count == 0][0]:g} median gaps, beyond all")
-    error = np.nanstd(changes, 0) / np.sqrt(count)
-    return {
-        "change": np.nanmean(changes, 0),
-        "error": error,
-        "sooner": np.nanmean(sooner, 0),
-        "contexts": count,
-    }
+    found = {"change": np.nanmean(changes, 0), "error": np.nanstd(changes, 0) / np.sqrt(count)}
+    found |= {"sooner": np.nanmean(sooner, 0), "contexts": count}
+    return {name: values.tolist() for name, values in found.items()}
 
 
 def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
@@ -150,8 +146,7 @@ def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
     for number in np.random.default_rng(seed).permutation(count)[:CONTEXTS]:
         batch = windows.take([number])
         types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
-        last = times[-1]
-        found.append(Context(types, times - last, float(batch.next_times[0, -1]) - float(last)))
+        found.append(Context(types, times, float(batch.next_times[0, -1])))
     return found
 
 

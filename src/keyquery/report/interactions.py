@@ -19,7 +19,7 @@ NOW = {"past": "the last event", "target_time": "the event"}
 
 
 def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
-    """Left, for past and next types the change at the lag where it is strongest; right, the lag curves of some pairs."""
+    """Left, past by next types, the change at the lag where it is strongest; right, the curves of some pairs."""
     check_count("pairs", pairs, least=1)
     found = reading.strongest(pairs)
     change, error = np.array(reading.change), np.array(reading.error)
