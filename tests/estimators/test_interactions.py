@@ -47,11 +47,11 @@ def test_of_a_process_that_is_known_it_is_the_kernel():
     lags = np.array([0.5, 1.0, 2.0, 8.0])
     for excite in (delayed, decaying):
         found = compare(truth(excite), [context, context], lags, 2, True, "cpu", silent)
-        change = np.array(found["change"])
-        odds = change[0, 1] - change[0, 0]  # type 0 has one rate always, so that this is log(1 + kernel / base)
-        kernel = excite(lags, np.zeros(4))[:, 1]
-        assert np.allclose(odds, np.log1p(kernel / 0.1), atol=1e-9)
-        assert np.allclose(change[1], 0, atol=1e-9)
+        change, kernel = np.array(found["change"]), excite(lags, np.zeros(4))[:, 1]
+        excited, plain = (0.1 + kernel) / (0.25 + kernel), 0.1 / 0.25
+        assert np.allclose(change[0, 1], np.log(excited / plain) / 2, atol=1e-9)  # of two types, half way between
+        assert np.allclose(change[1, 1], -np.log(excited / plain) / 2, atol=1e-9)
+        assert np.allclose(change[0, 0], np.log((1 - excited) / (1 - plain)) / 2, atol=1e-9)
         assert np.allclose(found["error"], 0)
         assert found["contexts"] == [2, 2, 2, 2]
 
@@ -91,7 +91,8 @@ def test_lags_of_hawkes_processes_are_recovered(excite, bound):
     lags = np.geomspace(TAU / 8, 2.5 * TAU, 20)
     found = model.interactions(lags=lags)
     change = np.array(found.change)[0, 1]
-    assert found.strongest(1)[0]["past"] == 0
+    best = found.strongest(1)[0]
+    assert (best["past"], best["next"]) == (0, 1)
     scaled = [Context(c.types, c.times * model.scale_, c.next_time * model.scale_) for c in model.contexts_]
     exact = np.array(compare(truth(excite), scaled, lags, 2, True, "cpu", silent)["change"])[0, 1]
     if excite is delayed:

@@ -74,6 +74,7 @@ class EventNetwork(nn.Module):
         if self.since is not None:
             x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
         options: dict[str, Any] = {"mask": real, "is_causal": True}
+        origin = times[:, 0]
         if self.now is not None:
             assert next_times is not None
             assert self.since is not None
@@ -82,7 +83,7 @@ class EventNetwork(nn.Module):
             times = torch.cat((times, next_times), 1)
             options = {"mask": _targeted(real)}
         if self.timed:
-            options |= {"times": times, "origin": 0.0}
+            options |= {"times": times, "origin": origin}
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, **options)

@@ -212,9 +212,9 @@ class EventModel(Estimator):
         """Which types of events change what comes next, and at which lags.
 
         Into real histories, those given or a few that were kept from training, one event more is put at each lag before
-        now, and what the model foretells is compared with and without it: what the model has learned to make of it,
-        which is a cause in the data only where the data are such that it is. `lags` are in the units of times, or
-        seconds; None: 16 between the shortest gaps and half of the histories' length.
+        now, of each type in turn, and what the model foretells is compared among types: see `Interactions`. It is
+        what the model has learned, and a cause in the data only where nothing else explains it. `lags` are in the
+        units of times, of dates seconds; None: 16 between the shortest gaps and the length of half of the histories.
         """
         self._check_fitted()
         device, targeted = pick_device(self.device), self._targeted

@@ -22,12 +22,14 @@ Foretell = Callable[[Batch], tuple[Tensor, Mixture]]
 
 @dataclass(frozen=True, kw_only=True)
 class Interactions(Reading, kind="interactions"):
-    """What one event more in the past would change: `change[a][b][l]` of the log-probability that the next is b.
+    """What it matters of which type one event more in the past is: `change[a][b][l]`, for the log-probability of b.
 
-    The event more is of type a and stands `lags[l]` before now, in real histories; figures are means over those that
-    reach back so far, `error` the standard errors of these means. Now is the last event with `information` "past", and
-    the moment of the event to foretell with "target_time". `sooner[a][l]` is by how much the logarithm of the median
-    time to the next event falls.
+    Into real histories an event is put `lags[l]` before now, and `change` is log p(next is b | it is an a), less the
+    median over all types c of log p(next is b | it is a c): not what an event more changes, but what an a does and
+    most others would not. Figures are means over histories that reach back so far, `error` the standard errors of
+    these means. Now is the last event with `information` "past", and the moment of the event to foretell with
+    "target_time". `sooner[a][l]` is by how much the median time to the next event is shorter than with most other
+    types, as a logarithm.
     """
 
     units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "the data's"}
@@ -58,9 +60,9 @@ class Interactions(Reading, kind="interactions"):
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """The pairs whose change is largest at any lag, at that lag, the largest first.
+        """The pairs of the largest change upwards, at the lag where it is largest, the largest first.
 
-        Larger by more than it varies: two standard errors are taken off.
+        Two standard errors are taken off. Upwards only: where one type becomes likelier, all others become less so.
         """
         best: dict[tuple[int, int], dict[str, Any]] = {}
         rows, step = self.records(), len(self.lags)
@@ -71,7 +73,7 @@ class Interactions(Reading, kind="interactions"):
 
 
 def _sure(row: Mapping[str, Any]) -> float:
-    return abs(row["change"]) - 2 * row["error"]
+    return row["change"] - 2 * row["error"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +126,12 @@ def compare(
         within = np.flatnonzero(lags <= context.reach(targeted) * (1 + 1e-12))
         if len(within) == 0:
             continue
-        logits, gaps = foretell(context.batch(device))
-        more_logits, more_gaps = foretell(context.batch(device, lags[within], types, targeted))
-        change = more_logits.double().log_softmax(-1) - logits.double().log_softmax(-1)
+        logits, gaps = foretell(context.batch(device, lags[within], types, targeted))
         shape = (types, len(within))
-        changes[number][:, :, within] = change.reshape(*shape, types).transpose(1, 2).cpu().numpy()
-        logs = gaps.quantile().clamp(min=gaps.floor).log() - more_gaps.quantile().clamp(min=gaps.floor).log()
-        sooner[number][:, within] = logs.double().reshape(shape).cpu().numpy()
+        logs = logits.double().log_softmax(-1).cpu().numpy().reshape(*shape, types)
+        changes[number][:, :, within] = (logs - np.median(logs, 0)).swapaxes(1, 2)
+        waits = gaps.quantile().clamp(min=gaps.floor).log().double().cpu().numpy().reshape(shape)
+        sooner[number][:, within] = np.median(waits, 0) - waits
     count = np.isfinite(changes[:, 0, 0]).sum(0)
     if not count.all():
         raise ValueError(f"lags must lie within some history, got {lags[count == 0][0]:g} median gaps, beyond all")

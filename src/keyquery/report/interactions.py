@@ -59,7 +59,7 @@ def _map(figure: Any, reading: Interactions, best: np.ndarray, names: list[str])
     small = {"fontsize": 8 if len(names) < 12 else 6}
     axis.set_xticks(range(len(names)), names, rotation=90, **small)
     axis.set_yticks(range(len(names)), names, **small)
-    axis.set(xlabel="makes the next one likelier, or less", ylabel="one event more of")
+    axis.set(xlabel="the next is likelier, or less so", ylabel="where the past event is")
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     left_out = "" if len(names) == len(reading.types) else f" ({len(names)} of {len(reading.types)} types)"
