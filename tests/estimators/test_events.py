@@ -11,6 +11,7 @@ from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
+from keyquery.estimators import event_training
 from keyquery.estimators.event_network import EventNetwork
 from keyquery.estimators.mixture import Mixture
 
@@ -141,6 +142,27 @@ def test_only_the_last_window_and_no_absolute_time_is_seen(fitted):
     assert not np.allclose(fitted.predict_proba(types, times), expected)
 
 
+def test_seasons_are_seen_with_a_calendar(tmp_path):
+    def pairs(seed):
+        """Two events each: the second is of the season in which the first was."""
+        rng = np.random.default_rng(seed)
+        first = rng.uniform(0, 60, 800) + 1e9
+        second = np.where(first % 6 < 3, "summer", "winter")
+        times = np.stack((first, first + rng.uniform(0.5, 8, 800)), 1)
+        return np.stack((np.full(800, "start"), second), 1).ravel(), times.ravel(), np.repeat(np.arange(800), 2)
+
+    options = {**SMALL, "epochs": 20, "lr": 1e-2}
+    seasoned = kq.EventModel(calendar=True, **options).fit(*pairs(0))
+    assert seasoned.score(*pairs(1)) > 0.85
+    assert kq.EventModel(**options).fit(*pairs(0)).score(*pairs(1)) < 0.6
+    types, times, who = pairs(2)
+    asked = types[::2], times[::2], who[::2]
+    assert np.mean(seasoned.predict(*asked) == types[1::2]) > 0.85
+    seasoned.save(tmp_path / "model.safetensors")
+    again = kq.EventModel.load(tmp_path / "model.safetensors", device="cpu")
+    assert np.array_equal(again.predict_proba(*asked), seasoned.predict_proba(*asked))
+
+
 def test_baselines_are_counts_of_the_training_data():
     types, times, who = clicks()
     new_types, new_times, new_who = clicks(seed=3)
@@ -257,14 +279,14 @@ def test_it_is_saved_bit_for_bit(tmp_path, information):
 
 def test_whole_groups_are_held_out(monkeypatch):
     taken = []
-    train = kq.estimators.events.train
+    train = event_training.train
 
     def spy(network, draw, loss, recipe, **options):
         steps = range(recipe.steps)
         taken.extend(draw(step, torch.Generator()) for step in steps)
         return train(network, draw, loss, recipe, **options)
 
-    monkeypatch.setattr("keyquery.estimators.events.train", spy)
+    monkeypatch.setattr("keyquery.estimators.event_training.train", spy)
     types = np.repeat(["x", "y"], 500)
     groups = np.repeat(np.arange(20), 50)
     kq.EventModel(**QUICK, holdout=0.25, batch_size=4).fit(types, np.exp(groups) * 1.0 + np.arange(1000), groups)

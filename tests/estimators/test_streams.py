@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from keyquery.estimators.streams import longer, stream_of, times_of
-from keyquery.estimators.windows import cut, ends
+from keyquery.estimators.windows import Clock, cut, ends
 
 NAN = float("nan")
 
@@ -119,7 +119,7 @@ def test_every_event_but_the_first_is_foretold_once_with_context(window):
     lengths = [1, 2, 3, 9, 40, 7, 1]
     groups = rng.permutation(np.repeat(np.arange(7), lengths))
     stream = stream_of(np.arange(len(groups)), np.arange(len(groups)) / 3, groups)
-    windows, owners = cut(stream, stream.types, 0.5, window, "cpu")
+    windows, owners = cut(stream, stream.types, Clock(0.5), window, "cpu")
     found = []
     for number, owner in enumerate(owners):
         batch = windows.take([number])
@@ -140,7 +140,7 @@ def test_every_event_but_the_first_is_foretold_once_with_context(window):
 
 def test_padding_is_told():
     stream = stream_of(np.arange(6), [1e9, 1e9 + 1, 1e9 + 3, 5, 6, 8], [0, 0, 0, 1, 1, 1])
-    windows = ends(stream, stream.types, 1.0, 2, "cpu")._replace(lengths=torch.tensor([2, 1]))
+    windows = ends(stream, stream.types, Clock(1.0), 2, "cpu")._replace(lengths=torch.tensor([2, 1]))
     batch = windows.take([0, 1])
     assert batch.real.tolist() == [[True, True], [True, False]]
     assert batch.times[0].tolist() == [1.0, 3.0]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
@@ -23,6 +24,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from keyquery.files import write_all
+from keyquery.forms.checks import check_count, check_number
 
 FORMAT = 1
 Fitted = TypeVar("Fitted", bound="Estimator")
@@ -95,6 +97,23 @@ class Estimator:
             except ImportError:
                 error = NotFittedError
             raise error(f"this {type(self).__name__} is not fitted yet: call fit first")
+
+
+def check_sizes(estimator: Estimator, counts: Sequence[str], **most: float) -> None:
+    """Require parameters `counts` to be integers from 1 on, and the others numbers from 0 to below what is given.
+
+    >>> check_sizes(kq.SeriesClassifier(epochs=0), ["epochs"])
+    Traceback (most recent call last):
+    ValueError: epochs must be at least 1, got 0
+    """
+    for name in counts:
+        check_count(name, getattr(estimator, name), least=1)
+    for name, end in most.items():
+        check_number(name, value := getattr(estimator, name))
+        if not 0 <= value < end:
+            raise ValueError(
+                f"{name} must be at least 0{'' if end == math.inf else f' and below {end:g}'}, got {value}"
+            )
 
 
 def seed_of(random_state: Any) -> int:

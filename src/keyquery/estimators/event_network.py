@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from keyquery.estimators.mixture import Mixture
 from keyquery.estimators.network import places
-from keyquery.estimators.windows import Batch, Windows
+from keyquery.estimators.windows import Windows
 from keyquery.layers import Block, BochnerTime, MercerTime, TimeAttention
 from keyquery.layers.time import TimeCode
 
@@ -30,7 +29,7 @@ class EventNetwork(nn.Module):
     "positions" the code of the time since the event before is added, and blocks attend with `kq.TimeAttention`. With
     `targeted`, what the next type is asked of is a token of its own at the time of the event to predict, which knows
     that time and the events before, and which no other token sees; the gap is told by the event before, which does not
-    know it.
+    know it. Attention counts time from the first event of the window, or with `calendar` from 0.
 
     >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
     >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
@@ -49,9 +48,11 @@ class EventNetwork(nn.Module):
         how: str = "concatenated",
         dropout: float = 0.0,
         targeted: bool = False,
+        calendar: bool = False,
         floor: float = 1e-3,
     ) -> None:
         super().__init__()
+        self.calendar = calendar
         self.timed, self.floor = time != "positions", floor
         self.types = nn.Embedding(types, width)
         self.now = nn.Parameter(torch.randn(width)) if targeted else None
@@ -74,7 +75,7 @@ class EventNetwork(nn.Module):
         if self.since is not None:
             x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
         options: dict[str, Any] = {"mask": real, "is_causal": True}
-        origin = times[:, 0]
+        origin = torch.zeros_like(times[:, 0]) if self.calendar else times[:, 0]
         if self.now is not None:
             assert next_times is not None
             assert self.since is not None
@@ -107,7 +108,7 @@ class EventNetwork(nn.Module):
         batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
         for part in self.modules():
             if isinstance(part, TimeCode):
-                part.see(batch.times, batch.real)
+                part.see(torch.cat((batch.times, batch.next_times), 1), batch.real.repeat(1, 2))
 
 
 class Since(nn.Module):
@@ -146,38 +147,3 @@ def _targeted(real: Bool[Tensor, "batch n"]) -> Bool[Tensor, "batch m m"]:
     seen = past & real.unsqueeze(1)
     own = torch.eye(n, dtype=torch.bool, device=real.device).expand_as(seen)
     return torch.cat((torch.cat((seen, torch.zeros_like(seen)), 2), torch.cat((seen, own), 2)), 1)
-
-
-def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch types"], Mixture]:
-    """What follows the one event of each row that counts: logits, and the gap."""
-    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
-    return logits[batch.counted].float(), mixture.at(batch.counted)
-
-
-def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every event that counts: cross-entropy of its type, −log-likelihood of its gap, and whether it is right.
-
-    All (count,), in nats; gaps in units of the median gap.
-    """
-    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
-    at = batch.counted
-    logits, target = logits[at].float(), batch.next_types[at]
-    chosen = mixture.at(at)
-    return (
-        cross_entropy(logits, target, reduction="none"),
-        -chosen.log_density(batch.gaps[at]),
-        logits.argmax(-1) == target,
-    )
-
-
-@torch.no_grad()
-def judged(model: nn.Module, windows: Windows, size: int) -> dict[str, float]:
-    """Means over all events to predict: accuracy, and −log-likelihoods of type and gap."""
-    model.eval()
-    sums, count = torch.zeros(3, dtype=torch.float64), 0
-    for batch in windows.batches(size):
-        kind, gap, right = losses(model, batch)
-        sums += torch.stack((right.double().sum(), kind.double().sum(), gap.double().sum())).cpu()
-        count += len(kind)
-    accuracy, kinds, gaps = (sums / count).tolist()
-    return {"accuracy": accuracy, "nll_type": kinds, "nll_gap": gaps}

@@ -14,26 +14,34 @@ from torch import Tensor
 from keyquery.capture.load import pick_device
 from keyquery.estimators.base import (
     Estimator,
+    check_sizes,
     classes_of,
-    hold_out,
     label_facts,
     read_fitted,
     seed_of,
     seeded,
     write_fitted,
 )
-from keyquery.estimators.event_network import TIMES, EventNetwork, following, judged, losses
-from keyquery.estimators.fitting import epochs_of
+from keyquery.estimators.event_network import TIMES, EventNetwork
+from keyquery.estimators.event_training import following, judged, learn
 from keyquery.estimators.foretelling import Foretelling, counted, transitions
-from keyquery.estimators.interactions import Context, Interactions, checked_lags, compare, contexts_of, usual_lags
+from keyquery.estimators.interactions import (
+    Context,
+    Interactions,
+    checked_lags,
+    compare,
+    context_tensors,
+    contexts_of,
+    take_contexts,
+    usual_lags,
+)
 from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.streams import Stream, longer, stream_of, times_of
-from keyquery.estimators.windows import Batch, Windows, cut, ends
-from keyquery.forms.checks import check_choice, check_count, check_number
+from keyquery.estimators.streams import Stream, longer, stream_of, times_of, told
+from keyquery.estimators.windows import Batch, Clock, cut, ends
+from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.time.attention import WAYS
 from keyquery.progress import bar, silent
 from keyquery.reading import provenance
-from keyquery.training import Recipe, train
 
 INFORMATION = ("past", "target_time")
 
@@ -56,7 +64,8 @@ class EventModel(Estimator):
     under a mixture of log-normals. `holdout` of the groups, whole ones, are kept from training.
 
     With `information="past"` nothing of the event to foretell is known. With "target_time" its type is foretold at a
-    time that is given, as published work does: figures of the two do not compare.
+    time that is given, as published work does: figures of the two do not compare. Time is counted from the first event
+    of the window; with `calendar` from the earliest of training, so that seasons and dates are seen.
 
     >>> types, gaps = np.array(["tick", "tock"] * 60), np.array([1.0, 3.0] * 60)
     >>> when, who = gaps.cumsum() - gaps, np.repeat(["left", "right"], 60)
@@ -70,6 +79,7 @@ class EventModel(Estimator):
     scale_: float  # the median of the gaps above 0, the unit of time within
     floor_: float  # gaps of so many units or fewer are told from each other no more
     clock_: str
+    start_: float | None  # with `calendar`, when time begins
     transitions_: Int[np.ndarray, "classes classes"]
     log_gaps_: tuple[float, float]  # mean and spread of their logarithms
     contexts_: list[Context]
@@ -81,6 +91,7 @@ class EventModel(Estimator):
         time: str = "mercer",
         how: str = "concatenated",
         information: str = "past",
+        calendar: bool = False,
         width: int = 32,
         depth: int = 1,
         heads: int = 2,
@@ -96,7 +107,7 @@ class EventModel(Estimator):
         device: str = "auto",
         verbose: bool = False,
     ) -> None:
-        self.time, self.how, self.information = time, how, information
+        self.time, self.how, self.information, self.calendar = time, how, information, calendar
         self.width, self.depth, self.heads, self.window = width, depth, heads, window
         self.dropout, self.gap_weight = dropout, gap_weight
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
@@ -113,15 +124,24 @@ class EventModel(Estimator):
         gaps = _learnable(stream, classes)
         scale = float(np.median(gaps[gaps > 0]))
         floor = float(min(gaps[gaps > 0].min() / scale / 2, 1e-3))
-        windows, owners = cut(stream, codes, scale, self.window, device)
+        clock = Clock(scale, float(stream.times.min()) if self.calendar else None)
+        windows, owners = cut(stream, codes, clock, self.window, device)
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside]
         counts = transitions(*pairs, len(classes))
         logs = np.log(np.maximum(gaps / scale, floor))
         with seeded(seed, device):
             network = self._network(len(classes), floor).to(device)
             network.begin(counts.sum(0).astype(np.float64), gaps / scale, windows)
-            history = self._train(network, windows, owners, seed)
+            sizes: dict[str, Any] = {
+                "size": self.batch_size,
+                "epochs": self.epochs,
+                "lr": self.lr,
+                "patience": self.patience,
+            }
+            given: dict[str, Any] = {"holdout": self.holdout, "gap_weight": self.gap_weight, "seed": seed}
+            history = learn(network, windows, owners, **sizes, **given, progress=bar if self.verbose else silent)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
+        self.start_ = clock.start
         self.clock_, self.transitions_, self.history_ = stream.clock, counts, history
         self.log_gaps_ = float(logs.mean()), float(max(logs.std(), 0.05))
         self.contexts_ = contexts_of(windows, self.window - 1, seed)
@@ -174,7 +194,7 @@ class EventModel(Estimator):
         codes = self._codes(stream)
         if len(stream.gaps) == 0:
             raise ValueError("no group has a second event: there is nothing to foretell")
-        windows, _ = cut(stream, codes, self.scale_, self.window, pick_device(self.device))
+        windows, _ = cut(stream, codes, Clock(self.scale_, self.start_), self.window, pick_device(self.device))
         network = self.network_.to(windows.starts.device)
         found = {"by": self.time, "information": self.information, **judged(network, windows, 4 * self.batch_size)}
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / self.scale_
@@ -203,9 +223,7 @@ class EventModel(Estimator):
             stream, codes = longer(stream, codes, kind, when)
             drawn_codes.append(kind)
             drawn_times.append(when)
-        found = np.stack(drawn_times, 1).ravel()
-        if self.clock_ != "numbers":
-            found = np.round(found * 1e6).astype(np.int64).astype("M8[us]" if self.clock_ == "dates" else "m8[us]")
+        found = told(np.stack(drawn_times, 1).ravel(), self.clock_)
         return Events(self.classes_[np.stack(drawn_codes, 1).ravel()], found, np.repeat(stream.groups, n))
 
     def interactions(self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None) -> Interactions:
@@ -221,7 +239,7 @@ class EventModel(Estimator):
         contexts = self.contexts_
         if events is not None:
             stream = self._stream(events, times, groups)
-            windows, _ = cut(stream, self._codes(stream), self.scale_, self.window, device)
+            windows, _ = cut(stream, self._codes(stream), Clock(self.scale_, self.start_), self.window, device)
             contexts = contexts_of(windows, self.window - 1, 0)
         contexts = [context for context in contexts if context.reach(targeted) > 0]
         if not contexts:
@@ -255,14 +273,18 @@ class EventModel(Estimator):
             "params": {**self.get_params(), "random_state": state},
             "classes": label_facts(self.classes_),
         }
-        facts |= {"scale": self.scale_, "floor": self.floor_, "clock": self.clock_, "log_gaps": list(self.log_gaps_)}
+        facts |= {
+            "scale": self.scale_,
+            "floor": self.floor_,
+            "clock": self.clock_,
+            "start": self.start_,
+            "log_gaps": list(self.log_gaps_),
+        }
         facts |= {"history": self.history_, "seen": self.seen_}
         tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
         tensors["transitions"] = torch.from_numpy(self.transitions_)
-        for number, context in enumerate(self.contexts_ if contexts else []):
-            tensors[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
-            tensors[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
-        write_fitted(path, type(self).__name__, facts, tensors)
+        kept = context_tensors(self.contexts_ if contexts else [])
+        write_fitted(path, type(self).__name__, facts, {**tensors, **kept})
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> EventModel:
@@ -273,15 +295,11 @@ class EventModel(Estimator):
             made._check()
             made.classes_, made.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
             made.scale_, made.floor_ = float(facts["scale"]), float(facts["floor"])
+            made.start_ = None if facts["start"] is None else float(facts["start"])
             made.clock_, made.seen_ = str(facts["clock"]), dict(facts["seen"])
             made.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
             made.history_ = list(facts["history"])
-            kept = sorted(name for name in tensors if name.startswith("contexts."))
-            pairs = [
-                (tensors.pop(two).numpy(), tensors.pop(one).numpy())
-                for one, two in zip(kept[::2], kept[1::2], strict=True)
-            ]
-            made.contexts_ = [Context(types, when[:-1], float(when[-1])) for types, when in pairs]
+            made.contexts_ = take_contexts(tensors)
             network = made._network(len(made.classes_), made.floor_)
             network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in tensors.items()})
         except (KeyError, TypeError, RuntimeError) as error:
@@ -293,17 +311,15 @@ class EventModel(Estimator):
         check_choice("time", self.time, TIMES)
         check_choice("how", self.how, WAYS)
         check_choice("information", self.information, INFORMATION)
+        if not isinstance(self.calendar, (bool, np.bool_)):
+            raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
         if self.time == "positions" and self.information == "target_time":
             raise ValueError('information "target_time" needs times: time "positions" sees none')
-        for name in ("width", "depth", "heads", "epochs", "batch_size", "patience"):
-            check_count(name, getattr(self, name), least=1)
+        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
+        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, holdout=1)
         check_count("window", self.window, least=2)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
-        for name, most in (("gap_weight", math.inf), ("lr", math.inf), ("dropout", 1), ("holdout", 1)):
-            check_number(name, value := getattr(self, name))
-            if not 0 <= value < most:
-                raise ValueError(f"{name} must be at least 0{'' if most == math.inf else ' and below 1'}, got {value}")
 
     @property
     def _targeted(self) -> bool:
@@ -311,38 +327,7 @@ class EventModel(Estimator):
 
     def _network(self, types: int, floor: float) -> EventNetwork:
         shape = (types, self.width, self.depth, self.heads)
-        return EventNetwork(*shape, self.time, self.how, self.dropout, self._targeted, floor)
-
-    def _train(
-        self, network: EventNetwork, windows: Windows, owners: Int[np.ndarray, " windows"], seed: int
-    ) -> list[dict[str, float]]:
-        names = np.unique(owners)
-        _, held = hold_out(np.zeros(len(names)), self.holdout, seed)
-        apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
-        learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
-
-        def loss(model: Any, batch: Batch) -> Tensor:
-            kind, gap, _ = losses(model, batch)
-            return kind.mean() + self.gap_weight * gap.mean()
-
-        def validate(model: Any) -> float:
-            assert checked is not None
-            found = judged(model, checked, 4 * self.batch_size)
-            return found["nll_type"] + self.gap_weight * found["nll_gap"]
-
-        draw, every = epochs_of(learned.take, len(learned.starts), self.batch_size, seed)
-        recipe = Recipe(
-            steps=self.epochs * every,
-            lr=self.lr,
-            warmup=min(2 * every, self.epochs * every // 10),
-            clip=1.0,
-            seed=seed,
-            check_every=every,
-            patience=self.patience,
-        )
-        watch = bar if self.verbose else silent
-        log = train(network, draw, loss, recipe, validate=validate if checked else None, progress=watch)
-        return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
+        return EventNetwork(*shape, self.time, self.how, self.dropout, self._targeted, self.calendar, floor)
 
     def _stream(self, events: Any, times: Any, groups: Any) -> Stream:
         self._check_fitted()
@@ -370,8 +355,9 @@ class EventModel(Estimator):
         """Of what follows each group's last event, `when` it does: logits (groups, types), and the gap."""
         codes = self._codes(stream) if codes is None else codes
         device = pick_device(self.device)
-        windows = ends(stream, codes, self.scale_, self.window, device)
-        since = (when - stream.times[stream.offsets[:-1]]) / self.scale_
+        clock = Clock(self.scale_, self.start_)
+        windows = ends(stream, codes, clock, self.window, device)
+        since = (when - clock.begin(stream)) / self.scale_
         network = self.network_.to(device).eval()
         size, logits, gaps = 4 * self.batch_size, [], []
         for first in range(0, len(stream.groups), size):

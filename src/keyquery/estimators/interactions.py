@@ -165,3 +165,21 @@ def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
     if found.ndim != 1 or not len(found) or not (np.isfinite(found) & (found > 0)).all():
         raise ValueError(f"lags must be a list of numbers above 0, got {lags!r}")
     return found
+
+
+def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
+    """Contexts as a file holds them."""
+    found = {}
+    for number, context in enumerate(contexts):
+        found[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
+        found[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
+    return found
+
+
+def take_contexts(tensors: dict[str, Tensor]) -> list[Context]:
+    """The contexts among the tensors of a file, which are taken out."""
+    found = []
+    for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
+        times = tensors.pop(name.replace(".types", ".times")).numpy()
+        found.append(Context(tensors.pop(name).numpy(), times[:-1], float(times[-1])))
+    return found

@@ -15,6 +15,7 @@ from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
 from keyquery.estimators.base import (
     Estimator,
+    check_sizes,
     classes_of,
     hold_out,
     label_facts,
@@ -28,7 +29,7 @@ from keyquery.estimators.fitting import TIE, Labelled, class_loss, epochs_of, ju
 from keyquery.estimators.importance import Importance, occlude
 from keyquery.estimators.network import KINDS, SeriesNetwork
 from keyquery.estimators.sequences import Padded, padded, series_of, statistics
-from keyquery.forms.checks import check_choice, check_count, check_number
+from keyquery.forms.checks import check_choice, check_count
 from keyquery.progress import bar, silent
 from keyquery.reading import provenance
 from keyquery.training import Recipe, train
@@ -187,15 +188,11 @@ class SeriesClassifier(Estimator):
 
     def _check(self) -> None:
         check_choice("attention", self.attention, KINDS)
-        for name in ("width", "depth", "heads", "epochs", "batch_size", "patience"):
-            check_count(name, getattr(self, name), least=1)
+        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
+        check_sizes(self, sizes, eta=math.inf, lr=math.inf, dropout=1, holdout=1)
         check_count("rank", self.rank, least=1, optional=True)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
-        for name, most in (("eta", math.inf), ("lr", math.inf), ("dropout", 1), ("holdout", 1)):
-            check_number(name, value := getattr(self, name))
-            if not 0 <= value < most:
-                raise ValueError(f"{name} must be at least 0{'' if most == math.inf else ' and below 1'}, got {value}")
 
     def _network(self, dims: int, classes: int) -> SeriesNetwork:
         rank = min(RANK, self.width // self.heads) if self.rank is None else self.rank

@@ -155,6 +155,17 @@ def times_of(values: Any) -> tuple[Float64[np.ndarray, " n"], str]:
     return found, clock
 
 
+def told(times: Float64[np.ndarray, " n"], clock: str) -> Shaped[np.ndarray, " n"]:
+    """Times as they are given out: numbers as they are, seconds as dates in UTC or as spans.
+
+    >>> told(np.array([0.5]), "dates")
+    array(['1970-01-01T00:00:00.500000'], dtype='datetime64[us]')
+    """
+    if clock == "numbers":
+        return times
+    return np.round(times * 1e6).astype(np.int64).astype("M8[us]" if clock == "dates" else "m8[us]")
+
+
 def _array(name: str, values: Any) -> np.ndarray:
     if values is None:
         raise ValueError(f"{name} must be a column with one value a row, got None")

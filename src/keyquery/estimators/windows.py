@@ -13,6 +13,23 @@ from torch import Tensor
 from keyquery.estimators.streams import Stream
 
 
+class Clock(NamedTuple):
+    """How times are told within: in units of `scale`, since `start` for all, or since each group's first event."""
+
+    scale: float
+    start: float | None = None
+
+    def begin(self, stream: Stream) -> Float64[np.ndarray, " groups"]:
+        """When time begins, for each group; small numbers keep more of the gaps.
+
+        >>> from keyquery.estimators.streams import stream_of
+        >>> stream = stream_of(["a", "b"], [7.0, 9.0], [0, 1])
+        >>> Clock(1.0).begin(stream), Clock(1.0, 5.0).begin(stream)
+        (array([7., 9.]), array([5., 5.]))
+        """
+        return stream.times[stream.offsets[:-1]] if self.start is None else np.full(len(stream.groups), self.start)
+
+
 class Batch(NamedTuple):
     """Events that are seen, and for each of them the one that follows; times in units of the median gap."""
 
@@ -71,7 +88,7 @@ class Windows(NamedTuple):
 
 
 def cut(
-    stream: Stream, codes: Int[np.ndarray, " n"], scale: float, window: int, device: str
+    stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str
 ) -> tuple[Windows, Int[np.ndarray, " windows"]]:
     """Windows of at most `window` events, and the number of the group of each.
 
@@ -80,7 +97,7 @@ def cut(
 
     >>> from keyquery.estimators.streams import stream_of
     >>> stream = stream_of(range(11), range(11))
-    >>> windows, groups = cut(stream, np.arange(11), 1.0, 4, "cpu")
+    >>> windows, groups = cut(stream, np.arange(11), Clock(1.0), 4, "cpu")
     >>> [batch.next_types[batch.counted].tolist() for batch in windows.batches(1)]
     [[1, 2, 3, 4], [5, 6], [7, 8], [9, 10]]
     """
@@ -93,20 +110,19 @@ def cut(
             rows.append((start, stop - start, done - start, group))
             done = stop
     starts, lengths, skips, groups = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
-    flat = _flat(stream, codes, scale, device)
+    flat = _flat(stream, codes, clock, device)
     made = (torch.from_numpy(part).to(device) for part in (starts, lengths, skips))
     return Windows(*flat, *made), groups
 
 
-def ends(stream: Stream, codes: Int[np.ndarray, " n"], scale: float, window: int, device: str) -> Windows:
+def ends(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str) -> Windows:
     """For each group its last `window` events, of which only the last is counted: what follows it is not known."""
     lengths = np.minimum(stream.lengths, window)
     starts = stream.offsets[1:] - lengths
     made = (torch.from_numpy(part.copy()).to(device) for part in (starts, lengths, lengths - 1))
-    return Windows(*_flat(stream, codes, scale, device), *made)
+    return Windows(*_flat(stream, codes, clock, device), *made)
 
 
-def _flat(stream: Stream, codes: Int[np.ndarray, " n"], scale: float, device: str) -> tuple[Tensor, Tensor]:
-    """Codes, and times since each group's first event: small numbers keep more of the gaps."""
-    begun = np.repeat(stream.times[stream.offsets[:-1]], stream.lengths)
-    return torch.from_numpy(codes).to(device), torch.from_numpy((stream.times - begun) / scale).to(device)
+def _flat(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, device: str) -> tuple[Tensor, Tensor]:
+    times = (stream.times - np.repeat(clock.begin(stream), stream.lengths)) / clock.scale
+    return torch.from_numpy(codes).to(device), torch.from_numpy(times).to(device)
