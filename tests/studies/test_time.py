@@ -76,6 +76,10 @@ def test_groups_are_split_apart_and_whole(tmp_path):
     assert set(np.bincount(np.concatenate((learned.groups, test.groups)))) == {20}
 
 
+def way(row):
+    return row["time"], row["how"], row["calendar"], row["information"]
+
+
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory):
     folder = tmp_path_factory.mktemp("time")
@@ -83,7 +87,7 @@ def reading(tmp_path_factory):
 
 
 def test_every_way_is_tried_once_a_seed(reading):
-    keys = [(row["time"], row["how"], row["information"], row["seed"]) for row in reading.rows]
+    keys = [(*way(row), row["seed"]) for row in reading.rows]
     assert sorted(keys) == sorted((*way, seed) for way in WAYS for seed in (0, 1))
     assert {row["by"]: row["information"] for row in reading.counts} == {"majority": "past", "Markov": "past"}
     assert {row["by"]: row["accuracy"] for row in reading.counts}["Markov"] == 1.0  # they take turns
@@ -91,9 +95,9 @@ def test_every_way_is_tried_once_a_seed(reading):
 
 
 def test_gain_is_over_positions_of_the_same_seed(reading):
-    rows = {(row["time"], row["how"], row["information"]): row for row in reading.summary()}
+    rows = {way(row): row for row in reading.summary()}
     assert rows[WAYS[0]]["gain"] == 0
-    own = [row["nll_type"] for row in reading.rows if (row["time"], row["how"], row["information"]) == WAYS[2]]
+    own = [row["nll_type"] for row in reading.rows if way(row) == WAYS[2]]
     base = [row["nll_type"] for row in reading.rows if row["time"] == "positions"]
     assert rows[WAYS[2]]["gain"] == pytest.approx(np.mean(np.subtract(base, own)))
     assert rows[WAYS[2]]["gain_sd"] == pytest.approx(np.std(np.subtract(base, own), ddof=1))
@@ -116,7 +120,7 @@ def test_tables_fit_the_terminal(reading):
     text = page.getvalue()
     assert "…" not in text
     assert "Mercer, additive" in text
-    assert "and when it comes" in text
+    assert "and its time" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -128,12 +132,15 @@ def test_the_picture_has_a_panel_a_set(reading):
         "Mercer, concatenated",
         "Mercer, additive",
         "Mercer, interaction",
+        "Mercer, by the calendar",
     ]
 
 
 def test_what_is_trained_names_the_file():
-    one = EventTrial(dataset="badges", digest="a", time="mercer", how="additive", information="past", seed=0)
-    assert one.name.startswith("badges-mercer-additive-past-0-")
+    one = EventTrial(
+        dataset="badges", digest="a", time="mercer", how="additive", calendar=False, information="past", seed=0
+    )
+    assert one.name.startswith("badges-mercer-additive-False-past-0-")
 
 
 def test_the_command(tmp_path):

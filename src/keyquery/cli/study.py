@@ -212,7 +212,7 @@ def time(
     cdnow: Annotated[Path | None, typer.Option(help="CDNOW: its master file, packed or not.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="At most; a training stops when it gets no better.")] = 30,
+    epochs: Annotated[int, typer.Option(min=1, help="At most; a training stops when it gets no better.")] = 20,
     width: Annotated[int, typer.Option(min=8, help="The models' width.")] = 32,
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
     device: Device = "auto",
@@ -225,7 +225,7 @@ def time(
     """Does attention that knows when do better than one that knows the order alone?
 
     The next event of users never seen, by their past: positions, Bochner's and Mercer's codes of time, three ways to
-    take them in, and what knowing the time of the next event is worth. About two minutes a training on one core.
+    take them in, dates, and what knowing the time of the next event is worth. Two minutes a training on one core.
     """
     from keyquery.studies.time import foretell
 

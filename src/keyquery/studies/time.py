@@ -29,17 +29,18 @@ from keyquery.studies.jobs import device_name, finish, name_of
 from keyquery.studies.purchases import READERS, Timed
 from keyquery.studies.rows import firsts, over_seeds
 
-# What is compared: the code of time, how it enters, and what is known.
+# What is compared: the code of time, how it enters, from when it counts, and what is known.
 WAYS = (
-    ("positions", "concatenated", "past"),
-    ("bochner", "concatenated", "past"),
-    ("mercer", "concatenated", "past"),
-    ("mercer", "additive", "past"),
-    ("mercer", "interaction", "past"),
-    ("mercer", "concatenated", "target_time"),
+    ("positions", "concatenated", False, "past"),
+    ("bochner", "concatenated", False, "past"),
+    ("mercer", "concatenated", False, "past"),
+    ("mercer", "additive", False, "past"),
+    ("mercer", "interaction", False, "past"),
+    ("mercer", "concatenated", True, "past"),
+    ("mercer", "concatenated", False, "target_time"),
 )
 TEST = 0.2  # of the groups, the same ones for every seed
-SETTING = ("dataset", "time", "how", "information")
+SETTING = ("dataset", "time", "how", "calendar", "information")
 FIGURES = ("accuracy", "nll_type", "nll_gap")
 
 
@@ -61,7 +62,7 @@ class TimeStudy(Reading, kind="time study"):
         """
         rows = []
         for row in self.rows:
-            same = {**row, "time": "positions", "how": "concatenated", "information": "past"}
+            same = {**row, "time": "positions", "how": "concatenated", "calendar": False, "information": "past"}
             keys = (*SETTING, "seed")
             base = next((other for other in self.rows if all(other[key] == same[key] for key in keys)), None)
             rows.append({**row, "gain": None if base is None else base["nll_type"] - row["nll_type"]})
@@ -85,18 +86,20 @@ class EventTrial:
     digest: str
     time: str
     how: str
+    calendar: bool  # whether times count from one date for all, so that seasons are seen
     information: str
     seed: int
     width: int = 32
     depth: int = 1
     window: int = 80
-    epochs: int = 30
+    gap_weight: float = 0.1  # the type is what is compared
+    epochs: int = 20
     batch: int = 64
 
     @property
     def name(self) -> str:
         """The name of its file."""
-        words = (self.dataset, self.time, self.how, self.information, self.seed)
+        words = (self.dataset, self.time, self.how, self.calendar, self.information, self.seed)
         return name_of(words, {**asdict(self), "test": TEST})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def foretell(
     sources: Mapping[str, str | Path],
     out: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),
-    epochs: int = 30,
+    epochs: int = 20,
     width: int = 32,
     device: str = "auto",
     workers: int = 1,
@@ -186,6 +189,7 @@ def foretell(
                 digest=facts[dataset]["digest"],
                 time=time,
                 how=how,
+                calendar=calendar,
                 information=information,
                 seed=seed,
                 width=width,
@@ -193,7 +197,7 @@ def foretell(
             )
             for seed in dict.fromkeys(seeds)
             for dataset in facts
-            for time, how, information in WAYS
+            for time, how, calendar, information in WAYS
         ]
         rows = finish(trials, folder, chosen, workers, progress)
     counts = [{"dataset": row["dataset"], **count} for row in rows for count in row.pop("counts")]
