@@ -34,6 +34,7 @@ bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/structured.py
 	$(BIN)/python bench/dial.py
 	$(BIN)/python bench/primal.py
+	$(BIN)/python bench/time.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens

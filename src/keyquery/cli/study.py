@@ -215,6 +215,40 @@ def primal(
     deliver(reading, files, quiet)
 
 
+@study.command("time")
+def time(
+    badges: Annotated[Path | None, typer.Option(help="Stack Overflow: an .npz of time, event and offsets.")] = None,
+    retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, packed or not.")] = None,
+    cdnow: Annotated[Path | None, typer.Option(help="CDNOW: its master file, packed or not.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="At most; a training stops when it gets no better.")] = 20,
+    width: Annotated[int, typer.Option(min=8, help="The models' width.")] = 32,
+    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    device: Device = "auto",
+    json: Json = None,
+    csv: Csv = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Does attention that knows when do better than one that knows the order alone?
+
+    The next event of users never seen, by their past: positions, Bochner's and Mercer's codes of time, three ways to
+    take them in, dates, and what knowing the time of the next event is worth. Two minutes a training on one core.
+    """
+    from keyquery.studies.time import foretell
+
+    files = targets(force, json=json, csv=csv, picture=picture)
+    named = {"badges": badges, "retail": retail, "cdnow": cdnow}
+    sources = {name: path for name, path in named.items() if path is not None}
+    if not sources:
+        raise ValueError("give at least one file of events: --badges, --retail or --cdnow")
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        reading = foretell(sources, out, seed or (0, 1, 2), epochs, width, device, workers, progress)
+    deliver(reading, files, quiet)
+
+
 def _once(values: Iterable[Any]) -> tuple[Any, ...]:
     """A seed that is given twice is one seed."""
     return tuple(dict.fromkeys(values))

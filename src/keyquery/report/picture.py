@@ -17,6 +17,7 @@ from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
+from keyquery.report.gains import gains
 from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
 from keyquery.report.maps import ablation_map
@@ -24,7 +25,7 @@ from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy
+from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy, TimeStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -44,6 +45,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Kernels: {"panels": panels},
     Abilities: PICTURES,
     PrimalStudy: {"worth": worth},
+    TimeStudy: {"gains": gains},
     Ablation: {"map": ablation_map},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},

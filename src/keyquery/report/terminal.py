@@ -17,11 +17,12 @@ from keyquery.instruments import Ablation, Comparison, Look, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.colours import DOES
+from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy
+from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy, TimeStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -199,6 +200,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Objectives: _objectives,
     Kernels: lambda reading: kernels_tables(reading, _table),
     PrimalStudy: lambda reading: primal_tables(reading, _table),
+    TimeStudy: lambda reading: time_tables(reading, _table),
     Abilities: abilities_tables,
     Ablation: ablation_lines,
     Turned: turned_lines,

@@ -4,5 +4,17 @@ from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
 from keyquery.studies.primal import PrimalStudy, primal
+from keyquery.studies.time import TimeStudy, foretell
 
-__all__ = ["Abilities", "Kernels", "Objectives", "PrimalStudy", "dial_abilities", "kernels", "objectives", "primal"]
+__all__ = [
+    "Abilities",
+    "Kernels",
+    "Objectives",
+    "PrimalStudy",
+    "TimeStudy",
+    "dial_abilities",
+    "foretell",
+    "kernels",
+    "objectives",
+    "primal",
+]

@@ -1,0 +1,54 @@
+"""The study of time as a picture: what each way to know the time gains over knowing the order alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keyquery.studies.time import TimeStudy
+
+TITLES = {"badges": "Stack Overflow badges", "retail": "Online Retail", "cdnow": "CDNOW"}
+WAYS = {
+    ("positions", "concatenated", False): "positions",
+    ("bochner", "concatenated", False): "Bochner, concatenated",
+    ("mercer", "concatenated", False): "Mercer, concatenated",
+    ("mercer", "additive", False): "Mercer, additive",
+    ("mercer", "interaction", False): "Mercer, interaction",
+    ("mercer", "concatenated", True): "Mercer, by the calendar",
+}
+COLOURS = {"past": "#2166ac", "target_time": "#8c959f"}
+KNOWN = {"past": "knows the past", "target_time": "also knows when the event comes"}
+
+
+def gains(reading: TimeStudy, pyplot: Any) -> Any:
+    """One panel a set: nats an event that the type is foretold better than by positions, mean and spread over seeds."""
+    rows = [row for row in reading.summary() if row["gain"] is not None and row["time"] != "positions"]
+    if not rows:
+        raise ValueError("there is nothing to compare: no model with times stands beside one with positions")
+    sets = list(dict.fromkeys(row["dataset"] for row in rows))
+    names = [way for way in WAYS if any(way_of(row) == way for row in rows)]
+    width = 1.6 + 2.1 * len(sets)
+    figure, axes = pyplot.subplots(1, len(sets), figsize=(width, 2.4), layout="constrained", squeeze=False, sharey=True)
+    for axis, dataset in zip(axes[0], sets, strict=True):
+        axis.axvline(0, color="#24292f", linewidth=0.8)
+        for row in (row for row in rows if row["dataset"] == dataset):
+            at, known = names.index(way_of(row)), row["information"]
+            place = at + (0.2 if known == "target_time" else 0.0)
+            colour, label = COLOURS[known], KNOWN[known]
+            axis.plot(row["gain"], place, "o", color=colour, markersize=4, label=label)
+            if row["gain_sd"] is not None:
+                ends = [row["gain"] - row["gain_sd"], row["gain"] + row["gain_sd"]]
+                axis.plot(ends, [place, place], color=colour, linewidth=1)
+        axis.set(title=TITLES[dataset])
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0.1, y=0.15)
+    axes[0][0].set_yticks(range(len(names)), [WAYS[name] for name in names])
+    axes[0][0].invert_yaxis()
+    figure.supxlabel("gain over positions, nats an event", fontsize=8)
+    handles = {label: handle for handle, label in zip(*axes[0][0].get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def way_of(row: dict[str, Any]) -> tuple[str, str, bool]:
+    """The code of time, how it enters, and from when it counts."""
+    return row["time"], row["how"], row["calendar"]

@@ -1,0 +1,114 @@
+"""Events out of three files: badges of Stack Overflow, purchases of Online Retail, purchases of CDNOW."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int, Shaped
+
+from keyquery.files import read_text
+
+DAY = 86_400.0
+
+
+class Timed(NamedTuple):
+    """Columns of one length: types, times in days and who, and what was left out of the file."""
+
+    types: Shaped[np.ndarray, " n"]
+    times: Float64[np.ndarray, " n"]
+    groups: Int[np.ndarray, " n"]
+    left_out: str = ""
+
+
+def read_badges(path: str | Path) -> Timed:
+    """An .npz of `time` (seconds), `event`, and `offsets`: user i has rows offsets[i] up to offsets[i + 1].
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, "a.npz"), time=[0.0, 86400.0, 5.0], event=[1, 2, 1], offsets=[0, 2, 3])
+    ...     found = read_badges(Path(folder, "a.npz"))
+    >>> found.times.round(1).tolist(), found.groups.tolist()
+    ([0.0, 1.0, 0.0], [0, 0, 1])
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            times, types, offsets = (arrays[name] for name in ("time", "event", "offsets"))
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path} must be an .npz file with arrays time, event and offsets: {error}") from None
+    lengths = np.diff(offsets)
+    if len(times) != len(types) or offsets[0] != 0 or offsets[-1] != len(times) or (lengths < 0).any():
+        raise ValueError(f"{path}: offsets must rise from 0 to {len(times)}, as many as there are times and events")
+    return Timed(types, times / DAY, np.repeat(np.arange(len(lengths)), lengths))
+
+
+def read_retail(path: str | Path) -> Timed:
+    """The .csv of Online Retail: one event an invoice, by what it comes to: a return, or a third of the purchases.
+
+    Rows without a customer cannot be followed, and are left out.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(path, "latin1"), newline=""))
+    missing = {"InvoiceNo", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID"} - set(rows.fieldnames or ())
+    if missing:
+        raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
+    sums: dict[tuple[int, str], float] = {}
+    when: dict[tuple[int, str], float] = {}
+    unknown = 0
+    for row in rows:
+        if not row["CustomerID"]:
+            unknown += 1
+            continue
+        bill = int(float(row["CustomerID"])), row["InvoiceNo"]
+        sums[bill] = sums.get(bill, 0.0) + float(row["Quantity"]) * float(row["UnitPrice"])
+        if bill not in when:
+            date = datetime.strptime(row["InvoiceDate"], "%m/%d/%Y %H:%M").replace(tzinfo=UTC)
+            when[bill] = date.timestamp() / DAY
+    bills = sorted(sums, key=lambda bill: (bill[0], when[bill], bill[1]))
+    spent = np.array([sums[bill] for bill in bills])
+    back = np.array([bill[1].startswith("C") for bill in bills])
+    thirds = np.quantile(spent[~back], (1 / 3, 2 / 3))
+    types = np.where(back, "return", np.array(["small", "middle", "large"])[np.searchsorted(thirds, spent)])
+    times, groups = np.array([when[bill] for bill in bills]), np.array([bill[0] for bill in bills])
+    return Timed(types, times, groups, f"{unknown:,} rows without a customer")
+
+
+def read_cdnow(path: str | Path) -> Timed:
+    """The text of CDNOW: one event a purchase, by how many discs: "1", "2", "3" or "more".
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "a.txt").write_text(" 00001 19970101  1  11.77\\n 00001 19970103  5  60.00\\n")
+    ...     found = read_cdnow(Path(folder, "a.txt"))
+    >>> found.types.tolist(), np.diff(found.times).tolist()
+    (['1', 'more'], [2.0])
+    """
+    types, times, groups = [], [], []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        words = line.split()
+        if not words or not words[0].isdigit():
+            continue  # a header
+        try:
+            who, date, count, _ = words
+            day = datetime.strptime(date, "%Y%m%d").toordinal()
+            types.append(count if int(count) <= 3 else "more")
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {number}: expected customer, date, discs and dollars, got {line!r}"
+            ) from None
+        times.append(float(day))
+        groups.append(int(who))
+    if not types:
+        raise ValueError(f"{path} holds no purchase")
+    return Timed(np.array(types), np.array(times), np.array(groups))
+
+
+READERS: dict[str, Callable[[str | Path], Timed]] = {
+    "badges": read_badges,
+    "retail": read_retail,
+    "cdnow": read_cdnow,
+}

@@ -1,0 +1,208 @@
+"""Study `time`: does attention that knows when do better than one that knows the order alone?
+
+Users are split apart, and the information that a model has is named in every row: the past alone, or also the time of
+the event to foretell, as in published work, which is worth something by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from keyquery.capture.load import pick_device
+from keyquery.estimators import EventModel
+from keyquery.files import write_all
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.jobs import device_name, finish, name_of
+from keyquery.studies.purchases import READERS, Timed
+from keyquery.studies.rows import firsts, over_seeds
+
+# What is compared: the code of time, how it enters, from when it counts, and what is known.
+WAYS = (
+    ("positions", "concatenated", False, "past"),
+    ("bochner", "concatenated", False, "past"),
+    ("mercer", "concatenated", False, "past"),
+    ("mercer", "additive", False, "past"),
+    ("mercer", "interaction", False, "past"),
+    ("mercer", "concatenated", True, "past"),
+    ("mercer", "concatenated", False, "target_time"),
+)
+TEST = 0.2  # of the groups, the same ones for every seed
+SETTING = ("dataset", "time", "how", "calendar", "information")
+FIGURES = ("accuracy", "nll_type", "nll_gap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeStudy(Reading, kind="time study"):
+    """How well next events are foretold on groups never seen, training by training, and by counting alone."""
+
+    rows: Sequence[Mapping[str, Any]]  # one a training
+    counts: Sequence[Mapping[str, Any]]  # one a set and a way to count
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a training, and one a way to count."""
+        return [dict(row) for row in (*self.counts, *self.rows)]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds; `gain` is how many nats an event the type is foretold better than by positions.
+
+        It is the difference between the two of the same seed.
+        """
+        rows = []
+        for row in self.rows:
+            same = {**row, "time": "positions", "how": "concatenated", "calendar": False, "information": "past"}
+            keys = (*SETTING, "seed")
+            base = next((other for other in self.rows if all(other[key] == same[key] for key in keys)), None)
+            rows.append({**row, "gain": None if base is None else base["nll_type"] - row["nll_type"]})
+        return over_seeds(rows, SETTING, (*FIGURES, "gain"))
+
+    @classmethod
+    def joined(cls, *parts: TimeStudy) -> TimeStudy:
+        """One reading of runs that were made apart."""
+        return cls(
+            rows=firsts((row for part in parts for row in part.rows), (*SETTING, "seed", "digest")),
+            counts=firsts((row for part in parts for row in part.counts), ("dataset", "by")),
+            provenance={"runs": [part.provenance for part in parts]},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventTrial:
+    """An `EventModel` learns from four fifths of the groups, and is tried on the others."""
+
+    dataset: str
+    digest: str
+    time: str
+    how: str
+    calendar: bool  # whether times count from one date for all, so that seasons are seen
+    information: str
+    seed: int
+    width: int = 32
+    depth: int = 1
+    window: int = 80
+    gap_weight: float = 0.1  # the type is what is compared
+    epochs: int = 20
+    batch: int = 64
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        words = (self.dataset, self.time, self.how, self.calendar, self.information, self.seed)
+        return name_of(words, {**asdict(self), "test": TEST})
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Train and evaluate."""
+        learned, test = _split(folder / _file(self.dataset, self.digest))
+        settings = asdict(self)
+        for key in ("dataset", "digest", "seed", "batch"):
+            del settings[key]
+        model = EventModel(**settings, batch_size=self.batch, random_state=self.seed, device=device)
+        start = perf_counter()
+        model.fit(*learned[:3])
+        seconds = perf_counter() - start
+        reading = model.evaluate(*test[:3])
+        found, *counts = reading.rows
+        return {
+            **asdict(self),
+            **{name: found[name] for name in FIGURES},
+            "counts": [dict(row) for row in counts],
+            "events": reading.events,
+            "groups": reading.firsts,
+            "epochs_run": len(model.history_),
+            "parameters": sum(weight.numel() for weight in model.network_.parameters()),
+            "seconds": seconds,
+            "device": device_name(device),
+        }
+
+
+@lru_cache(maxsize=2)
+def _split(path: Path) -> tuple[Timed, Timed]:
+    """Events of groups to learn from, and of groups to test on."""
+    with np.load(path, allow_pickle=False) as arrays:
+        found = Timed(arrays["types"], arrays["times"], arrays["groups"])
+    names = np.unique(found.groups)
+    chosen = np.random.default_rng(0).permutation(names)[: round(TEST * len(names))]
+    apart = np.isin(found.groups, chosen)
+    learned, test = (Timed(found.types[rows], found.times[rows], found.groups[rows]) for rows in (~apart, apart))
+    return learned, test
+
+
+def _file(dataset: str, digest: str) -> str:
+    return f"{dataset}-{digest}.npz"
+
+
+def prepare(sources: Mapping[str, str | Path], folder: Path) -> dict[str, dict[str, Any]]:
+    """Facts of every set, whose columns are put into `folder`."""
+    facts, contents = {}, dict[str | Path, str | bytes]()
+    for dataset, path in sources.items():
+        check_choice("dataset", dataset, tuple(READERS))
+        found = READERS[dataset](path)
+        digest = hashlib.sha256(b"".join(column.tobytes() for column in found[:3])).hexdigest()[:16]
+        packed = io.BytesIO()
+        np.savez_compressed(packed, types=found.types, times=found.times, groups=found.groups)
+        contents[folder / _file(dataset, digest)] = packed.getvalue()
+        sizes = {"events": len(found.types), "groups": len(np.unique(found.groups))}
+        facts[dataset] = {"digest": digest, **sizes, "types": len(np.unique(found.types)), "left_out": found.left_out}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_all(contents)
+    return facts
+
+
+def foretell(
+    sources: Mapping[str, str | Path],
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int = 20,
+    width: int = 32,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> TimeStudy:
+    """Train every way to know the time on every set of events, and compare.
+
+    `sources` are files by name: "badges" (.npz), "retail" (.csv), "cdnow" (.txt), packed or not. With `out`, every
+    result is kept there, and what is done is not done again.
+    """
+    if not sources:
+        raise ValueError(f"at least one file is needed: {', '.join(READERS)}")
+    for name, value in (("epochs", epochs), ("width", width), ("workers", workers)):
+        check_count(name, value)
+    chosen = pick_device(device)
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder = Path(place)
+        facts = prepare(sources, folder)
+        trials = [
+            EventTrial(
+                dataset=dataset,
+                digest=facts[dataset]["digest"],
+                time=time,
+                how=how,
+                calendar=calendar,
+                information=information,
+                seed=seed,
+                width=width,
+                epochs=epochs,
+            )
+            for seed in dict.fromkeys(seeds)
+            for dataset in facts
+            for time, how, calendar, information in WAYS
+        ]
+        rows = finish(trials, folder, chosen, workers, progress)
+    counts = [{"dataset": row["dataset"], **count} for row in rows for count in row.pop("counts")]
+    return TimeStudy(
+        rows=rows,
+        counts=firsts(counts, ("dataset", "by")),
+        provenance=provenance(sets=facts, epochs=epochs, width=width, device=device_name(chosen)),
+    )
