@@ -38,7 +38,7 @@ class Cache:
         self,
         layer: nn.Module,
         key: Float[Tensor, "batch heads n r"],
-        value: Float[Tensor, "batch heads n r"],
+        value: Float[Tensor, "batch heads n v"],
         mask: Bool[Tensor, "batch n"] | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add new tokens; all keys, values and the mask of real tokens (None where all are)."""

@@ -12,11 +12,13 @@ from typing import Any
 from keyquery.estimators import Importance, Interactions
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Comparison, Look
+from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
 from keyquery.report.interactions import interactions
+from keyquery.report.lags import lags
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
@@ -45,6 +47,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Ablation: {"map": ablation_map},
     Importance: {"stretches": stretches},
     Interactions: {"interactions": interactions},
+    TimeKernel: {"lags": lags},
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from keyquery.forms import Form
-from keyquery.forms.checks import check_choice
+from keyquery.forms.checks import broadcast, check_choice
 from keyquery.layers.attend import as_wide
 from keyquery.layers.cache import Cache
 from keyquery.layers.structured import Attention
@@ -169,7 +169,7 @@ class _Additive(Attention):
         self.events, self.dim = dim, dim + time.dim
         start = math.log(math.expm1(1.0)) if self.kernel in POSITIVE else 1.0
         place = {name: options.get(name) for name in ("device", "dtype")}
-        self.raw = nn.Parameter(torch.full((heads, 1 if time.sampled else time.dim // 2), start, **place))
+        self.raw = nn.Parameter(torch.full((heads, time.dim // 2), start, **place))
 
     def weights(self) -> Float[Tensor, "heads f"]:
         """a: what each head multiplies each frequency of ψ by; ≥ 0 where the kernel must stay positive."""
@@ -183,7 +183,7 @@ class _Additive(Attention):
         """The kernel of events and that of times, as blocks."""
         events = super().form()
         gains = self._gains().to(events.dtype)
-        times = torch.diag_embed(gains.expand(self.heads, self.dim - self.events))
+        times = torch.diag_embed(gains)
         if self.kv_heads != self.heads:
             times = times.unflatten(0, (self.kv_heads, -1))
         same = torch.eye(self.dim - self.events, dtype=times.dtype, device=times.device)
@@ -216,8 +216,7 @@ class _Additive(Attention):
 
     def _gains(self) -> Float[Tensor, "heads t"]:
         """What Φ(t) is multiplied by on the query's side: the scale of scores, which is not ψ's, taken off."""
-        weights = self.weights() / self.scale
-        return weights if weights.shape[-1] == 1 else weights.repeat_interleave(2, -1)
+        return (self.weights() / self.scale).repeat_interleave(2, -1)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
@@ -246,6 +245,6 @@ def _with_width(dim: int, heads: int, options: dict[str, Any]) -> dict[str, Any]
 
 def _blocks(one: Tensor, other: Tensor) -> Tensor:
     """[[one, 0], [0, other]]."""
-    batch = torch.broadcast_shapes(one.shape[:-2], other.shape[:-2])
+    batch = broadcast(one.shape[:-2], other.shape[:-2])
     one, other = one.expand(*batch, -1, -1), other.expand(*batch, -1, -1)
     return torch.cat((pad(one, (0, other.shape[-1])), pad(other, (one.shape[-1], 0))), -2)

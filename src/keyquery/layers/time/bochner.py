@@ -17,6 +17,7 @@ from keyquery.layers.time.code import TimeCode
 SPECTRA = ("normal", "inverse_cdf", "free")
 HIDDEN = 8  # units of the monotone network
 FIRST = (1.0, 1e4)  # periods, until data is seen
+STD = 0.3  # of μ at first: with more, what follows sees other cosines in every draw, and learns nothing of them
 TAIL = math.log(0.95 / 0.05)  # the logit of u = .95
 
 
@@ -29,7 +30,8 @@ class BochnerTime(TimeCode):
     | inverse_cdf | g(u), u ~ U(0, 1), g a monotone network | g |
     | free | dim/2 frequencies, log-spaced at first | each of them |
 
-    ε and u are drawn anew at every `encode` in training, and fixed otherwise (a buffer, saved with the state).
+    ε and u are drawn anew at every `encode` in training, and fixed otherwise (a buffer, saved with the state). They are
+    in rising order, so that a feature stands for about the same part of the spectrum in every draw.
 
     >>> code = kq.BochnerTime(16).eval()
     >>> code.encode(torch.tensor([[0.0, 0.5, 3.0]], dtype=torch.float64)).shape
@@ -48,16 +50,14 @@ class BochnerTime(TimeCode):
         self.spectrum, self.sampled = spectrum, spectrum != "free"
         place, count = {"device": device, "dtype": dtype}, dim // 2
         if spectrum == "normal":
-            self.mean, self.log_std = (nn.Parameter(torch.full((), start, **place)) for start in (1.0, 0.0))
+            self.mean, self.log_std = (nn.Parameter(torch.full((), start, **place)) for start in (1.0, math.log(STD)))
         elif spectrum == "inverse_cdf":
             self.network = Monotone(HIDDEN, **place)
         else:
             self.change = nn.Parameter(torch.zeros(count, **place))
         base = torch.ones((), dtype=torch.float64) if spectrum == "normal" else self._base(*FIRST)
         self.register_buffer("base", base.to(device))
-        noise = torch.randn if spectrum == "normal" else torch.rand
-        drawn = noise(count, dtype=torch.float64, device=device) if self.sampled else None
-        self.register_buffer("noise", drawn)
+        self.register_buffer("noise", self._sample(torch.empty(count, dtype=torch.float64, device=device)))
         self._drawn: Tensor | None = None
 
     def frequencies(self) -> Float64[Tensor, " f"]:
@@ -101,7 +101,13 @@ class BochnerTime(TimeCode):
 
     def _draw(self) -> None:
         if self.sampled:
-            self._drawn = torch.randn_like(self.noise) if self.spectrum == "normal" else torch.rand_like(self.noise)
+            self._drawn = self._sample(self.noise)
+
+    def _sample(self, like: Tensor) -> Tensor | None:
+        """ε or u, as many as there are, in rising order: ψ does not see it, and what follows a feature can learn."""
+        if not self.sampled:
+            return None
+        return (torch.randn_like(like) if self.spectrum == "normal" else torch.rand_like(like)).sort().values
 
 
 class Monotone(nn.Module):

@@ -84,8 +84,11 @@ def _first(times: Tensor, mask: Tensor | None) -> Tensor:
 def _origin(origin: Any, times: Tensor) -> Tensor:
     if isinstance(origin, Tensor):
         _check_dtype("origin", origin)
-        if origin.ndim and torch.broadcast_shapes(origin.shape, times.shape[:-1]) != times.shape[:-1]:
-            raise ValueError(f"origin must be a number or {tuple(times.shape[:-1])}, got {tuple(origin.shape)}")
+        batch = times.shape[:-1]
+        fits = origin.ndim <= len(batch)
+        fits = fits and all(a in (1, b) for a, b in zip(origin.shape[::-1], batch[::-1], strict=False))
+        if not fits:
+            raise ValueError(f"origin must be a number or {tuple(batch)}, got {tuple(origin.shape)}")
         return origin.to(times.device)
     if isinstance(origin, bool) or not isinstance(origin, Real):
         raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")

@@ -23,7 +23,7 @@ class TimeCode(nn.Module):
     time; parameters have no unit, what has one is in float64 buffers that keep their precision in any dtype.
     """
 
-    sampled = False  # whether frequencies are drawn anew in training, so that none of them means anything by itself
+    sampled = False  # whether frequencies are drawn anew in training
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -1,0 +1,44 @@
+"""The kernel of a time code as a picture: ψ over the time between two events, and the periods that it is made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from keyquery.layers.time import TimeKernel
+from keyquery.report.colours import depth_colour
+
+INK, FAINT = "#24292f", "#8c959f"
+LINE = "#2166ac"  # that of comparing: ψ is symmetric
+
+
+def lags(reading: TimeKernel, pyplot: Any) -> Any:
+    """Left, ψ, or what each head adds to its scores, over the lag; right, the share of every period."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(6.8, 2.3), layout="constrained", width_ratios=(2, 1))
+    at = np.array(reading.lags)
+    order = at.argsort()
+    left.axhline(0, color=FAINT, linewidth=0.6)
+    for head, row in enumerate(reading.heads or []):
+        colour = depth_colour(head / max(len(reading.heads or []) - 1, 1))
+        left.plot(at[order], np.array(row)[order], color=colour, linewidth=1, label=f"head {head}")
+    if reading.heads is None:
+        left.plot(at[order], np.array(reading.values)[order], color=LINE, linewidth=1.1)
+        left.set(ylabel="ψ(lag)", title="what the time between says", ylim=(min(-0.1, *reading.values) - 0.05, 1.05))
+    else:
+        left.set(ylabel="added to the score", title="what the time between adds")
+        if len(reading.heads) <= 8:
+            left.legend(frameon=False, fontsize=6.5, ncols=2)
+    left.set(xlabel="time between two events", xlim=(at.min(), at.max()))
+    turning = [row for row in reading.spectrum if row["frequency"] != 0]
+    periods = [2 * math.pi / abs(row["frequency"]) for row in turning]
+    right.vlines(periods, 0, [row["share"] for row in turning], color=LINE, linewidth=1, alpha=0.8)
+    if max(periods, default=1) > 10 * min(periods, default=1):
+        right.set_xscale("log")
+        right.xaxis.set_major_formatter("{x:g}")
+    right.set(xlabel="period", ylabel="share of ψ(0)", title="what it is made of")
+    right.set_ylim(bottom=0)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
