@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
@@ -363,3 +365,17 @@ def test_bad_questions_are_told(fitted):
 def test_bad_parameters_are_told(options, said):
     with pytest.raises(ValueError, match=said):
         kq.EventModel(**{**QUICK, **options}).fit(*clicks())
+
+
+def test_a_file_that_names_huge_sizes_costs_nothing(tmp_path):
+    types, times = np.array(["a", "b"] * 20), np.arange(40.0)
+    model = kq.EventModel(width=8, heads=2, window=8, epochs=1, holdout=0, random_state=0, device="cpu")
+    model.fit(types, times).save(tmp_path / "small")
+    with safe_open(tmp_path / "small", "pt") as file:
+        facts = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = next(key for key, value in facts.items() if '"width": 8' in value)
+    facts[name] = facts[name].replace('"width": 8', '"width": 200000')
+    save_file(tensors, tmp_path / "huge", facts)
+    with pytest.raises(ValueError, match="is not what a network of these parameters has"):
+        kq.EventModel.load(tmp_path / "huge")

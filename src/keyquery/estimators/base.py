@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
@@ -32,6 +32,7 @@ LABELS = {"i": "number", "u": "number", "f": "number", "b": "bool", "U": "text",
 LETTERS = 1024  # that a label of a file may have room for, though none is so long
 SEEDED = RLock()  # torch's generators belong to the whole process
 Fitted = TypeVar("Fitted", bound="Estimator")
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -216,6 +217,24 @@ def hold_out(labels: Shaped[np.ndarray, " n"], share: float, seed: int) -> tuple
         if share > 0 and len(members) > 1:
             held[members[: min(max(round(share * len(members)), 1), len(members) - 1)]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def filled(build: Callable[[], Network], weights: Mapping[str, Tensor], depth: int) -> Network:
+    """A network with these weights; it is built when their shapes are known to be its own, and no sooner.
+
+    So a small file that names huge sizes costs nothing.
+    """
+    if depth > len(weights):
+        raise ValueError(f"a network of depth {depth} has more than {len(weights)} tensors")
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in build().state_dict().items()}
+    for name in sorted(shapes.keys() | weights.keys()):
+        if name not in shapes or name not in weights or shapes[name] != weights[name].shape:
+            raise ValueError(f"{name} is not what a network of these parameters has")
+    with seeded(0, "cpu"):
+        network = build()
+    network.load_state_dict(weights)
+    return network.eval()
 
 
 def write_fitted(path: str | Path, kind: str, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from keyquery.estimators.base import (
     Estimator,
     check_sizes,
     classes_of,
+    filled,
     label_facts,
     read_fitted,
     seed_of,
@@ -300,11 +301,10 @@ class EventModel(Estimator):
             made.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
             made.history_ = list(facts["history"])
             made.contexts_ = take_contexts(tensors)
-            network = made._network(len(made.classes_), made.floor_)
-            network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in tensors.items()})
-        except (KeyError, TypeError, RuntimeError) as error:
+            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
+            made.network_ = filled(lambda: made._network(len(made.classes_), made.floor_), weights, made.depth)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        made.network_ = network.eval()
         return made
 
     def _check(self) -> None:

@@ -17,6 +17,7 @@ from keyquery.estimators.base import (
     Estimator,
     check_sizes,
     classes_of,
+    filled,
     hold_out,
     label_facts,
     labels_of,
@@ -186,7 +187,7 @@ class SeriesClassifier(Estimator):
                 raise ValueError("it holds NaN or infinity")
             if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
                 raise ValueError("mean and scale must be (dims,), and scale above 0")
-            made.network_ = made._filled(len(mean), len(made.classes_), weights)
+            made.network_ = filled(lambda: made._network(len(mean), len(made.classes_)), weights, made.depth)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
         made.mean_, made.scale_ = mean.double().numpy(), scale.double().numpy()
@@ -209,20 +210,6 @@ class SeriesClassifier(Estimator):
         rank = min(RANK, self.width // self.heads) if self.rank is None else self.rank
         shape = (self.width, self.depth, self.heads)
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout)
-
-    def _filled(self, dims: int, classes: int, weights: dict[str, Tensor]) -> SeriesNetwork:
-        """A network with these weights; it is built when their shapes are known to be its own, and no sooner."""
-        if self.depth > len(weights):
-            raise ValueError(f"a network of depth {self.depth} has more than {len(weights)} tensors")
-        with torch.device("meta"):
-            shapes = {name: weight.shape for name, weight in self._network(dims, classes).state_dict().items()}
-        for name in sorted(shapes.keys() | weights.keys()):
-            if name not in shapes or name not in weights or shapes[name] != weights[name].shape:
-                raise ValueError(f"{name} is not what a network of these parameters has")
-        with seeded(0, "cpu"):
-            network = self._network(dims, classes)
-        network.load_state_dict(weights)
-        return network.eval()
 
     def _plain_params(self) -> dict[str, Any]:
         """Parameters as JSON holds them; a generator of seeds is no plain fact."""
