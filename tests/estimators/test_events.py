@@ -379,3 +379,17 @@ def test_a_file_that_names_huge_sizes_costs_nothing(tmp_path):
     save_file(tensors, tmp_path / "huge", facts)
     with pytest.raises(ValueError, match="is not what a network of these parameters has"):
         kq.EventModel.load(tmp_path / "huge")
+
+
+def test_what_is_set_after_a_fit_is_for_the_next_one(tmp_path):
+    types, times = np.array(["a", "b"] * 20), np.arange(40.0)
+    model = kq.EventModel(width=8, heads=2, window=8, epochs=1, holdout=0, random_state=0, device="cpu")
+    before, said = model.fit(types, times).predict_proba(types, times), model.evaluate(types, times)
+    model.set_params(width=16, heads=4, window=3, time="positions", information="target_time", calendar=True)
+    assert np.array_equal(model.predict_proba(types, times), before)
+    assert model.evaluate(types, times) == said
+    model.save(tmp_path / "model")
+    again = kq.EventModel.load(tmp_path / "model", device="cpu")
+    assert np.array_equal(again.predict_proba(types, times), before)
+    assert again.evaluate(types, times) == said
+    assert (again.width, again.window, again.information) == (8, 8, "past")

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from keyquery.files import write_all
 from keyquery.forms.checks import check_count, check_number
+from keyquery.reading import plain
 
 FORMAT = 1
 LABELS = {"i": "number", "u": "number", "f": "number", "b": "bool", "U": "text", "S": "bytes", "M": "date"}
@@ -50,6 +51,7 @@ class Estimator:
     """
 
     _estimator_type: ClassVar[str]  # how scikit-learn before 1.6 tells a classifier
+    params_: dict[str, Any]  # those of the fit
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
@@ -94,6 +96,15 @@ class Estimator:
             regressor_tags=tags.RegressorTags() if kind == "regressor" else None,
             input_tags=tags.InputTags(),
         )
+
+    def _plain_params(self) -> dict[str, Any]:
+        """Parameters as JSON holds them, for `params_`: what is set after a fit is for the next one.
+
+        A generator of seeds is no plain fact.
+        """
+        params = plain(self.get_params())
+        state = params["random_state"]
+        return {**params, "random_state": state if isinstance(state, int) else None, "device": str(params["device"])}
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():

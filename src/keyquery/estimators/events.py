@@ -37,11 +37,11 @@ from keyquery.estimators.interactions import (
     usual_lags,
 )
 from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.streams import Stream, longer, stream_of, times_of, told
-from keyquery.estimators.windows import Batch, Clock, cut, ends
+from keyquery.estimators.streams import Stream, learnable, longer, stream_of, times_of, told
+from keyquery.estimators.windows import Batch, Clock, Windows, cut, ends
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.time.attention import WAYS
-from keyquery.progress import bar, silent
+from keyquery.progress import bars
 from keyquery.reading import provenance
 
 INFORMATION = ("past", "target_time")
@@ -122,7 +122,7 @@ class EventModel(Estimator):
         device, seed = pick_device(self.device), seed_of(self.random_state)
         stream = stream_of(events, times, groups, strict)
         classes, codes = np.unique(stream.types, return_inverse=True)
-        gaps = _learnable(stream, classes)
+        gaps = learnable(stream, classes)
         scale = float(np.median(gaps[gaps > 0]))
         floor = float(min(gaps[gaps > 0].min() / scale / 2, 1e-3))
         clock = Clock(scale, float(stream.times.min()) if self.calendar else None)
@@ -140,9 +140,10 @@ class EventModel(Estimator):
                 "patience": self.patience,
             }
             given: dict[str, Any] = {"holdout": self.holdout, "gap_weight": self.gap_weight, "seed": seed}
-            history = learn(network, windows, owners, **sizes, **given, progress=bar if self.verbose else silent)
+            with bars(self.verbose) as progress:
+                history = learn(network, windows, owners, **sizes, **given, progress=progress)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
-        self.start_ = clock.start
+        self.start_, self.params_ = clock.start, self._plain_params()
         self.clock_, self.transitions_, self.history_ = stream.clock, counts, history
         self.log_gaps_ = float(logs.mean()), float(max(logs.std(), 0.05))
         self.contexts_ = contexts_of(windows, self.window - 1, seed)
@@ -195,16 +196,19 @@ class EventModel(Estimator):
         codes = self._codes(stream)
         if len(stream.gaps) == 0:
             raise ValueError("no group has a second event: there is nothing to foretell")
-        windows, _ = cut(stream, codes, Clock(self.scale_, self.start_), self.window, pick_device(self.device))
+        windows, _ = cut(
+            stream, codes, Clock(self.scale_, self.start_), self.params_["window"], pick_device(self.device)
+        )
         network = self.network_.to(windows.starts.device)
-        found = {"by": self.time, "information": self.information, **judged(network, windows, 4 * self.batch_size)}
+        known = self.params_["information"]
+        found = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / self.scale_
         return Foretelling(
-            information=self.information,
+            information=known,
             events=len(stream.gaps),
             firsts=len(stream.groups),
             rows=[found, *counted(self.transitions_, self.log_gaps_, self.floor_, *pairs)],
-            provenance=provenance(estimator=repr(self)),
+            provenance=provenance(estimator=repr(type(self)(**self.params_))),
         )
 
     def sample(self, events: Any, times: Any, groups: Any = None, n: int = 10, random_state: Any = None) -> Events:
@@ -240,8 +244,10 @@ class EventModel(Estimator):
         contexts = self.contexts_
         if events is not None:
             stream = self._stream(events, times, groups)
-            windows, _ = cut(stream, self._codes(stream), Clock(self.scale_, self.start_), self.window, device)
-            contexts = contexts_of(windows, self.window - 1, 0)
+            windows, _ = cut(
+                stream, self._codes(stream), Clock(self.scale_, self.start_), self.params_["window"], device
+            )
+            contexts = contexts_of(windows, self.params_["window"] - 1, 0)
         contexts = [context for context in contexts if context.reach(targeted) > 0]
         if not contexts:
             raise ValueError("there is no history to ask about: give events, times and groups")
@@ -252,14 +258,14 @@ class EventModel(Estimator):
         def foretell(batch: Batch) -> tuple[Tensor, Mixture]:
             return following(network, batch)
 
-        progress = bar if self.verbose else silent
-        found = compare(foretell, contexts, chosen, len(self.classes_), targeted, device, progress)
+        with bars(self.verbose) as progress:
+            found = compare(foretell, contexts, chosen, len(self.classes_), targeted, device, progress)
         return Interactions(
             types=label_facts(self.classes_)["labels"],
             lags=(chosen * self.scale_).tolist(),
             clock=self.clock_,
-            information=self.information,
-            provenance=provenance(estimator=repr(self)),
+            information=self.params_["information"],
+            provenance=provenance(estimator=repr(type(self)(**self.params_))),
             **found,
         )
 
@@ -269,19 +275,8 @@ class EventModel(Estimator):
         It holds the few histories that `interactions()` asks about, unless `contexts` is False.
         """
         self._check_fitted()
-        state = self.random_state if isinstance(self.random_state, int) else None  # a generator is no plain fact
-        facts: dict[str, Any] = {
-            "params": {**self.get_params(), "random_state": state},
-            "classes": label_facts(self.classes_),
-        }
-        facts |= {
-            "scale": self.scale_,
-            "floor": self.floor_,
-            "clock": self.clock_,
-            "start": self.start_,
-            "log_gaps": list(self.log_gaps_),
-        }
-        facts |= {"history": self.history_, "seen": self.seen_}
+        named = ("params", "scale", "floor", "clock", "start", "log_gaps", "history", "seen")
+        facts = {name: getattr(self, f"{name}_") for name in named} | {"classes": label_facts(self.classes_)}
         tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
         tensors["transitions"] = torch.from_numpy(self.transitions_)
         kept = context_tensors(self.contexts_ if contexts else [])
@@ -290,10 +285,12 @@ class EventModel(Estimator):
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> EventModel:
         """The model of a file that `save` wrote, to run on `device`."""
+        pick_device(device)
         facts, tensors = read_fitted(path, cls.__name__)
         try:
             made = cls(**{**facts["params"], "device": device})
             made._check()
+            made.params_ = facts["params"]
             made.classes_, made.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
             made.scale_, made.floor_ = float(facts["scale"]), float(facts["floor"])
             made.start_ = None if facts["start"] is None else float(facts["start"])
@@ -323,11 +320,11 @@ class EventModel(Estimator):
 
     @property
     def _targeted(self) -> bool:
-        return self.information == "target_time"
+        return bool(self.params_["information"] == "target_time")
 
     def _network(self, types: int, floor: float) -> EventNetwork:
-        shape = (types, self.width, self.depth, self.heads)
-        return EventNetwork(*shape, self.time, self.how, self.dropout, self._targeted, self.calendar, floor)
+        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
+        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor)
 
     def _stream(self, events: Any, times: Any, groups: Any) -> Stream:
         self._check_fitted()
@@ -348,6 +345,10 @@ class EventModel(Estimator):
             raise ValueError(f"events hold types that training did not, in {rows}: {listed}")
         return np.searchsorted(self.classes_, stream.types).astype(np.int64)
 
+    def _windows(self, stream: Stream, codes: Int[np.ndarray, " n"]) -> Windows:
+        clock = Clock(self.scale_, self.start_)
+        return cut(stream, codes, clock, self.params_["window"], pick_device(self.device))[0]
+
     @torch.no_grad()
     def _last(
         self, stream: Stream, when: Float64[np.ndarray, " groups"], codes: Int[np.ndarray, " n"] | None = None
@@ -356,7 +357,7 @@ class EventModel(Estimator):
         codes = self._codes(stream) if codes is None else codes
         device = pick_device(self.device)
         clock = Clock(self.scale_, self.start_)
-        windows = ends(stream, codes, clock, self.window, device)
+        windows = ends(stream, codes, clock, self.params_["window"], device)
         since = (when - clock.begin(stream)) / self.scale_
         network = self.network_.to(device).eval()
         size, logits, gaps = 4 * self.batch_size, [], []
@@ -388,15 +389,3 @@ class EventModel(Estimator):
                 f"at must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
             )
         return when
-
-
-def _learnable(stream: Stream, classes: Shaped[np.ndarray, " classes"]) -> Float64[np.ndarray, " pairs"]:
-    """The gaps, where something can be learned of them and of types."""
-    gaps = stream.gaps
-    if len(gaps) == 0:
-        raise ValueError(f"no group has a second event: {len(stream.groups)} groups of one event each teach nothing")
-    if len(classes) < 2:
-        raise ValueError(f"events hold only one type, {classes[0].item()!r}: a model of the next one needs two or more")
-    if not (gaps > 0).any():
-        raise ValueError(f"times must differ within some group: all {len(gaps)} gaps are 0")
-    return gaps

@@ -32,7 +32,7 @@ from keyquery.estimators.network import KINDS, SeriesNetwork
 from keyquery.estimators.sequences import Padded, columns_of, padded, series_of, statistics
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.progress import bars
-from keyquery.reading import plain, provenance
+from keyquery.reading import provenance
 from keyquery.training import Recipe, train
 
 RANK = 20  # of primal layers, where heads are as wide
@@ -67,7 +67,6 @@ class SeriesClassifier(Estimator):
     scale_: Float64[np.ndarray, " dims"]
     history_: list[dict[str, float]]  # one row an epoch: loss and, with a holdout, its share of errors and its loss
     columns_: list[str] | None  # names of dims, where all series are data frames
-    params_: dict[str, Any]  # of the fit: what is set later is for the next one
 
     def __init__(
         self,
@@ -210,12 +209,6 @@ class SeriesClassifier(Estimator):
         rank = min(RANK, self.width // self.heads) if self.rank is None else self.rank
         shape = (self.width, self.depth, self.heads)
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout)
-
-    def _plain_params(self) -> dict[str, Any]:
-        """Parameters as JSON holds them; a generator of seeds is no plain fact."""
-        params = plain(self.get_params())
-        state = params["random_state"]
-        return {**params, "random_state": state if isinstance(state, int) else None, "device": str(self.device)}
 
     def _train(self, network: SeriesNetwork, samples: Labelled, seed: int) -> list[dict[str, float]]:
         learned, held = hold_out(samples.target.cpu().numpy(), self.holdout, seed)

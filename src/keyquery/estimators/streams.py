@@ -126,6 +126,22 @@ def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
     return found
 
 
+def learnable(stream: Stream, classes: Shaped[np.ndarray, " classes"]) -> Float64[np.ndarray, " pairs"]:
+    """The gaps, where something can be learned of them and of types.
+
+    >>> learnable(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]), np.array(["a", "b"]))
+    array([1., 3.])
+    """
+    gaps = stream.gaps
+    if len(gaps) == 0:
+        raise ValueError(f"no group has a second event: {len(stream.groups)} groups of one event each teach nothing")
+    if len(classes) < 2:
+        raise ValueError(f"events hold only one type, {classes[0].item()!r}: a model of the next one needs two or more")
+    if not (gaps > 0).any():
+        raise ValueError(f"times must differ within some group: all {len(gaps)} gaps are 0")
+    return gaps
+
+
 def times_of(values: Any) -> tuple[Float64[np.ndarray, " n"], str]:
     """Times as float64, and the clock they are of: numbers as they are, dates and spans in seconds.
 
