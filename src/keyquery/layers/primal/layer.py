@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from keyquery.forms.checks import check_choice, check_count, check_float, check_number
@@ -18,6 +17,7 @@ from keyquery.layers.primal.causal import Prefix, prefix_scores
 from keyquery.layers.primal.features import make, orthogonal_
 from keyquery.layers.primal.fused import IMPLEMENTATIONS, choose, fused
 from keyquery.layers.primal.inputs import as_autocast, check_tokens, clean, count, untouched, without_autocast
+from keyquery.layers.primal.maps import merge, mixing
 from keyquery.layers.primal.objective import (
     FORGOTTEN,
     LOSSES,
@@ -270,13 +270,15 @@ class PrimalAttention(nn.Module):
         qk, weights, used, source = self._weights(x, real)
         # Gram matrices cost as much as all else: where the loss needs none, they are made when they are asked for.
         gram = self.loss == "ksvd" or not (torch.is_grad_enabled() and weights.requires_grad)
-        out, energy, grams = fused(qk, weights, self._mix(), real, self.feature, self.impl, gram)
+        out, energy, grams = fused(
+            qk, weights, mixing(self.concat, self.directions), real, self.feature, self.impl, gram
+        )
         sample, rows = None, None
         if source is not None:
             rows = source[1].shape[-1]
             sample = take(*source).unflatten(-1, (self.heads, -1)) if gram else None
         batch = Batch(count(x, real), used, energy, weights, grams, sample, rows)
-        return self._output(out, real), batch
+        return merge(out, self.concat, self.output, real), batch
 
     def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Source | None]:
         """φ or q and k (batch, n, 2, heads, p), W_e|X and W_r|X (2, batch, heads, p, s), used rows, f(X)'s places."""
@@ -295,13 +297,6 @@ class PrimalAttention(nn.Module):
         source = x if self.width == self.head_dim else qk[:, :, 1].flatten(2)
         return qk, weigh(source, place, directions, used, impl), used, (source, place)
 
-    def _mix(self) -> Float[Tensor, "2 s v"]:
-        """Cₑ and Cᵣ of the linear map of [e; r]; where that must be called as a module, a map that changes nothing."""
-        if untouched(self.concat):
-            return self.concat.weight.unflatten(1, (2, self.rank)).permute(1, 2, 0)
-        both = torch.eye(2 * self.rank, dtype=self.directions.dtype, device=self.directions.device)
-        return both.unflatten(0, (2, self.rank))
-
     def _empty(self, x: Tensor) -> Prefix:
         """The state before the first token."""
         shape = (2, len(x), self.heads, self.width, self.rank)
@@ -316,7 +311,7 @@ class PrimalAttention(nn.Module):
             found = self._prefix(*given)
         out, energy, total, seen = found
         used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
-        return self._output(out, real), Batch(count(x, real), used, energy), Prefix(total, seen)
+        return merge(out, self.concat, self.output, real), Batch(count(x, real), used, energy), Prefix(total, seen)
 
     def _prefix(
         self, qk: Tensor, x: Tensor, real: Tensor | None, total: Tensor, seen: Tensor
@@ -329,7 +324,8 @@ class PrimalAttention(nn.Module):
                 keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(total.dtype)
             directions = self.directions.to(total.dtype)
             scores, after = prefix_scores(phi, keys, directions, real, Prefix(total, seen))
-            out = torch.cat((scores[0], scores[1]), -1) @ self._mix().to(total.dtype).flatten(0, 1)
+            mix = mixing(self.concat, self.directions).to(total.dtype)
+            out = torch.cat((scores[0], scores[1]), -1) @ mix.flatten(0, 1)
         return out.transpose(1, 2).to(qk.dtype), scores.square().sum(-2), *after
 
     def _packed(self, x: Tensor, mask: Tensor | None, is_causal: bool, offsets: Tensor) -> Tensor:
@@ -349,21 +345,6 @@ class PrimalAttention(nn.Module):
         """(batch, n, 2·dim) as (batch, n, 2, heads, p); features already where a module computes them."""
         qk = qk.unflatten(-1, (2, self.heads, self.head_dim))
         return qk if self.features is None else self.features(qk)
-
-    def _output(self, out: Float[Tensor, "batch n heads v"], real: Tensor | None) -> Tensor:
-        """W(o + b) + c, b that of the map of [e; r], as Wo + (Wb + c): a vector is added where o would be."""
-        if not untouched(self.concat) or self.concat.bias is None:
-            out = out if untouched(self.concat) else self.concat(out)
-            joined = self.output(out.flatten(2))
-            return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
-        out, offset = out.flatten(2), self.concat.bias.repeat(self.heads)
-        if untouched(self.output):
-            weight, bias = self.output.weight, self.output.bias
-            offset = weight @ offset
-            joined = linear(out, weight, offset if bias is None else offset + bias)
-        else:
-            joined = self.output(out + offset.to(out.dtype))
-        return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
 
     @torch.no_grad()
     def _whole(self, batch: Batch) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from keyquery.reading import provenance
 TURN = 2 * math.pi
 
 
-class TimeCode(nn.Module):
+class TimeCode(nn.Module, ABC):
     """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
 
     Cosine and sine share ω and w, so that ψ depends on the lag alone for every value of the parameters. A kind of code
@@ -33,17 +34,17 @@ class TimeCode(nn.Module):
         self.dim = dim
         self._held = False
 
+    @abstractmethod
     def frequencies(self) -> Float64[Tensor, " f"]:
         """ω: those of the last `encode` in training, the fixed ones otherwise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shares(self) -> Float64[Tensor, " f"]:
         """w, which sum to 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
         """Set the starting frequencies from the data's own gaps and spans."""
-        raise NotImplementedError
 
     def encode(
         self,
