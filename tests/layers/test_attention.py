@@ -13,19 +13,33 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.layers.packing import Packing
 from keyquery.testing import check_kernel, kernels
 
-HALF, TWISTED = kq.Rope(6), kq.Rope(6, interleaved=True)
+ROPES = {"none": None, "half": kq.Rope(6), "interleaved": kq.Rope(6, interleaved=True)}
+GROUPED = ("general", "symmetric", "pairwise")
+PARTIAL = (("symmetric", 2), ("skew", 2), ("psd", 4), ("pairwise", 4))
 
 
-@pytest.mark.parametrize("rope", [None, HALF, TWISTED], ids=["none", "half", "interleaved"])
+def grouped(kernel):
+    return kq.Attention(16, heads=4, kv_heads=2, kernel=kernel, rope=kq.Rope(4))
+
+
+def partial(kernel, dims):
+    return kq.Attention(10, heads=3, head_dim=6, kernel=kernel, bias=False, rope=kq.Rope(dims))
+
+
+# Nearly all of a check is the time to compile: here every kernel is, and every kind of layer, but not all pairs of them.
+
+
+@pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_keeps_its_promises(kernel, rope):
-    check_kernel(kq.Attention(12, heads=2, kernel=kernel, rope=rope))
+    compiled = rope == "half" or (kernel, rope) in (("general", "none"), ("rbf", "interleaved"))
+    check_kernel(kq.Attention(12, heads=2, kernel=kernel, rope=ROPES[rope]), backend="aot_eager" if compiled else None)
 
 
-@pytest.mark.parametrize("kernel", ["general", "symmetric", "pairwise"])
+@pytest.mark.parametrize("kernel", GROUPED)
 def test_grouped_queries(kernel):
-    layer = kq.Attention(16, heads=4, kv_heads=2, kernel=kernel, rope=kq.Rope(4))
-    check_kernel(layer)
+    layer = grouped(kernel)
+    check_kernel(layer, backend="aot_eager" if kernel == "pairwise" else None)
     for weight in layer.parameters():
         nn.init.normal_(weight)
     form = layer.form()
@@ -33,9 +47,20 @@ def test_grouped_queries(kernel):
     assert not torch.allclose(form[0, 0].dense(), form[0, 1].dense())  # heads of a group differ
 
 
-@pytest.mark.parametrize(("kernel", "dims"), [("symmetric", 2), ("skew", 2), ("psd", 4), ("pairwise", 4)])
+@pytest.mark.parametrize(("kernel", "dims"), PARTIAL)
 def test_partial_rotary_and_other_widths(kernel, dims):
-    check_kernel(kq.Attention(10, heads=3, head_dim=6, kernel=kernel, bias=False, rope=kq.Rope(dims)))
+    check_kernel(partial(kernel, dims), backend="aot_eager" if kernel == "psd" else None)
+
+
+ALL = {f"{kernel}-{rope}": kq.Attention(12, 2, kernel=kernel, rope=ROPES[rope]) for kernel in KERNELS for rope in ROPES}
+ALL |= {f"{kernel}-grouped": grouped(kernel) for kernel in GROUPED}
+ALL |= {f"{kernel}-{dims} turned": partial(kernel, dims) for kernel, dims in PARTIAL}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ALL.values(), ids=ALL)
+def test_all_pairs_compile(layer):
+    kernels.compiles(layer, "aot_eager")
 
 
 @pytest.mark.slow
@@ -282,7 +307,7 @@ def test_padding_is_never_seen_in_float16_either():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_devices_and_dtypes_reach_every_parameter(kernel):
-    encoder = kq.Encoder(12, depth=1, heads=2, kernel=kernel, rope=HALF, device="meta", dtype=torch.float64)
+    encoder = kq.Encoder(12, depth=1, heads=2, kernel=kernel, rope=ROPES["half"], device="meta", dtype=torch.float64)
     assert {(weight.device.type, weight.dtype) for weight in encoder.parameters()} == {("meta", torch.float64)}
     assert encoder(torch.empty(1, 3, 12, device="meta", dtype=torch.float64)).shape == (1, 3, 12)
 
