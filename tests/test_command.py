@@ -37,7 +37,11 @@ def blocks(tmp_path):
     return path
 
 
-STARTED = "import sys, keyquery.__main__ as start; sys.argv[0] = 'keyquery'; print('up', flush=True); start.main()"
+# A shell without job control starts what runs in its background with interrupts ignored, tests too: they are let in again.
+STARTED = (
+    "import signal, sys, keyquery.__main__ as start; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.argv[0] = 'keyquery'; print('up', flush=True); start.main()"
+)
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.2, 0.4, 0.8])
