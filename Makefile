@@ -13,8 +13,8 @@ demo: $(READY)  ## run the main job on what ships
 test: $(READY)  ## the fast tests
 	$(BIN)/pytest -q -n auto -m "not slow"
 
-test-all: $(READY)  ## every test
-	$(BIN)/pytest -q -n auto
+test-all: $(READY)  ## every test, and four times the examples of each property
+	$(BIN)/pytest -q -n auto --hypothesis-profile thorough
 
 check: $(READY)  ## format, lint, types, tests
 	$(BIN)/ruff format --check .

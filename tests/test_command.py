@@ -37,7 +37,7 @@ def blocks(tmp_path):
     return path
 
 
-# A shell without job control starts what runs in its background with interrupts ignored, tests too: they are let in again.
+# A shell without job control ignores interrupts for all that it starts in its background, tests too: let them in again.
 STARTED = (
     "import signal, sys, keyquery.__main__ as start; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "sys.argv[0] = 'keyquery'; print('up', flush=True); start.main()"

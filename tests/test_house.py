@@ -84,10 +84,19 @@ def test_the_one_call_downwards_is_from_reading_to_report():
     assert calls == [("reading", "keyquery.report")]
 
 
-def test_import_is_light():
-    code = f"import sys, keyquery; print([m for m in {HEAVY!r} if m in sys.modules])"
+COMPILER = ["torch._dynamo", "sympy"]
+STEPS = {  # one after the other, in one process: what each must not load
+    "import keyquery": [*HEAVY, *COMPILER],
+    "keyquery.PrimalAttention(8, 2, 2)(torch.zeros(1, 4, 8))": ["triton", *COMPILER],
+    "import keyquery.cli": ["transformers", *COMPILER],
+}
+
+
+def test_importing_and_first_steps_are_light():
+    lines = [f"{step}\nprint([name for name in {left!r} if name in sys.modules])" for step, left in STEPS.items()]
+    code = "import sys, torch\n" + "\n".join(lines)
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert loaded.strip() == "[]"
+    assert loaded.split() == ["[]"] * len(STEPS)
 
 
 def test_readings_are_written_without_the_packages_of_the_command_line():
@@ -99,14 +108,6 @@ reading = kq.look(torch.nn.MultiheadAttention(8, 2))
 assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_command_line_does_not_load_the_compiler():
-    code = (
-        "import sys, keyquery.cli; print([m for m in ('torch._dynamo', 'sympy', 'transformers') if m in sys.modules])"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert loaded.strip() == "[]"
 
 
 def test_public_names():

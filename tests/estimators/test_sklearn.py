@@ -78,7 +78,19 @@ def test_it_is_pickled():
     assert repr(again) == repr(model)
 
 
-def test_scikit_learn_is_not_needed():
+def test_scikit_learn_is_not_needed(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    X, y = slopes(3)
+    model = kq.SeriesClassifier(**SMALL, epochs=1, random_state=0)
+    with pytest.raises(AttributeError, match="this SeriesClassifier is not fitted yet"):
+        model.predict(X)
+    assert model.fit(X, y).predict(X).shape == (6,)
+
+
+@pytest.mark.slow
+def test_nor_is_it_in_a_process_that_never_had_it():
     code = """
 import sys
 sys.modules["sklearn"] = None

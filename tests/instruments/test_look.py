@@ -383,7 +383,14 @@ def test_python_dash_m():
     assert out.stdout.startswith("keyquery ")
 
 
-def test_quiet_prints_nothing(encoder):
+def test_quiet_prints_nothing(encoder, capfd):
+    path, text = encoder
+    assert run(cli.app, ["look", str(path), "--text", str(text), "--quiet"]).output == ""
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_nor_does_what_is_imported(encoder):
     path, text = encoder
     command = [sys.executable, "-m", "keyquery", "look", str(path), "--text", str(text), "--quiet"]
     out = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -117,7 +117,7 @@ def test_the_distance_of_the_marks_hardly_tells_the_label(drawing):
     assert best < 0.62  # chance and the search for the best give .55
 
 
-@pytest.mark.parametrize("task", ["listops", "pathfinder"])
+@pytest.mark.parametrize("task", ["listops", pytest.param("pathfinder", marks=pytest.mark.slow)])
 def test_sequences_do_not_depend_on_who_makes_them(task, tmp_path, monkeypatch):
     monkeypatch.setattr("keyquery.studies.arena.tasks.CHUNK", 20)
     facts = [prepare_arena(task, tmp_path / str(workers), examples=(45, 5, 10), workers=workers) for workers in (1, 2)]
@@ -190,13 +190,13 @@ def job(**changes):
 
 @pytest.mark.parametrize("attention", ["primal", "primal+", "general"])
 def test_a_training_learns(toy, attention, monkeypatch):
-    chosen = job(attention=attention, steps=120)
-    recipe = replace(chosen.recipe(), lr=3e-3, check_every=40)
+    chosen = job(attention=attention, steps=60)
+    recipe = replace(chosen.recipe(), lr=6e-3, check_every=20)
     monkeypatch.setattr(ArenaTraining, "recipe", lambda self: recipe)
     row = chosen.run(toy, "cpu")
     assert row["accuracy"] > 0.8  # chance is .1
-    assert (row["steps_run"], row["partial"]) == (120, False)
-    assert [step for step, _ in row["curve"]] == [40, 80, 120]
+    assert (row["steps_run"], row["partial"]) == (60, False)
+    assert [step for step, _ in row["curve"]] == [20, 40, 60]
     assert row["validation"] == max(right for _, right in row["curve"])
 
 

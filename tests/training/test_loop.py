@@ -100,8 +100,8 @@ from tests.training.test_loop import draw, loss, small
 from keyquery.training import Recipe, train
 def after(step, model):
     print(step, flush=True)
-    time.sleep(0.01)
-train(small(), draw, loss, Recipe(400, check_every=5), checkpoint={file!r}, after=after)
+    time.sleep(0.1)
+train(small(), draw, loss, Recipe(60, check_every=5), checkpoint={file!r}, after=after)
 """
 
 
@@ -116,8 +116,8 @@ def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
     process.wait()
     process.stdout.close()
     whole, resumed = small(), small()
-    train(whole, draw, loss, Recipe(400, check_every=5))
-    train(resumed, draw, loss, Recipe(400, check_every=5), checkpoint=file)
+    train(whole, draw, loss, Recipe(60, check_every=5))
+    train(resumed, draw, loss, Recipe(60, check_every=5), checkpoint=file)
     assert torch.equal(whole[0].weight, resumed[0].weight)
 
 

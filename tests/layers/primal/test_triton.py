@@ -1,8 +1,5 @@
 """The Triton kernels against the reference: in the interpreter where there is no GPU, for real where there is one."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -18,7 +15,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 SHORT = [torch.float32, torch.bfloat16, torch.float16]
 # (batch, n, heads, p, s, v): tiles that are not full, widths that are no power of two, more programs than one a head
-SHAPES = [(1, 70, 2, 20, 7, 12), (2, 33, 1, 16, 16, 32), (3, 1, 1, 5, 2, 5)]
+SHAPES = [(1, 40, 2, 20, 7, 12), (2, 33, 1, 16, 16, 32), (3, 1, 1, 5, 2, 5)]
 WIDE = [(2, 1500, 8, 64, 30, 64), (1, 20_000, 4, 50, 40, 64), (65, 130, 8, 32, 20, 48)]
 OTHER = ["elu", "given"]
 
@@ -124,8 +121,10 @@ def test_a_zero_query_and_gradients_in_any_layout():
     assert ours[3][0, 3].abs().max() == 0
 
 
-@pytest.mark.parametrize("dtype", SHORT, ids=str)
-@pytest.mark.parametrize(("batch", "masked"), [(1, False), (3, True), (11, False)])
+@pytest.mark.parametrize(
+    ("batch", "masked", "dtype"),
+    [*((1, False, dtype) for dtype in SHORT), *((3, True, dtype) for dtype in SHORT), (11, False, torch.float32)],
+)
 def test_projection_weights_by_kernels(batch, masked, dtype):
     """Against a sum over tokens in float64; samples with few tokens, none, and more of them than programs share."""
     heads, p, s = 2, 20, 7
@@ -172,8 +171,8 @@ def test_projection_weights_by_kernels(batch, masked, dtype):
 def test_the_layer_by_either_implementation(options, masked):
     torch.manual_seed(3)
     layer = kq.PrimalAttention(24, 2, 4, device=DEVICE, **options)
-    x = torch.randn(2, 70, 24, device=DEVICE, requires_grad=True)
-    real = torch.rand(2, 70, device=DEVICE) < 0.8 if masked else None
+    x = torch.randn(2, 45, 24, device=DEVICE, requires_grad=True)
+    real = torch.rand(2, 45, device=DEVICE) < 0.8 if masked else None
     found = {}
     for impl in ("reference", "triton"):
         layer.impl = impl
@@ -187,7 +186,7 @@ def test_the_layer_by_either_implementation(options, masked):
 @pytest.mark.unchecked
 def test_kernels_compile_into_one_graph():
     layer = kq.PrimalAttention(24, 2, 4, impl="triton", device=DEVICE)
-    x = torch.randn(2, 70, 24, device=DEVICE, requires_grad=True)
+    x = torch.randn(2, 45, 24, device=DEVICE, requires_grad=True)
 
     def run(x):
         return layer(x), layer.regularizer()
@@ -203,11 +202,11 @@ def test_kernels_compile_into_one_graph():
 
 def test_a_hooked_map_of_the_scores_is_called_after_the_kernels():
     layer, heard = kq.PrimalAttention(24, 2, 4, impl="triton", device=DEVICE), []
-    x = torch.randn(2, 70, 24, device=DEVICE)
+    x = torch.randn(2, 45, 24, device=DEVICE)
     found = [layer(x), layer.regularizer()]
     layer.concat.register_forward_hook(lambda module, args, out: heard.append(args[0].shape))
     called = [layer(x), layer.regularizer()]
-    assert heard == [(2, 70, 2, 8)]  # [e; r] of every token and head
+    assert heard == [(2, 45, 2, 8)]  # [e; r] of every token and head
     for ours, theirs in zip(called, found, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -234,12 +233,3 @@ def test_which_implementation_runs(monkeypatch):
 def test_there_is_no_causal_kernel():
     with pytest.raises(RuntimeError, match='impl="triton" has no causal kernel'):
         kq.PrimalAttention(8, 2, 2, impl="triton")(torch.zeros(1, 4, 8), is_causal=True)
-
-
-def test_triton_is_imported_on_use_only():
-    code = (
-        "import sys, torch, keyquery as kq; kq.PrimalAttention(8, 2, 2)(torch.zeros(1, 4, 8)); "
-        "print([name for name in ('triton', 'torch._dynamo') if name in sys.modules])"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert loaded.strip() == "[]"
