@@ -26,7 +26,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## every figure of the README, measured again
+bench: $(READY)  ## every figure of the README and of docs/*.md, measured again
 	$(BIN)/python bench/forms.py
 	$(BIN)/python bench/import.py
 	$(BIN)/python bench/look.py
@@ -34,6 +34,7 @@ bench: $(READY)  ## every figure of the README, measured again
 	$(BIN)/python bench/structured.py
 	$(BIN)/python bench/dial.py
 	$(BIN)/python bench/primal.py
+	$(BIN)/python bench/overlaps.py
 	$(BIN)/python bench/time.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
