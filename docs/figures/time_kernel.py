@@ -29,10 +29,10 @@ class Span(nn.Module):
 
 
 def draw(step: int, generator: torch.Generator, count: int = 128) -> tuple[Tensor, Tensor, Tensor]:
-    """Random types at random gaps; the answer is the sign of sin(2π·span/3), from the middle event to the last."""
+    """Random types at random gaps; the answer is the sign of cos(2π·span/3), from the middle event to the last."""
     types = torch.randint(0, 4, (count, 12), generator=generator)
     times = (2 * torch.rand(count, 12, generator=generator, dtype=torch.float64)).cumsum(1)
-    return types, times, (torch.sin(2 * math.pi * (times[:, -1] - times[:, 6]) / 3) > 0).long()
+    return types, times, (torch.cos(2 * math.pi * (times[:, -1] - times[:, 6]) / 3) > 0).long()
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -45,13 +45,13 @@ def main() -> None:
     """Train, and write the picture beside this file."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    code = kq.MercerTime(80, degree=5, periods=8)
+    code = kq.MercerTime(32, degree=1, periods=16)
     code.see(draw(0, torch.Generator().manual_seed(1), 1000)[1])
     model = Span(code)
     train(model, draw, loss, Recipe(1500, lr=3e-3))
     reading = model.attention.time_kernel(torch.linspace(0, 9, 721, dtype=torch.float64))
     path = Path(__file__).with_name("time.svg")
-    path.write_bytes(report.picture_bytes(path, reading))
+    path.write_bytes(report.picture_bytes(path, reading, periods=[3]))
 
 
 if __name__ == "__main__":

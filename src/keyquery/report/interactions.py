@@ -32,7 +32,7 @@ def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
     figure = pyplot.figure(figsize=(left + 4.2, height), layout="constrained")
     one, other = figure.subfigures(1, 2, width_ratios=[left, 4.2])
     _map(one, reading, best[np.ix_(kept, kept)], [str(reading.types[i]) for i in kept])
-    axes = other.subplots(rows, COLUMNS, sharex=True, squeeze=False).ravel()
+    axes = other.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
     unit, size = _unit(reading)
     for axis, row in zip(axes, found, strict=False):
         pair = reading.types.index(row["past"]), reading.types.index(row["next"])
@@ -59,11 +59,11 @@ def _map(figure: Any, reading: Interactions, best: np.ndarray, names: list[str])
     small = {"fontsize": 8 if len(names) < 12 else 6}
     axis.set_xticks(range(len(names)), names, rotation=90, **small)
     axis.set_yticks(range(len(names)), names, **small)
-    axis.set(xlabel="the next is likelier, or less so", ylabel="where the past event is")
+    axis.set(xlabel="the next event", ylabel="one event more of the past")
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     left_out = "" if len(names) == len(reading.types) else f" ({len(names)} of {len(reading.types)} types)"
-    axis.set_title(f"at the lag where it matters most{left_out}", fontsize=8)
+    axis.set_title(f"how many times as likely it becomes,\nat the lag where it matters most{left_out}", fontsize=8)
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.8, ticks=[-most, 0, most])
     bar.ax.set_xticklabels([f"× {np.exp(-most):.2g}", "× 1", f"× {np.exp(most):.2g}"])
     bar.outline.set_visible(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,16 @@ from keyquery.report.colours import depth_colour
 
 INK, FAINT = "#24292f", "#8c959f"
 LINE = "#2166ac"  # that of comparing: ψ is symmetric
+DASHED: dict[str, Any] = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (3, 3)), "zorder": 0}
 
 
-def lags(reading: TimeKernel, pyplot: Any) -> Any:
-    """Left, ψ, or what each head adds to its scores, over the lag; right, the share of every period."""
+def lags(reading: TimeKernel, pyplot: Any, periods: Sequence[float] = ()) -> Any:
+    """Left, ψ, or what each head adds to its scores, over the lag; right, the share of every period.
+
+    `periods` that are known, such as a day, are dashed: their multiples on the left, themselves on the right.
+    """
+    if not all(period > 0 for period in periods):
+        raise ValueError(f"periods must be above 0, got {list(periods)}")
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(6.8, 2.3), layout="constrained", width_ratios=(2, 1))
     at = np.array(reading.lags)
     order = at.argsort()
@@ -32,13 +39,17 @@ def lags(reading: TimeKernel, pyplot: Any) -> Any:
             left.legend(frameon=False, fontsize=6.5, ncols=2)
     left.set(xlabel="time between two events", xlim=(at.min(), at.max()))
     turning = [row for row in reading.spectrum if row["frequency"] != 0]
-    periods = [2 * math.pi / abs(row["frequency"]) for row in turning]
-    right.vlines(periods, 0, [row["share"] for row in turning], color=LINE, linewidth=1, alpha=0.8)
-    if max(periods, default=1) > 10 * min(periods, default=1):
+    found = [2 * math.pi / abs(row["frequency"]) for row in turning]
+    right.vlines(found, 0, [row["share"] for row in turning], color=LINE, linewidth=1, alpha=0.8)
+    if max(found, default=1) > 10 * min(found, default=1):
         right.set_xscale("log")
         right.xaxis.set_major_formatter("{x:g}")
     right.set(xlabel="period", ylabel="share of ψ(0)", title="what it is made of")
     right.set_ylim(bottom=0)
+    for period in periods:
+        for times in range(math.ceil(at.min() / period), math.floor(at.max() / period) + 1):
+            left.axvline(times * period, **DASHED)
+        right.axvline(period, **DASHED)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     return figure

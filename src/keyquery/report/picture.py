@@ -95,8 +95,8 @@ def check_picture(path: Path) -> None:
         raise ValueError(f"{path}: a picture is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 
-def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None) -> bytes:
-    """The triangle, or the kind's own picture, as `path` names it: .svg, .png or .pdf.
+def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None, **options: Any) -> bytes:
+    """The triangle, or the kind's own picture with its `options`, as `path` names it: .svg, .png or .pdf.
 
     The triangle as .svg needs no other package; the rest is drawn by matplotlib.
     """
@@ -104,7 +104,8 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
     own = type(reading) in OWN
     if path.suffix.lower() == ".svg" and not own:
         return svg(*looks_of(reading), joined=joined).encode()
-    figure, data = plot(reading, what) if own else plot(reading, "triangle", joined=joined), io.BytesIO()
+    figure = plot(reading, what, **options) if own else plot(reading, "triangle", joined=joined)
+    data = io.BytesIO()
     with import_module("matplotlib").rc_context(PAPER):
         kind = path.suffix.lower()[1:]
         figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
