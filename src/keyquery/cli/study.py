@@ -14,24 +14,33 @@ from keyquery.cli.options import Csv, Device, Force, Json, Picture, Quiet, deliv
 from keyquery.layers import Shape
 from keyquery.report import terminal
 
+INT, STR, PATH = "<int>", "<str>", "<path>"  # what one of several is: a list is not what a user types
 Texts = Annotated[
     Path | None,
     typer.Option(help="A text file, or a .tsv with a column `text`, packed or not; without, the tokens in --out."),
 ]
 Seeds = Annotated[
     list[int] | None,
-    typer.Option(help="A seed; may be given several times. Without: three, and ten of the synthetic part."),
+    typer.Option(
+        metavar=INT, help="A seed; may be given several times. Without: three, and ten of the synthetic part."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option(file_okay=False, help="Keep every result here; what is done is not done again.")
 ]
 Attentions = Annotated[
     list[str] | None,
-    typer.Option(help="primal, primal+ or general; without: all. Speed is that of all, beside each other."),
+    typer.Option(
+        metavar=STR,
+        help="primal, primal+ or general; may be given several times. Without: all. Speed is of all, side by side.",
+    ),
 ]
 Samples = Annotated[
     list[int] | None,
-    typer.Option(help="Sequences that the synthetic part learns from; may be given several times."),
+    typer.Option(
+        metavar=INT,
+        help="Sequences that the synthetic part learns from; may be given several times. Without: 16 to 1,024.",
+    ),
 ]
 study = typer.Typer(
     help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -49,7 +58,9 @@ def objectives(
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Write both models here; a run broken off is gone on with.")
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: 0.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 6000,
     width: Annotated[int, typer.Option(min=4, help="The models' width.")] = 128,
     depth: Annotated[int, typer.Option(min=1, help="How many layers.")] = 4,
@@ -120,16 +131,22 @@ def kernels(
 @study.command("dial")
 def dial(
     models: Annotated[
-        list[Path] | None, typer.Argument(help="Folders or .gguf files; the two that ship if none.")
+        list[Path] | None,
+        typer.Argument(help="Folders or .gguf files; the two that ship if none."),
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="A text, packed by xz or not; several times, if wanted."),
+        typer.Option(
+            metavar=PATH, help="A text, packed by xz or not; may be given several times. Without: the one that ships."
+        ),
     ] = None,
     by: Annotated[
         str, typer.Option(help="all, layer or head: in all heads at once; also by layer; also by head.")
     ] = "layer",
-    seed: Annotated[list[int] | None, typer.Option(help="A seed of random tokens; may be given several times.")] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(metavar=INT, help="A seed of random tokens; may be given several times. Without: 0."),
+    ] = None,
     sequences: Annotated[int, typer.Option(min=2, help="How many of each text and seed.")] = 16,
     length: Annotated[int, typer.Option(min=16, help="How many tokens each has.")] = shipped.LENGTH,
     device: Device = "auto",
@@ -158,31 +175,53 @@ def dial(
 def primal(
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."),
+        typer.Option(
+            metavar="<dir>", help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."
+        ),
     ] = None,
     out: Out = None,
     part: Annotated[str, typer.Option(help="series, ablation, arena, speed, or all.")] = "all",
-    task: Annotated[list[str] | None, typer.Option(help="listops, text, image or pathfinder; without: all.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar=STR, help="listops, text, image or pathfinder; may be given several times. Without: all."),
+    ] = None,
     attention: Attentions = None,
-    dataset: Annotated[list[str] | None, typer.Option(help="A set of series; without: all in --data.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: five.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="On series.")] = 100,
-    width: Annotated[int, typer.Option(min=8, help="Of networks on series.")] = 512,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar=STR, help="A set of series; may be given several times. Without: all in --data."),
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: five.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of a training on series.")] = 100,
+    width: Annotated[int, typer.Option(min=8, help="Width of the networks on series.")] = 512,
     share: Annotated[
         float | None,
-        typer.Option(help="Of the arena's steps; without: all of ListOps and Text, a fifth of the others."),
+        typer.Option(
+            help="Share of the arena's steps to run. Without: all of ListOps and Text, a fifth of the others."
+        ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of a whole run there; without: as published.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step there; without: as published.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of a whole training on the arena. Without: as published.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences a step on the arena. Without: as published.")
+    ] = None,
     schedule: Annotated[str, typer.Option(help="published: a share is a run cut short; shortened: a whole one.")] = (
         "published"
     ),
-    start: Annotated[str, typer.Option(help="Of primal layers: published, or the layer's own default.")] = "published",
+    start: Annotated[str, typer.Option(help="How primal layers start: published, or default, the layer's own.")] = (
+        "published"
+    ),
     examples: Annotated[
-        int | None, typer.Option(min=1, help="To generate and train on, a tenth more to choose by and to test on each.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Examples to generate and train on; a tenth more to choose by, and to test on. Without: as published.",
+        ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Break a training on the arena off after these; --out goes on.")
+        float | None, typer.Option(min=0, help="Break a training on the arena off after so many; --out goes on.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 7,
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
@@ -220,9 +259,13 @@ def time(
     badges: Annotated[Path | None, typer.Option(help="Stack Overflow: an .npz of time, event and offsets.")] = None,
     retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, packed or not.")] = None,
     cdnow: Annotated[Path | None, typer.Option(help="CDNOW: its master file, packed or not.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep every result here; what is done is not done again.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="At most; a training stops when it gets no better.")] = 20,
+    out: Out = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Epochs of a training at most; it stops when it gets no better.")
+    ] = 20,
     width: Annotated[int, typer.Option(min=8, help="The models' width.")] = 32,
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
     device: Device = "auto",
