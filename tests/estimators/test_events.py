@@ -14,7 +14,7 @@ from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
 from keyquery.estimators import event_training
-from keyquery.estimators.event_network import EventNetwork
+from keyquery.estimators.event_network import KNOTS, EventNetwork, Since
 from keyquery.estimators.mixture import Mixture
 
 SMALL = {"width": 16, "heads": 2, "window": 20, "device": "cpu", "random_state": 0}
@@ -65,6 +65,20 @@ def test_gaps_that_are_drawn_have_it_too():
     for at in (0.3, 0.6, 1.0, 3.0):
         assert float((drawn <= at).double().mean()) == pytest.approx(float(one.cdf(torch.tensor(at))), abs=0.015)
     assert not ((drawn > 0) & (drawn <= 0.3)).any()  # at the floor is at the same time
+
+
+def test_a_gap_is_seen_through_lines_between_quantiles():
+    gaps = np.random.default_rng(0).lognormal(0, 3, 2000) * (np.arange(2000) % 4 > 0)  # a quarter at one time
+    since, asked = Since(3, floor=1e-4), np.array([0.0, 1e-9, 0.01, 1.0, 30.0, 1e9])
+    since.begin(gaps)
+    found = since(torch.from_numpy(asked).unsqueeze(0))[0].detach().numpy()
+    knots = since.knots.double().numpy()
+    assert (np.diff(knots) > 0).all()
+    assert np.exp(knots[len(knots) // 2]) == pytest.approx(np.median(gaps), rel=0.15)
+    heights = np.concatenate((np.zeros((3, 1)), since.map.weight.detach().double().cumsum(1).numpy()), 1)
+    assert heights.shape == (3, KNOTS)
+    for row, height in zip(found.T, heights, strict=True):
+        assert np.allclose(row, np.interp(np.log(np.maximum(asked, 1e-4)), knots, height), atol=1e-5)
 
 
 @pytest.mark.parametrize("time", ["mercer", "bochner"])

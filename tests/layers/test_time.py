@@ -10,6 +10,7 @@ import torch
 
 import keyquery as kq
 from keyquery.layers.time.clock import elapsed, spread
+from keyquery.layers.time.waves import waves
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 KINDS = (*SPECTRA, "mercer")
@@ -234,6 +235,33 @@ def test_gradients(kind):
 
     weights = [weight.detach().clone().requires_grad_() for weight in code.parameters()]
     assert torch.autograd.gradcheck(run, (irregular(2, 3).requires_grad_(), *weights))
+
+
+def test_waves_have_the_gradient_that_autograd_finds():
+    def plain(times, frequencies, sizes):
+        phases = times.unsqueeze(-1) * frequencies
+        return torch.stack((phases.cos() * sizes, phases.sin() * sizes), -1).flatten(-2)
+
+    torch.manual_seed(0)
+    given = (irregular(2, 3), torch.randn(4).double(), torch.rand(4).double() + 0.1)
+    given = tuple(part.requires_grad_() for part in given)
+    assert torch.allclose(waves(*given), plain(*given), atol=1e-14)
+    pull = torch.randn(2, 3, 8, dtype=torch.float64)
+    found, expected = (torch.autograd.grad((way(*given) * pull).sum(), given) for way in (waves, plain))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert torch.autograd.gradgradcheck(waves, given)
+    each = torch.func.vmap(waves, in_dims=(0, None, None))(*given)
+    assert torch.allclose(each, waves(*given))
+
+
+def test_a_coefficient_that_has_vanished_poisons_no_gradient():
+    code = made("mercer", dim=12).float()
+    with torch.no_grad():
+        code.raw[0, 0] = -1000
+    code.encode(irregular(2, 3)).square().sum().backward()
+    assert code.raw.grad.isfinite().all()
+    assert code.change.grad.isfinite().all()
 
 
 @pytest.mark.unchecked
