@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -322,3 +323,39 @@ def test_codes_that_cannot_be_are_told():
         kq.MercerTime(2, 1, [-1.0])
     with pytest.raises(ValueError, match="two different times"):
         kq.MercerTime(2, 1, 1).see(torch.ones(3, 4).double())
+    with pytest.raises(ValueError, match="two different times"):
+        kq.MercerTime(2, 1, 1).see(torch.ones(0).double())
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("periods", "error", "words"),
+    [
+        ("7", ValueError, "periods must be how many, or a list with at least one, got '7'"),
+        ([], ValueError, r"periods must be how many, or a list with at least one, got \[\]"),
+        (None, ValueError, "periods must be how many, or a list with at least one, got None"),
+        (1.5, TypeError, "periods must be an integer, got 1.5"),
+        (["a"], TypeError, "periods must be a number, got str"),
+        ([1e-320], ValueError, "periods must be above 0, and 1e-300 at least, got 1e-320"),
+    ],
+)
+def test_periods_that_are_none_are_told(periods, error, words):
+    with pytest.raises(error, match=words):
+        kq.MercerTime(2, 1, periods)
+    assert kq.MercerTime(4, 1, torch.tensor([1.0, 2.0])).periods().tolist() == [1.0, 2.0]
+    assert len(kq.MercerTime(4, 1, np.int64(2)).periods()) == 2
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("lags", "words"),
+    [
+        ([1.0, 2.0], r"lags must be a tensor \(lags,\) with at least one, got list"),
+        (torch.ones(2, 2), r"got shape \(2, 2\)"),
+        (torch.ones(0), r"got shape \(0,\)"),
+        (torch.tensor([1.0, math.nan]), "lags must be finite, got 1 NaN or infinite of 2"),
+    ],
+)
+def test_lags_that_are_none_are_told(lags, words):
+    with pytest.raises(ValueError, match=words):
+        kq.MercerTime(2, 1, 1).time_kernel(lags)

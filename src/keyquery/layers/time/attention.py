@@ -140,6 +140,8 @@ class TimeAttention(nn.Module):
     def _check(self, x: Tensor, times: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        if not isinstance(times, Tensor):
+            raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
         if tuple(times.shape) != tuple(x.shape[:2]):
             raise ValueError(f"times must be {tuple(x.shape[:2])}, one for each event of x, got {tuple(times.shape)}")
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
 from keyquery.layers.time.clock import elapsed
-from keyquery.layers.time.kernel import TimeKernel, usual_lags
+from keyquery.layers.time.kernel import TimeKernel, checked_lags, usual_lags
 from keyquery.layers.time.waves import waves
 from keyquery.reading import provenance
 
@@ -99,7 +99,7 @@ class TimeCode(nn.Module, ABC):
         (1.0, 3.5)
         """
         with torch.no_grad():
-            lags = usual_lags(self.frequencies()) if lags is None else lags.double().cpu()
+            lags = usual_lags(self.frequencies()) if lags is None else checked_lags(lags)
             values = self.kernel(lags.to(self.frequencies().device))
             spectrum = [
                 {"frequency": frequency, "share": share}
