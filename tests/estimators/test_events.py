@@ -74,6 +74,7 @@ def test_a_gap_is_seen_through_lines_between_quantiles():
     assert (np.diff(knots) > 0).all()
     assert np.exp(knots[len(knots) // 2]) == pytest.approx(np.median(gaps), rel=0.15)
     heights = np.concatenate((np.zeros((3, 1)), since.map.weight.detach().double().cumsum(1).numpy()), 1)
+    heights += since.map.bias.detach().double().numpy()[:, None]
     assert heights.shape == (3, KNOTS)
     for row, height in zip(found.T, heights, strict=True):
         assert np.allclose(row, np.interp(np.log(np.maximum(asked, 1e-4)), knots, height), atol=1e-5)

@@ -118,7 +118,7 @@ class EventNetwork(nn.Module):
 class Since(nn.Module):
     """A learned function of the time g since another event, (…, width), piecewise linear in log g.
 
-    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1), where the knots c are quantiles of the data's log gaps: gaps
+    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, where the knots c are quantiles of the data's log gaps: gaps
     are spread over many scales, of which a few sines would tell only some apart.
 
     >>> Since(16)(torch.rand(2, 5).double()).shape
@@ -131,7 +131,7 @@ class Since(nn.Module):
         super().__init__()
         self.floor = floor
         self.register_buffer("knots", torch.linspace(math.log(floor), -math.log(floor), KNOTS))
-        self.map = nn.Linear(KNOTS - 1, width, bias=False)  # embeddings of types have one
+        self.map = nn.Linear(KNOTS - 1, width)
 
     def forward(self, spans: Float64[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
         """Spans to vectors."""
