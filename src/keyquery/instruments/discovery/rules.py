@@ -99,9 +99,7 @@ def _r2(graph: Pag, separations: Separations) -> Iterator[Proposal]:
         into, parents = graph.arrows[c], graph.parents(c)
         for a in members(graph.circles(c)):
             between = members(graph.adjacent[a] & into)
-            if any(
-                graph.arrows[b] >> a & 1 and (graph.tails[a] >> b & 1 or parents >> b & 1) for b in between
-            ):
+            if any(graph.arrows[b] >> a & 1 and (graph.tails[a] >> b & 1 or parents >> b & 1) for b in between):
                 yield c, a, "arrow"
 
 

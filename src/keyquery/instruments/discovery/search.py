@@ -53,7 +53,7 @@ def icd_rounds(test: Test, order_free: bool = True, selection: bool = False, tai
         some = _round(graph, test, separations, _sets_of(size), order_free)
         if size < 2 or some:
             graph = arrowheads(graph, separations)
-        last = size > 0 and not some or size >= test.most
+        last = (size > 0 and not some) or size >= test.most
         yield Found(finish(graph, separations, selection, tails), size + 1, last, dict(separations))
         if last:
             return
