@@ -152,10 +152,9 @@ def causes(
     `attention` is a tensor (n, n) or (heads, n, n) whose rows sum to 1; or a transformers model, `kq.Attention`, or
     anything built of it, with a `text` and its `tokenizer`, or with `inputs`, a mapping of what the model takes; or
     the path of a model, with a `text`. Models are run once, the attention is that of `layer` (the deepest unless
-    given) and of `head` (all unless given); pieces of words `merge` into words.
-
-    `nodes` are positions in that attention, or how many to take of those that receive most; the rest is left out, as
-    hidden causes. Of a text, all words are taken, and not what the tokenizer adds.
+    given) and of `head` (all unless given); pieces of words `merge` into words. `nodes` are positions in that
+    attention, or how many to take of those that receive most, all words unless given; the rest, and what a tokenizer
+    adds, is left out, as hidden causes.
 
     `alpha` is the level of the tests, `samples` their effective sample size: the model's hidden size unless given, 768
     for a bare matrix, as published; a convention, not a sample size. `method` is "icd" or "fci"; after `rounds` rounds
@@ -174,10 +173,10 @@ def causes(
     heads = list(zip(source.heads, source.maps, strict=True))
     watched = (progress or silent)(heads, "searching graphs", len(heads))
     graphs = [{"layer": source.layer, "head": number, **search.of(found, chosen)} for number, found in watched]
-    told = {"model": source.model, "tokens": source.tokens, "nodes": chosen, "graphs": graphs}
+    told: dict[str, Any] = {"model": source.model, "tokens": source.tokens, "nodes": chosen, "graphs": graphs}
     origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
-    facts = provenance(samples=origin, merged=source.merged, **search.options)
-    return Causes(**told, method=method, alpha=alpha, samples=effective, provenance=facts)
+    told["provenance"] = provenance(samples=origin, merged=source.merged, **search.options)
+    return Causes(**told, method=method, alpha=alpha, samples=effective)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, ClassVar
@@ -81,20 +81,8 @@ def explain(
     pool = (
         [node for node in nodes if node != target] if exhaustive else sorted(near, key=lambda node: (near[node], node))
     )
-    hits: list[list[int]] = []
-    tried, done = 0, True
     by_size = _every(pool, largest) if exhaustive else _by_size(graphs, trees, target, largest)
-    for sets in by_size if tester is not None else ():
-        assert tester is not None
-        for one in sets:
-            if calls is not None and tried == calls:
-                done = False
-                break
-            tried += 1
-            if tester(members(one), target):
-                hits.append(list(members(one)))
-        if hits or not done:
-            break
+    hits, tried, done = _asked(by_size, tester, target, calls) if tester is not None else ([], 0, True)
     return Explanation(
         target=target,
         sets=hits,
@@ -106,6 +94,24 @@ def explain(
         tokens=tokens if isinstance(graph, Causes) else [],
         provenance=provenance(head=head, reach=reach),
     )
+
+
+def _asked(
+    by_size: Iterable[Sequence[int]], tester: Tester, target: int, most: int | None
+) -> tuple[list[list[int]], int, bool]:
+    """The sets of the first size that has any, how many were tried, and whether none was left out for want of calls."""
+    hits: list[list[int]] = []
+    tried = 0
+    for sets in by_size:
+        for one in sets:
+            if tried == most:
+                return hits, tried, False
+            tried += 1
+            if tester(members(one), target):
+                hits.append(list(members(one)))
+        if hits:
+            break
+    return hits, tried, True
 
 
 def _graphs(graph: Causes | Pag, head: int | None) -> tuple[list[Pag], list[int], list[str]]:
