@@ -176,7 +176,7 @@ def icd_sets(size: int) -> Callable[[Pag], Callable[[int, int], Candidates]]:
                 if pool.bit_count() < size:
                     break
                 if root not in trees:
-                    trees[root] = depths(graph, root, size)
+                    trees[root] = depths(graph, root)
                 depth = trees[root]
                 for z in _last(graph, root, pool, size):
                     cost = sum([depth[node] for node in members(z)])

@@ -1,7 +1,8 @@
 """Paths that may carry dependence towards a node (PDS-trees), and the sets of nodes that are closed along them.
 
 A PDS-path from a root goes over neighbours u – w – v where u and v are adjacent, or w is a collider (u *→ w ←* v), and
-never through the root. A set is path-closed where each member is reached from the root by such a path inside the set.
+never back to the root. A set is path-closed where each member is reached from the root by such a path inside the set.
+Paths may meet a node twice: that can only add sets to try, and to find them takes no search through all paths.
 """
 
 from __future__ import annotations
