@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from keyquery.capture.words import Words
 from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, fci, icd
 from keyquery.instruments.mapped import Mapped, mapped
@@ -49,6 +50,7 @@ class Causes(Reading, kind="causes"):
     method: str
     alpha: float
     samples: float
+    explanation: Mapping[str, Any] | None = None  # an Explanation, where a target was given
 
     @property
     def edges(self) -> list[Edge]:
@@ -133,7 +135,7 @@ def causes(
     samples: float | None = None,
     method: str = "icd",
     *,
-    text: str | None = None,
+    text: str | Words | None = None,
     inputs: Any = None,
     layer: int | None = None,
     head: int | Iterable[int] | None = None,

@@ -38,7 +38,7 @@ class Mapped:
 
 def mapped(
     attention: Any,
-    text: str | None = None,
+    text: str | Words | None = None,
     inputs: Any = None,
     layer: int | None = None,
     head: int | Iterable[int] | None = None,
@@ -95,7 +95,7 @@ def check_length(model: nn.Module, tokens: int) -> None:
 
 
 def _prepared(
-    source: Any, text: str | None, inputs: Any, tokenizer: Any, merge: bool
+    source: Any, text: str | Words | None, inputs: Any, tokenizer: Any, merge: bool
 ) -> tuple[nn.Module, Words | None, Mapping[str, Tensor]]:
     """A live model, the words of the text if there is one, and what to run it on."""
     model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
@@ -103,18 +103,21 @@ def _prepared(
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs must be a mapping of what the model takes, got {type(inputs).__name__}")
         return model, None, inputs
-    tokenizer = tokenizer if tokenizer is not None else found
     taken = getattr(model, "main_input_name", "input_ids")
     if taken != "input_ids":
         raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
-    if tokenizer is None:
-        raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
-    words = words_of(text, tokenizer, merge)
+    words = text if isinstance(text, Words) else words_of(text, _tokenizer(tokenizer, found), merge)
     check_length(model, len(words.ids))
     batch = words.batch()
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         batch = {**batch, "decoder_input_ids": batch["input_ids"]}
     return model, words, batch
+
+
+def _tokenizer(given: Any, found: Any) -> Any:
+    if given is None and found is None:
+        raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
+    return found if given is None else given
 
 
 def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
