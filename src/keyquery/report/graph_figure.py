@@ -8,7 +8,7 @@ from typing import Any
 
 from keyquery.instruments.causes import Causes
 from keyquery.report.colours import EDGES
-from keyquery.report.rings import MEANS, Ring, kinds, rings, short, strong, tips, width
+from keyquery.report.rings import MEANS, Ring, kinds, rings, short, strong, tips
 
 TOKENS = {"target": "#cf222e", "cause": "#1f2328", "": "#59636e"}
 
@@ -27,8 +27,8 @@ def graph_figure(reading: Causes, pyplot: Any, head: int | None = None) -> Any:
     lines = import_module("matplotlib.lines")
     shown = [lines.Line2D([], [], color=EDGES[kind], label=f"{kind}  {MEANS[kind]}") for kind in kinds(reading)]
     if shown:
-        figure.legend(handles=shown, loc="outside lower center", ncols=2 if columns == 1 else 5, frameon=False)
-    figure.suptitle(str(reading.model["name"]))
+        figure.legend(handles=shown, loc="outside lower center", ncols=1 if columns == 1 else 5, frameon=False)
+    figure.suptitle(str(reading.model["name"]), weight="bold")
     return figure
 
 
@@ -39,7 +39,7 @@ def _draw(axis: Any, panel: Ring, reading: Causes) -> None:
     for arc in panel.arcs:
         colour, (first, last) = EDGES[arc.kind], tips(arc)
         curve = path([first.stop, arc.points[1], last.stop], [path.MOVETO, path.CURVE3, path.CURVE3])
-        axis.add_patch(patches.PathPatch(curve, fill=False, color=colour, lw=0.6 * width(arc.share)))
+        axis.add_patch(patches.PathPatch(curve, fill=False, color=colour, lw=0.6 * arc.width))
         for tip in (first, last):
             if tip.corners:
                 axis.add_patch(patches.Polygon(tip.corners, fc=colour, ec="none", zorder=3))

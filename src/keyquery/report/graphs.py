@@ -7,7 +7,7 @@ from html import escape
 
 from keyquery.instruments.causes import Causes
 from keyquery.report.colours import EDGES, EDGES_DARK
-from keyquery.report.rings import KINDS, MEANS, Arc, Ring, kinds, rings, short, strong, tips, width
+from keyquery.report.rings import KINDS, MEANS, Arc, Ring, kinds, rings, short, strong, tips
 
 
 def _tones(colours: dict[str, str]) -> str:
@@ -42,7 +42,7 @@ def svg(reading: Causes) -> str:
     columns = min(len(panels), max(1, math.ceil(math.sqrt(len(panels)))))
     wide, tall = 2 * panels[0].half, 2 * panels[0].half + 44
     rows = -(-len(panels) // columns)
-    width, height = columns * wide, rows * tall + 62
+    width, height = max(columns * wide, 32 + sum(map(_long, kinds(reading)))), rows * tall + 62
     body = "".join(
         f'<g transform="translate({(index % columns + 0.5) * wide:.1f} {index // columns * tall + 92 + wide / 2:.1f})">'
         f"{panel_svg(panel, reading)}</g>\n"
@@ -91,11 +91,16 @@ def legend_svg(reading: Causes, x: float, y: float) -> str:
     parts = []
     for kind in kinds(reading):
         ends = tuple(sorted(next(marks for marks, name in KINDS.items() if name == kind), reverse=True))
-        arc = Arc(-1, -1, ((x, y - 4), (x + 20, y - 4), (x + 40, y - 4)), (ends[0], ends[1]), kind, 1.0, "")
+        arc = Arc(-1, -1, ((x, y - 4), (x + 20, y - 4), (x + 40, y - 4)), (ends[0], ends[1]), kind, 1.8, "")
         parts.append(_arc_svg(arc))
         parts.append(f'<text class="note" x="{x + 46:.1f}" y="{y:.1f}">{MEANS[kind]}</text>')
-        x += 66 + 6.4 * len(MEANS[kind])
+        x += _long(kind)
     return "".join(parts)
+
+
+def _long(kind: str) -> float:
+    """How much room a kind takes in the legend."""
+    return 66 + 6.4 * len(MEANS[kind])
 
 
 def _arc_svg(arc: Arc) -> str:
@@ -110,4 +115,4 @@ def _arc_svg(arc: Arc) -> str:
             marks += f'<circle cx="{tip.middle[0]:.1f}" cy="{tip.middle[1]:.1f}" r="3" stroke-width="1.2"/>'
     facts = f'class="edge k{list(EDGES).index(arc.kind)}" data-i="{arc.i}" data-j="{arc.j}"'
     title = f"<title>{escape(arc.title)}</title>" if arc.title else ""
-    return f'<g {facts} stroke-width="{width(arc.share):.2f}"><path d="{line}"/>{marks}{title}</g>'
+    return f'<g {facts} stroke-width="{arc.width:.2f}"><path d="{line}"/>{marks}{title}</g>'

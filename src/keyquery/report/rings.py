@@ -30,19 +30,20 @@ LEAST, APART, BEND = (
     0.55,
 )  # of the ring: its radius, the distance of its tokens, how far edges turn inwards
 LONGEST = 16  # signs of a token that are shown
-LABEL = 112.0  # room for tokens around the ring
+MANY = 45  # edges, beyond which lines get finer
+SIGN = 6.8  # room that a sign of a token takes
 
 
 @dataclass(frozen=True)
 class Arc:
-    """An edge as it is drawn: a curve of three points, the mark at each end, its kind, its share of the heads."""
+    """An edge as it is drawn: a curve of three points, the mark at each end, its kind, how wide it is."""
 
     i: int
     j: int
     points: tuple[tuple[float, float], ...]
     marks: tuple[str, str]
     kind: str
-    share: float
+    width: float
     title: str
 
 
@@ -62,13 +63,9 @@ class Ring:
     title: str
     note: str
     radius: float
+    half: float  # of the panel's width
     places: dict[int, tuple[float, float, float]]
     arcs: list[Arc]
-
-    @property
-    def half(self) -> float:
-        """Half the width of the panel."""
-        return self.radius + LABEL
 
 
 def kind_of(at_i: str, at_j: str) -> str:
@@ -106,14 +103,27 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
         title, shares = f"{place}head {graph['head']}", {}
         edges = reading.edges_of(reading.graphs.index(graph))
         note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", cut short")
+    fine = min(1.0, math.sqrt(MANY / max(len(edges), 1)))
     arcs = []
     for i, j, at_i, at_j in edges:
         (x1, y1, _), (x2, y2, _) = places[i], places[j]
-        middle = ((x1 + x2) / 2 * (1 - BEND), (y1 + y2) / 2 * (1 - BEND))
+        keep = (1 - BEND * min(1.0, math.hypot(x2 - x1, y2 - y1) / radius)) / 2  # neighbours need no detour
+        middle = ((x1 + x2) * keep, (y1 + y2) * keep)
         agree = shares.get((i, j), several)
         told = written(reading, i, j, at_i, at_j) + (f" in {agree} of {several} heads" if shares else "")
-        arcs.append(Arc(i, j, ((x1, y1), middle, (x2, y2)), (at_i, at_j), kind_of(at_i, at_j), agree / several, told))
-    return Ring(title, note, radius, places, arcs)
+        arcs.append(
+            Arc(
+                i,
+                j,
+                ((x1, y1), middle, (x2, y2)),
+                (at_i, at_j),
+                kind_of(at_i, at_j),
+                fine * (0.7 + 1.1 * agree / several),
+                told,
+            )
+        )
+    half = radius + 18 + SIGN * max(len(short(reading.tokens[node])) for node in reading.nodes)
+    return Ring(title, note, radius, max(half, 150.0), places, arcs)
 
 
 def rings(reading: Causes, head: int | None = None) -> list[Ring]:
@@ -146,11 +156,6 @@ def tips(arc: Arc) -> list[Tip]:
             sides = (tx - 3.4 * dy, ty + 3.4 * dx), (tx + 3.4 * dy, ty - 3.4 * dx)
             found.append(Tip((tx, ty), corners=((bx, by), *sides)))
     return found
-
-
-def width(share: float) -> float:
-    """How wide a line is that a share of the heads agree on."""
-    return 0.7 + 1.1 * share
 
 
 def short(token: str) -> str:
