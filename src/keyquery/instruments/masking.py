@@ -21,7 +21,7 @@ class Predicted:
 
     An encoder sees the target's own pieces behind its mask token, a decoder only what stands before them. As a tester
     of `kq.explain`, it says whether masking some words changes the prediction: an encoder sees mask tokens in their
-    place, a decoder does not see them at all.
+    place, a decoder a text without them.
     """
 
     model: nn.Module
@@ -35,15 +35,21 @@ class Predicted:
         return self.predict(hidden) != [self.words.ids[place] for place in self.words.places[self.target]]
 
     def predict(self, hidden: list[int]) -> list[int]:
-        """The most likely tokens of the target, with the tokens at some places hidden."""
-        places, batch = self.words.places[self.target], self.words.batch()
+        """The most likely tokens of the target, with the tokens at some places hidden; none without a token before."""
+        places, ids = self.words.places[self.target], list(self.words.ids)
         if self.mask is None:
-            batch["attention_mask"][0, hidden] = 0
-            places = [place - 1 for place in places]
+            before = [number for place, number in enumerate(ids[: places[0]]) if place not in hidden]
+            asked = range(len(before) - 1, len(before) - 1 + len(places))
+            ids = before + [ids[place] for place in places]
+            if not before:
+                return []
         else:
-            batch["input_ids"][0, hidden + places] = self.mask
+            asked = range(places[0], places[-1] + 1)
+            for place in (*hidden, *places):
+                ids[place] = self.mask
+        batch = replace(self.words, ids=ids).batch()
         with evaluating(self.model):
-            found: list[int] = logits(self.model, batch)[0, places].argmax(-1).tolist()
+            found: list[int] = logits(self.model, batch)[0, list(asked)].argmax(-1).tolist()
         return found
 
 

@@ -43,11 +43,10 @@ def svg(reading: Causes) -> str:
     wide, tall = 2 * panels[0].half, 2 * panels[0].half + 44
     rows = -(-len(panels) // columns)
     width, height = max(columns * wide, 32 + sum(map(_long, kinds(reading)))), rows * tall + 62
-    body = "".join(
-        f'<g transform="translate({(index % columns + 0.5) * wide:.1f} {index // columns * tall + 92 + wide / 2:.1f})">'
-        f"{panel_svg(panel, reading)}</g>\n"
-        for index, panel in enumerate(panels)
-    )
+    body = ""
+    for index, panel in enumerate(panels):
+        x, y = (index % columns + 0.5) * width / columns, index // columns * tall + 92 + wide / 2
+        body += f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel, reading)}</g>\n'
     name = escape(str(reading.model["name"]))
     top = f'<text class="title" x="16" y="24">{name}</text>{legend_svg(reading, 16, 46)}'
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'

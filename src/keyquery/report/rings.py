@@ -24,11 +24,8 @@ MEANS = {
     "o–o": "not known",
     "–": "selected by both",
 }
-LEAST, APART, BEND = (
-    118.0,
-    17.0,
-    0.55,
-)  # of the ring: its radius, the distance of its tokens, how far edges turn inwards
+LEAST, APART = 140.0, 24.0  # the radius of a ring, and how far its tokens stand apart
+BEND = 0.55  # how far edges turn inwards
 LONGEST = 16  # signs of a token that are shown
 MANY = 45  # edges, beyond which lines get finer
 SIGN = 6.8  # room that a sign of a token takes
