@@ -93,7 +93,7 @@ class Causes(Reading, kind="causes"):
 
     def pag(self, head: int | None = None) -> Pag:
         """The graph of a head, or that of `edges`; its nodes are all tokens, those without an edge among them."""
-        return Pag(len(self.tokens), self.edges if head is None else self.edges_of(self._index(head)))
+        return Pag(len(self.tokens), self.edges if head is None else self.edges_of(self.index_of(head)))
 
     def networkx(self, head: int | None = None) -> Any:
         """The graph of a head, or that of `edges`, as a networkx.Graph of `nodes` (extra `causes`).
@@ -107,7 +107,7 @@ class Causes(Reading, kind="causes"):
             raise ImportError("networkx() needs networkx: pip install 'keyquery[causes]'") from None
         graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
         heads = {(row["i"], row["j"]): {"heads": row["heads"]} for row in self.agreement()} if head is None else {}
-        for i, j, at_i, at_j in self.edges if head is None else self.edges_of(self._index(head)):
+        for i, j, at_i, at_j in self.edges if head is None else self.edges_of(self.index_of(head)):
             graph.add_edge(i, j, marks={i: at_i, j: at_j}, **heads.get((i, j), {}))
         return graph
 
@@ -121,7 +121,8 @@ class Causes(Reading, kind="causes"):
                 rows.append({**place, **words, "mark_i": at_i, "mark_j": at_j})
         return rows
 
-    def _index(self, head: int) -> int:
+    def index_of(self, head: int) -> int:
+        """Where the graph of a head stands among `graphs`."""
         heads = [graph["head"] for graph in self.graphs]
         if head not in heads:
             raise ValueError(f"head must be one of {', '.join(map(str, heads))}, got {head!r}")

@@ -95,10 +95,11 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
         title, shares = f"{several} heads together", {(row["i"], row["j"]): row["heads"] for row in reading.consensus()}
         edges, note = reading.edges, f"{len(reading.edges)} edges that at least half of the heads have"
     else:
-        graph = next(graph for graph in reading.graphs if head in (None, graph["head"]))
+        index = 0 if head is None else reading.index_of(head)
+        graph = reading.graphs[index]
         place = "" if graph["layer"] is None else f"layer {graph['layer']}, "
         title, shares = f"{place}head {graph['head']}", {}
-        edges = reading.edges_of(reading.graphs.index(graph))
+        edges = reading.edges_of(index)
         note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", cut short")
     fine = min(1.0, math.sqrt(MANY / max(len(edges), 1)))
     arcs = []
