@@ -11,13 +11,15 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Comparison, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Look
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
 from keyquery.report.gains import gains
+from keyquery.report.graph_figure import graph_figure
+from keyquery.report.graphs import svg as graphs_svg
 from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
 from keyquery.report.maps import ablation_map
@@ -47,6 +49,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
     Ablation: {"map": ablation_map},
+    Causes: {"graphs": graph_figure},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},
@@ -98,9 +101,11 @@ def check_picture(path: Path) -> None:
 def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None) -> bytes:
     """The triangle, or the kind's own picture, as `path` names it: .svg, .png or .pdf.
 
-    The triangle as .svg needs no other package; the rest is drawn by matplotlib.
+    The triangle and causal graphs as .svg need no other package; the rest is drawn by matplotlib.
     """
     check_picture(path)
+    if isinstance(reading, Causes) and path.suffix.lower() == ".svg":
+        return graphs_svg(reading).encode()
     own = type(reading) in OWN
     if path.suffix.lower() == ".svg" and not own:
         return svg(*looks_of(reading), joined=joined).encode()

@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Comparison, Look, Turned
+from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
+from keyquery.report.caused import causes_lines, explanation_lines
 from keyquery.report.colours import DOES
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
@@ -203,5 +204,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     TimeStudy: lambda reading: time_tables(reading, _table),
     Abilities: abilities_tables,
     Ablation: ablation_lines,
+    Causes: causes_lines,
+    Explanation: explanation_lines,
     Turned: turned_lines,
 }
