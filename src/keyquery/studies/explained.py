@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ NODES = 30  # tokens that most attention goes to
 LARGEST = 3  # of the sets
 CALLS = 500  # after which a search for sets gives up
 TRUTH = 2  # the largest sets that are all tried
+AHEAD = 32  # sets that the model is asked of at a time
 BEST = 10  # choices whose fate is followed
 TARGET = 0  # the blank
 
@@ -118,13 +119,17 @@ def prefixes(order: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def first(sets: Iterable[tuple[int, ...]], patient: Patient, most: int | None = None) -> Found:
-    """The first set whose hiding changes the prediction, and its number, which is how often the model was asked."""
-    calls = 0
-    for calls, one in enumerate(sets, 1):
-        if patient.changed(one):
-            return Found(one, calls)
-        if calls == most:
-            break
+    """The first set whose hiding changes the prediction, and its number, which is how often the model must be asked.
+
+    In fact it is asked of some at a time, which is faster.
+    """
+    calls, rest = 0, islice(sets, most)
+    while some := list(islice(rest, AHEAD)):
+        patient.ask(map(frozenset, some))
+        hit = next((at for at, one in enumerate(some) if patient.changed(one)), None)
+        if hit is not None:
+            return Found(some[hit], calls + hit + 1)
+        calls += len(some)
     return Found(None, calls)
 
 
