@@ -53,6 +53,7 @@ def explain(
     largest: int = 4,
     reach: int | None = None,
     exhaustive: bool = False,
+    every: bool = True,
     calls: int | None = None,
 ) -> Explanation:
     """The smallest sets of tokens whose masking changes the prediction at `target`, and how many calls it took.
@@ -60,9 +61,10 @@ def explain(
     `tester(positions, target)` says whether masking these positions changes it. Sets of one token are tried first,
     then of two, up to `largest`; those of one size that lie nearest to the target in its PDS-tree go first, and each
     token of a set is joined to the target by a path through the set. All sets of the first size that has any are
-    found. Of several heads every graph is used, and no set is tried twice; `head` names one. `reach` bounds the depth
-    of the tree, `calls` how often the tester may be asked. `exhaustive` tries all sets of the graph's nodes, whatever
-    its edges, to know the truth. Without a tester only the `pool` is told.
+    found, or only the first of them, unless `every`. Of several heads every graph is used, and no set is tried twice;
+    `head` names one. `reach` bounds the depth of the tree, `calls` how often the tester may be asked. `exhaustive`
+    tries all sets of the graph's nodes, whatever its edges, to know the truth. Without a tester only the `pool` is
+    told.
 
     >>> graph = kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]]))
     >>> found = kq.explain(graph, 2, lambda masked, target: 0 in masked)
@@ -82,7 +84,7 @@ def explain(
         [node for node in nodes if node != target] if exhaustive else sorted(near, key=lambda node: (near[node], node))
     )
     by_size = _every(pool, largest) if exhaustive else _by_size(graphs, trees, target, largest)
-    hits, tried, done = _asked(by_size, tester, target, calls) if tester is not None else ([], 0, True)
+    hits, tried, done = _asked(by_size, tester, target, calls, every) if tester is not None else ([], 0, True)
     return Explanation(
         target=target,
         sets=hits,
@@ -97,7 +99,7 @@ def explain(
 
 
 def _asked(
-    by_size: Iterable[Sequence[int]], tester: Tester, target: int, most: int | None
+    by_size: Iterable[Sequence[int]], tester: Tester, target: int, most: int | None, every: bool
 ) -> tuple[list[list[int]], int, bool]:
     """The sets of the first size that has any, how many were tried, and whether none was left out for want of calls."""
     hits: list[list[int]] = []
@@ -109,6 +111,8 @@ def _asked(
             tried += 1
             if tester(members(one), target):
                 hits.append(list(members(one)))
+                if not every:
+                    return hits, tried, False
         if hits:
             break
     return hits, tried, True
