@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check format bench bench-lens docs clean
+.PHONY: demo test test-all check format bench bench-lens bench-causes docs clean
 
 demo: $(READY)  ## run the main job on what ships
 	@mkdir -p build
@@ -43,13 +43,19 @@ bench-lens: $(READY)  ## look against TransformerLens, in an environment of its 
 	.lens/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation '.[lens]'
 	$(BIN)/python bench/look.py --lens .lens/bin/python
 
+bench-causes: $(READY)  ## causes against causal-learn, in an environment of its own
+	$(PYTHON) -m venv .fci
+	.fci/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
+	.fci/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation '.[fci]'
+	.fci/bin/python bench/causes.py
+
 docs: $(READY)  ## docs/*.md to build/docs, figures drawn anew
 	for figure in docs/figures/*.py; do $(BIN)/python $$figure || exit 1; done
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "open build/docs/index.html"
 
 clean:
-	rm -rf .venv .lens build dist
+	rm -rf .venv .lens .fci build dist
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "keyquery needs Python 3.11 or newer, not " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'

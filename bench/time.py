@@ -1,9 +1,10 @@
 """Codes of time: encoding a million timestamps, and what they cost a training of kq.EventModel.
 
 Timestamps are Unix seconds over a year, in sequences of 100, encoded in 64 features; before it is timed, the code is
-compared with cosines in exact arithmetic (sums of integers). Training: steps of the network on windows of 80 events of
-22 types, forward, backward and update, with Mercer's code, Bochner's, and positions alone, in turns; ratios are within
-a turn. CPU: one thread, CPU seconds; on a GPU by its own clock.
+compared with cosines in exact arithmetic (sums of integers). Training: steps of the network at the default sizes of
+kq.EventModel on windows of 80 events of 22 types, forward, backward and update, with Mercer's code, Bochner's, and
+positions alone, whose sines are fixed and cost no gradient, in turns; ratios are within a turn. CPU: one thread, CPU
+seconds; on a GPU by its own clock.
 
     python bench/time.py [--out FILE]
 """
@@ -27,7 +28,9 @@ from keyquery.estimators.streams import stream_of
 from keyquery.estimators.windows import Clock, cut
 from keyquery.training.optimisers import make_optimiser
 
-SEED, DIM, TYPES, WINDOW, BATCH, WIDTH, HEADS = 0, 64, 22, 80, 64, 32, 2
+SEED, DIM, TYPES = 0, 64, 22
+USUAL = kq.EventModel().get_params()
+WINDOW, BATCH = USUAL["window"], USUAL["batch_size"]
 CODES = {"mercer": lambda: kq.MercerTime(DIM, 4, 8), "bochner": lambda: kq.BochnerTime(DIM, "free")}
 
 
@@ -62,10 +65,11 @@ def step_of(time, device):
     stream = stream_of(events, times, np.repeat(np.arange(users), WINDOW), False)
     windows, _ = cut(stream, events, Clock(1.0), WINDOW, device)
     torch.manual_seed(SEED)
-    network = EventNetwork(TYPES, WIDTH, 1, HEADS, time, dropout=0.1)
+    shape = (USUAL["width"], USUAL["depth"], USUAL["heads"])
+    network = EventNetwork(TYPES, *shape, time, USUAL["how"], USUAL["dropout"])
     network.begin(np.bincount(events).astype(float), stream.gaps, windows)
     network.to(device).train()
-    batch, optimiser = windows.take(range(len(windows.starts))), make_optimiser("adamw", network, 2e-3, 0.01)
+    batch, optimiser = windows.take(range(len(windows.starts))), make_optimiser("adamw", network, USUAL["lr"], 0.01)
 
     def step():
         kind, gap, _ = losses(network, batch)
@@ -76,7 +80,7 @@ def step_of(time, device):
     return step
 
 
-def throughput(device, turns=9):
+def throughput(device, turns=21):
     steps = {time: step_of(time, device) for time in ("positions", *CODES)}
     taken = {time: [] for time in steps}
     for step in steps.values():
@@ -84,7 +88,7 @@ def throughput(device, turns=9):
             step()
     for _ in range(turns):
         for time, step in steps.items():
-            taken[time].append(seconds(step, 5, device))
+            taken[time].append(seconds(step, 4, device))
     rows = []
     for time in CODES:
         ratios = [base / own for base, own in zip(taken["positions"], taken[time], strict=True)]
@@ -105,7 +109,7 @@ def main():
     check()
     rows = [*encode(device), *throughput(device)]
     machine = torch.cuda.get_device_name() if device == "cuda" else "one CPU thread"
-    publish(f"time_{device}", rows, seed=SEED, machine=machine, window=WINDOW, batch=BATCH, width=WIDTH)
+    publish(f"time_{device}", rows, seed=SEED, machine=machine, window=WINDOW, batch=BATCH, width=USUAL["width"])
     if options.out is not None:
         shutil.copy(RESULTS / f"time_{device}.json", options.out)
 

@@ -14,6 +14,7 @@ PICTURES = (
     ("kernels.svg", "kernels", None),
     ("dial.svg", "dial", "parts"),
     ("dial_layers.svg", "dial", "layers"),
+    ("primal.svg", "primal", None),
 )
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from keyquery.estimators import EventModel, SeriesClassifier
     from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.ablation import ablate
+    from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
+    from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
     from keyquery.layers import (
         Attention,
@@ -50,10 +52,12 @@ _LAZY = {
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
     "ablate": "keyquery.instruments.ablation",
+    "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
     "dial": "keyquery.surgery.dial",
     "distill": "keyquery.surgery.distill",
+    "explain": "keyquery.instruments.explanation",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
@@ -82,10 +86,12 @@ __all__ = [
     "TimeAttention",
     "__version__",
     "ablate",
+    "causes",
     "compare",
     "data",
     "dial",
     "distill",
+    "explain",
     "ksvd",
     "look",
     "models",

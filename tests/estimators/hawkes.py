@@ -1,4 +1,4 @@
-"""Hawkes processes, simulated by thinning: types that excite others at known lags."""
+"""Hawkes processes, simulated by thinning, or by `tick`: types that excite others at known lags."""
 
 import numpy as np
 
@@ -26,3 +26,20 @@ def simulate(groups, until, base, excite, bound, seed=0):
 def rates(now, times, types, base, excite):
     """The rates (types,) at a time, given the events before."""
     return base + excite(now - times, types).sum(0) if len(times) else base
+
+
+def simulate_by_tick(groups, until, base, kernel, cause, effect, seed=0):
+    """The same by an independent library, where events of type `cause` add kernel(lags) to the rate of `effect`."""
+    from tick.base import TimeFunction
+    from tick.hawkes import HawkesKernel0, HawkesKernelTimeFunc, SimuHawkes
+
+    lags = np.linspace(0, 20, 4001)
+    kernels = np.array([[HawkesKernel0() for _ in base] for _ in base], dtype=object)
+    kernels[effect, cause] = HawkesKernelTimeFunc(TimeFunction((lags, np.ascontiguousarray(kernel(lags)))))
+    rows = []
+    for group in range(groups):
+        process = SimuHawkes(kernels, baseline=base, end_time=until, seed=seed + group, verbose=False)
+        process.simulate()
+        found = [(when, kind) for kind, times in enumerate(process.timestamps) for when in times]
+        rows += [(kind, when, group) for when, kind in sorted(found)]
+    return tuple(np.array(column) for column in zip(*rows, strict=True))

@@ -7,14 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
 from keyquery.estimators import event_training
-from keyquery.estimators.event_network import EventNetwork
+from keyquery.estimators.event_network import KNOTS, EventNetwork, Since
 from keyquery.estimators.mixture import Mixture
 
 SMALL = {"width": 16, "heads": 2, "window": 20, "device": "cpu", "random_state": 0}
@@ -65,6 +63,21 @@ def test_gaps_that_are_drawn_have_it_too():
     for at in (0.3, 0.6, 1.0, 3.0):
         assert float((drawn <= at).double().mean()) == pytest.approx(float(one.cdf(torch.tensor(at))), abs=0.015)
     assert not ((drawn > 0) & (drawn <= 0.3)).any()  # at the floor is at the same time
+
+
+def test_a_gap_is_seen_through_lines_between_quantiles():
+    gaps = np.random.default_rng(0).lognormal(0, 3, 2000) * (np.arange(2000) % 4 > 0)  # a quarter at one time
+    since, asked = Since(3, floor=1e-4), np.array([0.0, 1e-9, 0.01, 1.0, 30.0, 1e9])
+    since.begin(gaps)
+    found = since(torch.from_numpy(asked).unsqueeze(0))[0].detach().numpy()
+    knots = since.knots.double().numpy()
+    assert (np.diff(knots) > 0).all()
+    assert np.exp(knots[len(knots) // 2]) == pytest.approx(np.median(gaps), rel=0.15)
+    heights = np.concatenate((np.zeros((3, 1)), since.map.weight.detach().double().cumsum(1).numpy()), 1)
+    heights += since.map.bias.detach().double().numpy()[:, None]
+    assert heights.shape == (3, KNOTS)
+    for row, height in zip(found.T, heights, strict=True):
+        assert np.allclose(row, np.interp(np.log(np.maximum(asked, 1e-4)), knots, height), atol=1e-5)
 
 
 @pytest.mark.parametrize("time", ["mercer", "bochner"])
@@ -294,91 +307,6 @@ def test_whole_groups_are_held_out(monkeypatch):
     kq.EventModel(**QUICK, holdout=0.25, batch_size=4).fit(types, np.exp(groups) * 1.0 + np.arange(1000), groups)
     counted = sum(int(batch.counted.sum()) for batch in taken)
     assert counted == 15 * 49
-
-
-def test_nothing_is_dropped_silently():
-    types = ["a", "b", "a", "b", "a"]
-    with pytest.warns(UserWarning, match="decrease within a group at 1 row"):
-        model = kq.EventModel(**QUICK).fit(types, [0.0, 2.0, 1.0, 5.0, 9.0], [0, 0, 0, 1, 2])
-    assert model.seen_ == {
-        "events": 5,
-        "groups": 3,
-        "groups of one event": 2,
-        "sorted": 1,
-        "gaps of 0": 0,
-        "windows": 1,
-    }
-    with pytest.raises(ValueError, match="with strict=True they must not"):
-        kq.EventModel(**QUICK).fit(types, [0.0, 2.0, 1.0, 5.0, 9.0], [0, 0, 0, 1, 2], strict=True)
-    assert model.predict(types, range(5), [0, 0, 0, 1, 2]).shape == (3,)  # one event is enough to go on from
-
-
-@pytest.mark.parametrize(
-    ("types", "times", "groups", "said"),
-    [
-        (["a", "b"], [1.0, 2.0], [0, 1], "no group has a second event: 2 groups of one event each teach nothing"),
-        (["a", "a"], [1.0, 2.0], None, "events hold only one type, 'a'"),
-        (["a", "b"], [1.0, 1.0], None, "times must differ within some group: all 1 gaps are 0"),
-        (["a", "b"], [1.0, float("nan")], None, "times must have a value in every row; 1 is missing"),
-        (["a", "b"], [1.0], None, "one value a row each"),
-    ],
-)
-def test_what_teaches_nothing_is_told(types, times, groups, said):
-    with pytest.raises(ValueError, match=said):
-        kq.EventModel(**QUICK).fit(types, times, groups)
-
-
-def test_bad_questions_are_told(fitted):
-    types, times, who = clicks()
-    with pytest.raises(ValueError, match=r"types that training did not, in 2 of 4 rows: 'dance', 'sing'"):
-        fitted.predict(["buy", "sing", "dance", "buy"], range(4))
-    with pytest.raises(ValueError, match="no group has a second event: there is nothing to foretell"):
-        fitted.score(["buy"], [1.0])
-    with pytest.raises(ValueError, match='at is for information="target_time"'):
-        fitted.predict(types, times, who, at=np.ones(9))
-    with pytest.raises(ValueError, match="what must be one of 'median', 'mean', got 'mode'"):
-        fitted.predict_time(types, times, who, what="mode")
-    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
-        fitted.sample(types, times, who, n=0)
-    target = kq.EventModel(**QUICK, information="target_time").fit(types, times, who)
-    with pytest.raises(ValueError, match="at must hold a time for each group: this model was fitted with"):
-        target.predict(types, times, who)
-    with pytest.raises(ValueError, match="at must hold a time for each of 9 groups, got 2"):
-        target.predict(types, times, who, at=[1.0, 2.0])
-    with pytest.raises(ValueError, match="at must not be before a group's last event; 9 of 9 are"):
-        target.predict(types, times, who, at=np.zeros(9))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"time": "clock"}, "time must be one of 'mercer', 'bochner', 'positions', got 'clock'"),
-        ({"how": "add"}, "how must be one of"),
-        ({"information": "future"}, "information must be one of 'past', 'target_time'"),
-        ({"time": "positions", "information": "target_time"}, 'information "target_time" needs times'),
-        ({"heads": 3}, "heads must divide width: 3 does not divide 16"),
-        ({"window": 1}, "window must be at least 2, got 1"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"gap_weight": -1.0}, "gap_weight must be at least 0, got -1.0"),
-    ],
-)
-def test_bad_parameters_are_told(options, said):
-    with pytest.raises(ValueError, match=said):
-        kq.EventModel(**{**QUICK, **options}).fit(*clicks())
-
-
-def test_a_file_that_names_huge_sizes_costs_nothing(tmp_path):
-    types, times = np.array(["a", "b"] * 20), np.arange(40.0)
-    model = kq.EventModel(width=8, heads=2, window=8, epochs=1, holdout=0, random_state=0, device="cpu")
-    model.fit(types, times).save(tmp_path / "small")
-    with safe_open(tmp_path / "small", "pt") as file:
-        facts = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    name = next(key for key, value in facts.items() if '"width": 8' in value)
-    facts[name] = facts[name].replace('"width": 8', '"width": 200000')
-    save_file(tensors, tmp_path / "huge", facts)
-    with pytest.raises(ValueError, match="is not what a network of these parameters has"):
-        kq.EventModel.load(tmp_path / "huge")
 
 
 def test_what_is_set_after_a_fit_is_for_the_next_one(tmp_path):

@@ -9,7 +9,7 @@ from keyquery import report
 from keyquery.estimators.interactions import Context, Interactions, compare
 from keyquery.estimators.mixture import Mixture
 from keyquery.progress import silent
-from tests.estimators.hawkes import rates, simulate
+from tests.estimators.hawkes import rates, simulate, simulate_by_tick
 
 # Rates without a past: type 0 excites type 1, and type 2 is noise.
 BASE, TAU = np.array([0.15, 0.1, 1.0]), 2.0
@@ -83,9 +83,15 @@ def half_way(lags, change):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # tick's own
+@pytest.mark.parametrize("by", ["thinning", "tick"])
 @pytest.mark.parametrize("excite", [delayed, decaying])
-def test_lags_of_hawkes_processes_are_recovered(excite):
-    data = simulate(200, 100.0, BASE, excite, bound=9.0)
+def test_lags_of_hawkes_processes_are_recovered(excite, by):
+    if by == "tick":
+        pytest.importorskip("tick", reason="the independent simulator: pip install keyquery[hawkes]")
+        data = simulate_by_tick(200, 100.0, BASE, lambda lags: excite(lags, np.zeros(len(lags)))[:, 1], 0, 1)
+    else:
+        data = simulate(200, 100.0, BASE, excite, bound=9.0)
     options = {"width": 16, "window": 30, "epochs": 20, "lr": 5e-3, "gap_weight": 0.1, "patience": 20}
     model = kq.EventModel(information="target_time", **options, random_state=0, device="cpu").fit(*data)
     lags = np.geomspace(TAU / 8, 2.5 * TAU, 20)

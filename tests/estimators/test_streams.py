@@ -1,13 +1,15 @@
 """Columns of events, times and groups, as users have them, and what is said of bad ones."""
 
-from datetime import UTC, datetime, timedelta, timezone
+import warnings
+from datetime import UTC, date, datetime, time, timedelta, timezone
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from keyquery.estimators.streams import longer, stream_of, times_of
+from keyquery.estimators.columns import times_of
+from keyquery.estimators.streams import longer, stream_of
 from keyquery.estimators.windows import Clock, cut, ends
 
 NAN = float("nan")
@@ -68,12 +70,47 @@ def test_numbers_and_spans():
     assert times_of([1709294400.001])[0][0] - 1709294400 == pytest.approx(0.001, abs=1e-6)
 
 
+def test_dates_and_spans_of_python_and_labels_of_one_kind():
+    days = [date(1970, 1, 1) + timedelta(days=day) for day in (0, 2)]
+    assert [part if isinstance(part, str) else part.tolist() for part in times_of(days)] == [[0.0, 172800.0], "dates"]
+    assert times_of([timedelta(minutes=1), timedelta(0)])[0].tolist() == [60.0, 0.0]
+    assert times_of([np.timedelta64(1, "m"), timedelta(0)])[0].tolist() == [60.0, 0.0]
+    assert times_of([np.datetime64("1970-01-02"), np.datetime64("1970-01-01T00:00:01")])[0].tolist() == [86400.0, 1.0]
+    stream = stream_of(["x", np.str_("y")], [1.0, 2.0], [1, np.int64(1)])
+    assert (stream.types.tolist(), stream.groups.tolist()) == (["x", "y"], [1])
+
+
+def test_precision_that_is_lost_is_told():
+    begin = 1_700_000_000 * 10**9
+    with pytest.warns(UserWarning, match="times hold 9 that differ and become the same in float64; subtract the first"):
+        times_of(begin + np.arange(10))
+    with pytest.warns(UserWarning, match="times hold 1 that differ and become the same in float64; give them as numb"):
+        times_of((begin + np.array([0, 1, 5000])).astype("M8[ns]"))
+    with pytest.warns(UserWarning, match=r"times are float32, whose steps are 128 at 1.7e.09: gaps below are lost"):
+        times_of(np.array([1.7e9, 1.7e9 + 500], dtype=np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        times_of(begin + 10**6 * np.arange(10))  # milliseconds, in nanoseconds
+        times_of((begin + 10**6 * np.arange(10)).astype("M8[ns]"))
+        times_of(np.arange(10, dtype=np.float32) / 4)
+
+
+def test_strict_is_yes_or_no():
+    with pytest.raises(TypeError, match="strict must be True or False, got 'no'"):
+        stream_of(["x"], [1.0], strict="no")
+
+
 def test_columns_of_pyarrow():
     pyarrow = pytest.importorskip("pyarrow")
     when = pyarrow.array([MOMENT, MOMENT], type=pyarrow.timestamp("us", tz="Asia/Tokyo"))
     stream = stream_of(pyarrow.array(["x", "y"]), when, pyarrow.chunked_array([["a"], ["a"]]))
     assert stream.times.tolist() == [SECONDS, SECONDS]
     assert stream.types.tolist() == ["x", "y"]
+    coded = pyarrow.chunked_array([pyarrow.array(["x"]).dictionary_encode(), pyarrow.array(["y"]).dictionary_encode()])
+    assert stream_of(coded, pyarrow.array([1, 2])).types.tolist() == ["x", "y"]
+    for column in (pyarrow.array(["x", None]), pd.Series(["x", None], dtype=pd.ArrowDtype(pyarrow.string()))):
+        with pytest.raises(ValueError, match=r"events .* 1 is missing, the first in row 1"):
+            stream_of(column, [1.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +130,7 @@ def test_columns_of_pyarrow():
             ["x"] * 2,
             [0.0, float("inf")],
             None,
-            "times must have a value in every row; 1 is missing, the first in row 1",
+            "times must be finite; 1 of 2 are not, the first in row 1",
         ),
         (["x"] * 2, pd.Series([pd.NaT, pd.Timestamp(0)]), None, "1 is missing, the first in row 0"),
         (["x"] * 2, [MOMENT, pd.NaT], None, "1 is missing, the first in row 1"),
@@ -105,7 +142,35 @@ def test_columns_of_pyarrow():
             None,
             "all have a time zone or none: 2 of 3 have one, and row 2 is the first that differs",
         ),
-        (np.ones((2, 2)), [1.0, 2.0], None, r"events must hold texts or numbers, one a row, got .* shape \(2, 2\)"),
+        (np.ones((2, 2)), [1.0, 2.0], None, r"events must be a column with one value a row, got shape \(2, 2\)"),
+        (pd.DataFrame({"a": ["x"], "b": ["y"]}), [1.0], None, r"events must be a column .*, got shape \(1, 2\)"),
+        ({"x", "y"}, [1.0, 2.0], None, "events must be a column with one value a row, got set"),
+        ((kind for kind in "xy"), [1.0, 2.0], None, "events must be a column with one value a row, got generator"),
+        (pd.Series(["x", None], dtype="string"), [1.0, 2.0], None, "events .* 1 is missing, the first in row 1"),
+        (pd.Series([True, None], dtype="boolean"), [1.0, 2.0], None, "events .* 1 is missing, the first in row 1"),
+        (["x", pd.NA], [1.0, 2.0], None, "events must have a value in every row; 1 is missing, the first in row 1"),
+        (["x"] * 2, [pd.NA, 2.0], None, "times must have a value in every row; 1 is missing, the first in row 0"),
+        (["x"] * 2, np.ma.masked_array([1.0, 2.0], [False, True]), None, "times .* 1 is missing, the first in row 1"),
+        (np.ma.masked_array([1, 2], [True, False]), [1.0, 2.0], None, "events .* 1 is missing, the first in row 0"),
+        (["x"] * 2, [1.0, 2.0], [0.0, float("inf")], "groups must hold labels, got infinity"),
+        (["x"] * 2, [1.0, 2.0], [[1], [2]], "groups must hold texts or numbers, one a row, got lists"),
+        (np.zeros(2, dtype="V4"), [1.0, 2.0], None, "events must hold texts or numbers, one a row, got .*V4"),
+        ([1, True], [1.0, 2.0], None, "events must hold labels of one type, got bool, int"),
+        (["x"] * 2, [-1.7e308, 1.7e308], None, "times must lie less than 1.8e.308 apart, got -1.7e.308 to 1.7e.308"),
+        (["x"] * 2, [10**400, 1], None, "times must be numbers that float64 holds"),
+        (["x"] * 2, [time(1), time(2)], None, "times must be numbers or dates, .* got time; a time of day has no date"),
+        (
+            ["x"] * 2,
+            pd.period_range("2020", periods=2, freq="D"),
+            None,
+            "times must be numbers or dates, .* got Period",
+        ),
+        (["x"] * 2, [[1.0], [2.0, 3.0]], None, "times must be numbers or dates, one a row, got list"),
+        (["x"] * 2, [1.0 + 0j, 2.0], None, "times must be numbers or dates, one a row, got complex"),
+        (["x"] * 2, np.array([1, 2], dtype="m8"), None, r"times must have a unit, such as timedelta64\[s\]"),
+        (["x"] * 2, np.array([0, 400_000], dtype="M8[Y]"), None, "times must lie within 290,000 years of 1970"),
+        (["x"] * 2, torch.ones(2, dtype=torch.bfloat16), None, "times must be of a dtype that numpy has"),
+        (["x"] * 2, [timedelta(1), 3.0], None, "times must be all spans or all numbers, got both"),
     ],
 )
 def test_bad_columns_are_told(events, times, groups, said):

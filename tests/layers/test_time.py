@@ -5,11 +5,13 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 import keyquery as kq
 from keyquery.layers.time.clock import elapsed, spread
+from keyquery.layers.time.waves import waves
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 KINDS = (*SPECTRA, "mercer")
@@ -236,6 +238,33 @@ def test_gradients(kind):
     assert torch.autograd.gradcheck(run, (irregular(2, 3).requires_grad_(), *weights))
 
 
+def test_waves_have_the_gradient_that_autograd_finds():
+    def plain(times, frequencies, sizes):
+        phases = times.unsqueeze(-1) * frequencies
+        return torch.stack((phases.cos() * sizes, phases.sin() * sizes), -1).flatten(-2)
+
+    torch.manual_seed(0)
+    given = (irregular(2, 3), torch.randn(4).double(), torch.rand(4).double() + 0.1)
+    given = tuple(part.requires_grad_() for part in given)
+    assert torch.allclose(waves(*given), plain(*given), atol=1e-14)
+    pull = torch.randn(2, 3, 8, dtype=torch.float64)
+    found, expected = (torch.autograd.grad((way(*given) * pull).sum(), given) for way in (waves, plain))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert torch.autograd.gradgradcheck(waves, given)
+    each = torch.func.vmap(waves, in_dims=(0, None, None))(*given)
+    assert torch.allclose(each, waves(*given))
+
+
+def test_a_coefficient_that_has_vanished_poisons_no_gradient():
+    code = made("mercer", dim=12).float()
+    with torch.no_grad():
+        code.raw[0, 0] = -1000
+    code.encode(irregular(2, 3)).square().sum().backward()
+    assert code.raw.grad.isfinite().all()
+    assert code.change.grad.isfinite().all()
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize("kind", ["normal", "mercer"])
 def test_codes_compile(kind):
@@ -294,3 +323,39 @@ def test_codes_that_cannot_be_are_told():
         kq.MercerTime(2, 1, [-1.0])
     with pytest.raises(ValueError, match="two different times"):
         kq.MercerTime(2, 1, 1).see(torch.ones(3, 4).double())
+    with pytest.raises(ValueError, match="two different times"):
+        kq.MercerTime(2, 1, 1).see(torch.ones(0).double())
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("periods", "error", "words"),
+    [
+        ("7", ValueError, "periods must be how many, or a list with at least one, got '7'"),
+        ([], ValueError, r"periods must be how many, or a list with at least one, got \[\]"),
+        (None, ValueError, "periods must be how many, or a list with at least one, got None"),
+        (1.5, TypeError, "periods must be an integer, got 1.5"),
+        (["a"], TypeError, "periods must be a number, got str"),
+        ([1e-320], ValueError, "periods must be above 0, and 1e-300 at least, got 1e-320"),
+    ],
+)
+def test_periods_that_are_none_are_told(periods, error, words):
+    with pytest.raises(error, match=words):
+        kq.MercerTime(2, 1, periods)
+    assert kq.MercerTime(4, 1, torch.tensor([1.0, 2.0])).periods().tolist() == [1.0, 2.0]
+    assert len(kq.MercerTime(4, 1, np.int64(2)).periods()) == 2
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("lags", "words"),
+    [
+        ([1.0, 2.0], r"lags must be a tensor \(lags,\) with at least one, got list"),
+        (torch.ones(2, 2), r"got shape \(2, 2\)"),
+        (torch.ones(0), r"got shape \(0,\)"),
+        (torch.tensor([1.0, math.nan]), "lags must be finite, got 1 NaN or infinite of 2"),
+    ],
+)
+def test_lags_that_are_none_are_told(lags, words):
+    with pytest.raises(ValueError, match=words):
+        kq.MercerTime(2, 1, 1).time_kernel(lags)

@@ -195,6 +195,13 @@ def test_bad_input_is_told():
         made("additive")(x[..., 1:], times)
 
 
+@pytest.mark.unchecked
+def test_times_must_be_tensors():
+    x, times = events()
+    with pytest.raises(TypeError, match="times must be a tensor, float64 or integers, got list"):
+        made("additive")(x, times.tolist())
+
+
 # A task that needs the span
 
 

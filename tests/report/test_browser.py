@@ -282,3 +282,18 @@ def test_a_notebooks_frame_draws_itself(visit, looks):
     inside = tab.frame_locator("iframe")
     inside.locator('.cell[data-head="1.1"]').click()
     assert inside.locator("#chosen h2").inner_text() == "Layer 1, head 1"
+
+
+def test_a_token_of_a_causal_graph_picks_out_its_edges(visit):
+    attention = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0.3, 0.3, 0.4, 0], [0, 0, 0, 1.0]])
+    seen = visit(kq.causes(attention.expand(2, 4, 4), tokens=["one", "two", EVIL, "four"]))
+    assert seen.locator("svg.graph[role] .edge").count() == 6
+    seen.click(".word[data-node='0']")
+    assert seen.locator("#together .edge.on").count() == 1
+    assert seen.locator("#together .node.on").count() == 2
+    seen.click(".word[data-node='0']")
+    seen.mouse.move(0, 0)
+    assert seen.locator(".picked").count() == 0
+    assert EVIL in seen.locator(".word[data-node='2']").inner_text()
+    assert seen.evaluate("window.hurt") is None
+    assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -17,6 +17,8 @@ from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel
 
+SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of models with a language head end
+
 
 def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, Any]:
     """The model of a folder or a .gguf file, and its tokenizer or None. Nothing is fetched, no code of the folder runs.
@@ -51,6 +53,21 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
     return model, tokenizer
 
 
+def can_speak(source: str | Path) -> bool:
+    """Whether the checkpoint of a folder, or a .gguf file, has the head that gives logits of tokens.
+
+    >>> can_speak(kq.models.ENCODER)
+    True
+    """
+    path = Path(source)
+    if path.is_file() or not (path / "config.json").is_file():
+        return path.suffix == ".gguf"
+    facts = read_json(path / "config.json")
+    return facts.get("model_type") == "keyquery" or any(
+        name.endswith(SPEAKERS) for name in facts.get("architectures") or []
+    )
+
+
 def pick_device(device: Any) -> str:
     """The device that is meant: for "auto" a GPU where there is one.
 
@@ -74,9 +91,7 @@ def pick_device(device: Any) -> str:
 def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
     """The class of a model that gives logits of tokens, as the checkpoint itself names it."""
     config = transformers.AutoConfig.from_pretrained(path, **options)
-    named = [
-        name for name in config.architectures or [] if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))
-    ]
+    named = [name for name in config.architectures or [] if name.endswith(SPEAKERS)]
     if named:
         return getattr(transformers, named[0])
     if "gguf_file" in options:

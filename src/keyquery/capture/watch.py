@@ -125,25 +125,6 @@ def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, 
     return out
 
 
-def attention_maps(model: Any, batch: Batch) -> tuple[Float[Tensor, "batch heads n m"], ...]:
-    """The attention maps that a transformers model computes, layer by layer.
-
-    Only eager attention can give them: it is switched on for the call and put back.
-    """
-    before = getattr(model.config, "_attn_implementation", None)
-    with evaluating(model):
-        model.set_attn_implementation("eager")
-        try:
-            out = model(**batch, output_attentions=True)
-        finally:
-            if before is not None:
-                model.set_attn_implementation(before)
-    maps = getattr(out, "attentions", None) or getattr(out, "encoder_attentions", None)
-    if not maps or any(part is None for part in maps):
-        raise ValueError(f"{type(model).__name__} gives no attention maps: it has no eager path")
-    return tuple(maps)
-
-
 def _keeper(kept: list[Tensor]) -> Callable[[Tensor], None]:
     return lambda tokens: kept.append(tokens.cpu())
 

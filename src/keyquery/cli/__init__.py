@@ -11,6 +11,7 @@ import typer
 
 from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
+from keyquery.cli.causes import causes
 from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
 from keyquery.cli.surgery import ablate, dial
@@ -28,6 +29,7 @@ app.command()(look)
 app.command()(compare)
 app.command()(dial)
 app.command()(ablate)
+app.command()(causes)
 app.add_typer(study, name="study")
 
 

@@ -18,7 +18,9 @@ from keyquery.layers.time import TimeCode
 
 TIMES = ("mercer", "bochner", "positions")
 COMPONENTS = 8  # of the mixture
-DEGREE, PERIODS = 4, 8  # of Mercer's Fourier series
+DEGREE, PERIODS = 2, 6  # of Mercer's Fourier series
+KNOTS = 17  # of the function of a gap, quantiles of those in the data
+LEAST = 0.01  # between knots, of log gaps
 SEEN = 1000  # windows that time kernels are started from
 
 
@@ -26,7 +28,7 @@ class EventNetwork(nn.Module):
     """What follows each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
 
     Events are embeddings plus sines of their place, and see themselves and those before them. With `time` other than
-    "positions" the code of the time since the event before is added, and blocks attend with `kq.TimeAttention`. With
+    "positions" a function of the time since the event before is added, and blocks attend with `kq.TimeAttention`. With
     `targeted`, what the next type is asked of is a token of its own at the time of the event to predict, which knows
     that time and the events before, and which no other token sees; the gap is told by the event before, which does not
     know it. Attention counts time from the first event of the window, or with `calendar` from 0.
@@ -56,7 +58,7 @@ class EventNetwork(nn.Module):
         self.timed, self.floor = time != "positions", floor
         self.types = nn.Embedding(types, width)
         self.now = nn.Parameter(torch.randn(width)) if targeted else None
-        self.since = Since(time, width) if self.timed else None
+        self.since = Since(width, floor) if self.timed else None
         self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout) for _ in range(depth))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
         self.next, self.gap = nn.Linear(width, types), nn.Linear(width, 3 * COMPONENTS)
@@ -106,26 +108,43 @@ class EventNetwork(nn.Module):
         spreads.fill_(math.log(math.expm1(spread)))
         self.gap.weight.mul_(0.1)
         batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
+        if self.since is not None:
+            self.since.begin(gaps)
         for part in self.modules():
             if isinstance(part, TimeCode):
                 part.see(torch.cat((batch.times, batch.next_times), 1), batch.real.repeat(1, 2))
 
 
 class Since(nn.Module):
-    """The code of a time span, as a vector (…, width): what attention would have to find out from two events.
+    """A learned function of the time g since another event, (…, width), piecewise linear in log g.
 
-    >>> Since("mercer", 16)(torch.rand(2, 5).double()).shape
+    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, where the knots c are quantiles of the data's log gaps: gaps
+    are spread over many scales, of which a few sines would tell only some apart.
+
+    >>> Since(16)(torch.rand(2, 5).double()).shape
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, time: str, width: int) -> None:
+    knots: Tensor
+
+    def __init__(self, width: int, floor: float = 1e-3) -> None:
         super().__init__()
-        self.code = _code(time)
-        self.map = nn.Linear(self.code.dim, width)
+        self.floor = floor
+        self.register_buffer("knots", torch.linspace(math.log(floor), -math.log(floor), KNOTS))
+        self.map = nn.Linear(KNOTS - 1, width)
 
     def forward(self, spans: Float64[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
         """Spans to vectors."""
-        return self.map(self.code.encode(spans, origin=0.0) * math.sqrt(self.code.dim))
+        logs = spans.clamp(min=self.floor).log().to(self.knots.dtype).unsqueeze(-1)
+        return self.map(((logs - self.knots[:-1]) / self.knots.diff()).clamp(0, 1))
+
+    @torch.no_grad()
+    def begin(self, gaps: Float64[np.ndarray, " pairs"]) -> None:
+        """Put the knots where the gaps are."""
+        logs = np.log(np.maximum(gaps, self.floor))
+        found = np.quantile(logs, np.linspace(0, 1, KNOTS))
+        # Where many gaps are the same, knots would stand on each other.
+        self.knots.copy_(torch.from_numpy(found + LEAST * np.arange(KNOTS)))
 
 
 def _code(time: str) -> TimeCode:

@@ -23,6 +23,8 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
+from keyquery.estimators.columns import times_of, told
+from keyquery.estimators.event_facts import check_facts
 from keyquery.estimators.event_network import TIMES, EventNetwork
 from keyquery.estimators.event_training import following, judged, learn
 from keyquery.estimators.foretelling import Foretelling, counted, transitions
@@ -37,7 +39,7 @@ from keyquery.estimators.interactions import (
     usual_lags,
 )
 from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.streams import Stream, learnable, longer, stream_of, times_of, told
+from keyquery.estimators.streams import Stream, learnable, longer, stream_of
 from keyquery.estimators.windows import Batch, Clock, Windows, cut, ends
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.time.attention import WAYS
@@ -196,9 +198,7 @@ class EventModel(Estimator):
         codes = self._codes(stream)
         if len(stream.gaps) == 0:
             raise ValueError("no group has a second event: there is nothing to foretell")
-        windows, _ = cut(
-            stream, codes, Clock(self.scale_, self.start_), self.params_["window"], pick_device(self.device)
-        )
+        windows = self._windows(stream, codes)
         network = self.network_.to(windows.starts.device)
         known = self.params_["information"]
         found = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
@@ -244,10 +244,7 @@ class EventModel(Estimator):
         contexts = self.contexts_
         if events is not None:
             stream = self._stream(events, times, groups)
-            windows, _ = cut(
-                stream, self._codes(stream), Clock(self.scale_, self.start_), self.params_["window"], device
-            )
-            contexts = contexts_of(windows, self.params_["window"] - 1, 0)
+            contexts = contexts_of(self._windows(stream, self._codes(stream)), self.params_["window"] - 1, 0)
         contexts = [context for context in contexts if context.reach(targeted) > 0]
         if not contexts:
             raise ValueError("there is no history to ask about: give events, times and groups")
@@ -297,10 +294,13 @@ class EventModel(Estimator):
             made.clock_, made.seen_ = str(facts["clock"]), dict(facts["seen"])
             made.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
             made.history_ = list(facts["history"])
-            made.contexts_ = take_contexts(tensors)
+            check_facts(facts, made.classes_, made.transitions_)
+            made.contexts_ = take_contexts(tensors, len(made.classes_))
             weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
             made.network_ = filled(lambda: made._network(len(made.classes_), made.floor_), weights, made.depth)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except KeyError as error:
+            raise ValueError(f"{path} is no whole {cls.__name__}: it has no {error}") from None
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
         return made
 
@@ -379,7 +379,7 @@ class EventModel(Estimator):
             raise ValueError('at is for information="target_time": this model knows the past alone')
         if at is None:
             return last
-        when, clock = times_of(at)
+        when, clock = times_of(at, "at")
         if len(when) != len(last):
             raise ValueError(f"at must hold a time for each of {len(last)} groups, got {len(when)}")
         if clock != self.clock_:

@@ -159,7 +159,10 @@ def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarra
 
 def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
     """Lags that were given, numbers above 0."""
-    found = np.asarray(lags, dtype=np.float64)
+    try:
+        found = np.asarray(lags, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
     if found.ndim != 1 or not len(found) or not (np.isfinite(found) & (found > 0)).all():
         raise ValueError(f"lags must be a list of numbers above 0, got {lags!r}")
     return found
@@ -174,10 +177,14 @@ def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
     return found
 
 
-def take_contexts(tensors: dict[str, Tensor]) -> list[Context]:
-    """The contexts among the tensors of a file, which are taken out."""
+def take_contexts(tensors: dict[str, Tensor], classes: int) -> list[Context]:
+    """The contexts among the tensors of a file, which are taken out; histories of types among `classes`, or refused."""
     found = []
     for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
-        times = tensors.pop(name.replace(".types", ".times")).numpy()
-        found.append(Context(tensors.pop(name).numpy(), times[:-1], float(times[-1])))
+        times, types = tensors.pop(name.replace(".types", ".times")), tensors.pop(name)
+        whole = types.dtype == torch.int64 and times.dtype == torch.float64 and types.ndim == times.ndim == 1
+        whole = whole and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
+        if not whole or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
+            raise ValueError(f"{name} is no history of types among {classes} at times that rise")
+        found.append(Context(types.numpy(), times[:-1].numpy(), float(times[-1])))
     return found

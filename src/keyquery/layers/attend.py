@@ -93,7 +93,7 @@ def _extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]
     return (
         pad(query, (0, width - query.shape[-1])),
         pad(key, (0, width - key.shape[-1])),
-        pad(value, (0, width - value.shape[-1])),
+        pad(value, (0, max(width - value.shape[-1], 0))),  # wider ones stay as they are
     )
 
 

@@ -151,6 +151,26 @@ class Attention(nn.Module):
         joined = self.output(out.transpose(1, 2).flatten(2))
         return joined if seen is None else joined.where(seen.any(1), 0.0)
 
+    def maps(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        mask: Bool[Tensor, ...] | None = None,
+        is_causal: bool = False,
+        positions: Shaped[Tensor, ...] | None = None,
+    ) -> Float[Tensor, "batch heads n n"]:
+        """The attention on x: in row i, what token i takes of each token; options as those of the layer's call.
+
+        >>> kq.Attention(8, 2).maps(torch.randn(1, 5, 8)).sum(-1).allclose(torch.ones(()))
+        True
+        """
+        real, visible = self._check(x, mask, positions, None)
+        if real is not None:
+            x = x.where(real.unsqueeze(-1), 0.0)
+        query, key, _ = self._rotated(x, positions, 0)
+        # Values that tell the tokens apart come out as the weights they were taken with.
+        apart = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
+        return attend(query, key, apart, self.scale, real, visible, is_causal, self._key_norm(key))[0]
+
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
         """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before any rotation."""
         key = self._heads(self.key(x), self.kv_heads)

@@ -22,6 +22,9 @@ KERNELS = {
     "skew": "#d6701c",
     "split": "#8250df",
 }
+# Edges of causal graphs, in a tone for each background: what is known of them, from all to nothing.
+EDGES = {"→": "#d6701c", "↔": "#8250df", "o→": "#2166ac", "o–o": "#6e7781", "–": "#1a7f37"}
+EDGES_DARK = {"→": "#f0953f", "↔": "#b392f0", "o→": "#62a8ea", "o–o": "#9aa4af", "–": "#56d364"}
 # Attention that is compared with softmax, whose grey is that of the general kernel.
 ATTENTIONS = {"primal": "#2a9d8f", "primal+": "#8250df", "general": "#24292f", "eager": "#8c959f"}
 # Equal steps of lightness, light to dark, from the middle of viridis: visible on white and on black.

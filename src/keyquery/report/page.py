@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from keyquery.instruments.causes import Causes
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
+from keyquery.report.graph_page import graph_page
 from keyquery.report.picture import looks_of
+from keyquery.report.policy import policy
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
@@ -29,18 +31,19 @@ OUTERMOST = 64
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, or of the looks of a comparison, as HTML.
+    """The page of a look, of the looks of a comparison, or of causal graphs, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """
+    if isinstance(reading, Causes):
+        return graph_page(reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE
     script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
-        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "base-uri 'none'; form-action 'none'",
+        "policy": policy(script, style),
         "title": escape(" and ".join(str(look.model["name"]) for look in looks)),
         "style": style,
         "script": script,
@@ -192,7 +195,3 @@ def _json(data: Any) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -11,13 +11,16 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Comparison, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Look
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
+from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
 from keyquery.report.gains import gains
+from keyquery.report.graph_figure import graph_figure
+from keyquery.report.graphs import svg as graphs_svg
 from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
 from keyquery.report.maps import ablation_map
@@ -25,7 +28,7 @@ from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -46,7 +49,9 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Abilities: PICTURES,
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
+    CausesStudy: {"changed": changed},
     Ablation: {"map": ablation_map},
+    Causes: {"graphs": graph_figure},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},
@@ -98,9 +103,11 @@ def check_picture(path: Path) -> None:
 def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None, **options: Any) -> bytes:
     """The triangle, or the kind's own picture with its `options`, as `path` names it: .svg, .png or .pdf.
 
-    The triangle as .svg needs no other package; the rest is drawn by matplotlib.
+    The triangle and causal graphs as .svg need no other package; the rest is drawn by matplotlib.
     """
     check_picture(path)
+    if isinstance(reading, Causes) and path.suffix.lower() == ".svg":
+        return graphs_svg(reading).encode()
     own = type(reading) in OWN
     if path.suffix.lower() == ".svg" and not own:
         return svg(*looks_of(reading), joined=joined).encode()

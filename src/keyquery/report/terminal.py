@@ -13,16 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Comparison, Look, Turned
+from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
+from keyquery.report.caused import causes_lines, explanation_lines
+from keyquery.report.changed import causes_study_tables
 from keyquery.report.colours import DOES
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Abilities, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -203,5 +205,8 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     TimeStudy: lambda reading: time_tables(reading, _table),
     Abilities: abilities_tables,
     Ablation: ablation_lines,
+    Causes: causes_lines,
+    CausesStudy: lambda reading: causes_study_tables(reading, _table),
+    Explanation: explanation_lines,
     Turned: turned_lines,
 }

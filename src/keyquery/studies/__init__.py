@@ -1,5 +1,6 @@
 """Published claims and our own, each re-run by one command."""
 
+from keyquery.studies.causes import CausesStudy, explain_blanks
 from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
@@ -8,11 +9,13 @@ from keyquery.studies.time import TimeStudy, foretell
 
 __all__ = [
     "Abilities",
+    "CausesStudy",
     "Kernels",
     "Objectives",
     "PrimalStudy",
     "TimeStudy",
     "dial_abilities",
+    "explain_blanks",
     "foretell",
     "kernels",
     "objectives",

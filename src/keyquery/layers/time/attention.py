@@ -83,13 +83,11 @@ class TimeAttention(nn.Module):
         """What enters `joint`, the attention inside: [x; Φ(t)], or what a mix makes of it. `form` acts on it."""
         self._check(x, times)
         real = mask if mask is not None and mask.ndim == 2 else None
-        code = self.time.encode(times, origin, real).to(x.dtype)
-        if real is not None:
-            x = x.where(real.unsqueeze(-1), 0.0)
-        if self.how == "additive":
-            return torch.cat((x, code), -1)
-        z = torch.cat((x, code * math.sqrt(self.time.dim)), -1)  # entries of size 1, as those of events have
-        return z if self.mix is None else self.mix(z).relu()
+        gain = 1.0 if self.how == "additive" else math.sqrt(self.time.dim)  # entries of size 1, as events have
+        z = torch.cat((x, self.time.features(times, origin, real, gain).to(x.dtype)), -1)
+        if self.mix is None:
+            return z  # what padding holds in it is hidden by the attention inside
+        return self.mix(z if real is None else z.where(real.unsqueeze(-1), 0.0)).relu()
 
     def form(self) -> Form:
         """The kernel of each head as a Form over what `join` gives: S and A of events and times together.
@@ -142,6 +140,8 @@ class TimeAttention(nn.Module):
     def _check(self, x: Tensor, times: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        if not isinstance(times, Tensor):
+            raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
         if tuple(times.shape) != tuple(x.shape[:2]):
             raise ValueError(f"times must be {tuple(x.shape[:2])}, one for each event of x, got {tuple(times.shape)}")
 

@@ -49,9 +49,9 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
     since = since if mask is None else since.where(mask, torch.inf)
     ordered = since.sort(-1).values
     gaps = _positive(ordered.diff())
-    spans = _positive(ordered.masked_fill(ordered.isinf(), -torch.inf).amax(-1) - ordered.amin(-1))
     if len(gaps) == 0:
         raise ValueError("times must hold a sequence with two different times: there is no gap to start from")
+    spans = _positive(ordered.masked_fill(ordered.isinf(), -torch.inf).amax(-1) - ordered.amin(-1))
     shortest, longest = 2 * float(np.quantile(gaps, 0.05)), 2 * float(np.quantile(spans, 0.95))
     return shortest, max(longest, shortest)
 

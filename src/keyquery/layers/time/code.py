@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
 from keyquery.layers.time.clock import elapsed
-from keyquery.layers.time.kernel import TimeKernel, usual_lags
+from keyquery.layers.time.kernel import TimeKernel, checked_lags, usual_lags
+from keyquery.layers.time.waves import waves
 from keyquery.reading import provenance
 
-TURN = 2 * math.pi
+LEAST = 1e-30  # of a share: at 0 the root has no gradient
 
 
 class TimeCode(nn.Module, ABC):
@@ -57,15 +57,22 @@ class TimeCode(nn.Module, ABC):
         Times are float64 or integers. They are subtracted and multiplied by ω in float64, and cast within a turn. The
         default origin is each sequence's first real time: two calls can be compared only if both have the same.
         """
+        code = self.features(times, origin, mask)
+        return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
+
+    def features(
+        self,
+        times: Shaped[Tensor, "*batch n"],
+        origin: Shaped[Tensor, "*#batch"] | float | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+        gain: float = 1.0,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """gain·Φ(times − origin) as `encode` has it, but where `mask` is False that of 0: for what hides it anyway."""
         if self.training and not self._held:
             self._draw()
-        since, dtype = elapsed(times, origin, mask), self.dtype
-        phases = since.unsqueeze(-1) * self.frequencies()
-        if dtype != torch.float64:  # whole turns are taken off exactly; what is left is as precise as a cosine needs
-            phases = (phases - TURN * (phases.detach() / TURN).round()).to(torch.promote_types(dtype, torch.float32))
-        size = self.shares().sqrt().to(phases.dtype)
-        code = (torch.stack((phases.cos(), phases.sin()), -1) * size.unsqueeze(-1)).flatten(-2).to(dtype)
-        return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        sizes = (gain * self.shares().clamp(min=LEAST).sqrt()).to(wide)
+        return waves(elapsed(times, origin, mask), self.frequencies(), sizes).to(self.dtype)
 
     def forward(
         self,
@@ -92,7 +99,7 @@ class TimeCode(nn.Module, ABC):
         (1.0, 3.5)
         """
         with torch.no_grad():
-            lags = usual_lags(self.frequencies()) if lags is None else lags.double().cpu()
+            lags = usual_lags(self.frequencies()) if lags is None else checked_lags(lags)
             values = self.kernel(lags.to(self.frequencies().device))
             spectrum = [
                 {"frequency": frequency, "share": share}

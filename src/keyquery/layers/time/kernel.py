@@ -50,3 +50,17 @@ def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
     """
     least = frequencies.abs().min().clamp(min=1e-6 * frequencies.abs().max().clamp(min=1e-300))
     return torch.linspace(0, math.pi / float(least), POINTS, dtype=torch.float64)
+
+
+def checked_lags(lags: Any) -> Float64[Tensor, " lags"]:
+    """Lags that were given, as float64 on the processor.
+
+    >>> checked_lags(torch.tensor([1, 2]))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    if not isinstance(lags, Tensor) or lags.ndim != 1 or len(lags) == 0:
+        given = f"shape {tuple(lags.shape)}" if isinstance(lags, Tensor) else type(lags).__name__
+        raise ValueError(f"lags must be a tensor (lags,) with at least one, got {given}")
+    if not bool(lags.isfinite().all()):
+        raise ValueError(f"lags must be finite, got {int((~lags.isfinite()).sum())} NaN or infinite of {len(lags)}")
+    return lags.double().cpu()

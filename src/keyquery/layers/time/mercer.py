@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from keyquery.layers.time.clock import spaced, spread
 from keyquery.layers.time.code import TimeCode
 
 FIRST = (1.0, 1e4)  # periods, until data is seen
+SHORTEST = 1e-300  # of periods: frequencies must be finite
 
 
 class MercerTime(TimeCode):
@@ -53,7 +55,7 @@ class MercerTime(TimeCode):
                 f"sine of each degree and period, got {dim}"
             )
         super().__init__(dim)
-        self.degree, self.given = degree, not isinstance(periods, int)
+        self.degree, self.given = degree, not isinstance(periods, Number)
         self.change = nn.Parameter(torch.zeros(len(base), device=device, dtype=dtype), requires_grad=learn_periods)
         self.raw = nn.Parameter(torch.zeros(len(base), degree, device=device, dtype=dtype))
         self.register_buffer("base", base.to(device))
@@ -95,14 +97,15 @@ class MercerTime(TimeCode):
 
 
 def _periods(periods: Any) -> Float64[Tensor, " p"]:
-    if isinstance(periods, int):
+    if isinstance(periods, Number):
         check_count("periods", periods, least=1)
-        return spaced(*FIRST, periods)
-    found = [float(period) for period in periods]
+        return spaced(*FIRST, int(periods))  # type: ignore[call-overload]
+    found = list(periods) if isinstance(periods, Iterable) and not isinstance(periods, (str, bytes)) else None
     if not found:
-        raise ValueError("periods must be how many, or a list with at least one, got none")
+        raise ValueError(f"periods must be how many, or a list with at least one, got {periods!r}")
+    found = [period.item() if isinstance(period, Tensor) else period for period in found]
     for period in found:
         check_number("periods", period)
-        if period <= 0:
-            raise ValueError(f"periods must be above 0, got {period}")
+        if period < SHORTEST:
+            raise ValueError(f"periods must be above 0, and {SHORTEST:g} at least, got {period}")
     return torch.tensor(found, dtype=torch.float64)

@@ -1,0 +1,72 @@
+"""Attention maps: out of transformers models, and out of everything that is built of `kq.Attention`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from inspect import signature
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.capture.watch import Batch, watch
+from keyquery.layers import Attention
+
+Maps = tuple[Float[Tensor, "batch heads n m"], ...]
+
+
+def attention_maps(model: Any, batch: Batch) -> Maps:
+    """The attention maps of a model on a batch, layer by layer.
+
+    A transformers model computes them itself: only eager attention does so, which is switched on for the call and put
+    back. Layers of `kq.Attention` are asked for theirs, in the order they are called.
+
+    >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
+    torch.Size([1, 2, 5, 5])
+    """
+    if hasattr(model, "set_attn_implementation"):
+        return _eager(model, batch)
+    if isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules()):
+        return _asked(model, batch)
+    raise ValueError(
+        f"{type(model).__name__} gives no attention maps: it is no transformers model, and has no kq.Attention in it"
+    )
+
+
+def _eager(model: Any, batch: Batch) -> Maps:
+    before = getattr(model.config, "_attn_implementation", None)
+    missing = f"{type(model).__name__} gives no attention maps: it has no eager path"
+    with watch(model, {}) as run:
+        try:
+            model.set_attn_implementation("eager")
+        except ValueError:
+            raise ValueError(missing) from None
+        try:
+            out = run({**batch, "output_attentions": True})  # type: ignore[dict-item]
+        finally:
+            if before is not None:
+                model.set_attn_implementation(before)
+    maps = getattr(out, "attentions", None) or getattr(out, "encoder_attentions", None)
+    if not maps or any(part is None for part in maps):
+        raise ValueError(missing)
+    return tuple(maps)
+
+
+def _asked(model: nn.Module, batch: Batch) -> Maps:
+    found: list[Tensor] = []
+
+    def hear(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        assert isinstance(module, Attention)
+        given = signature(Attention.forward).bind(module, *args, **options).arguments
+        if given.get("cache") is not None or given.get("offsets") is not None:
+            raise ValueError("attention maps are of whole sequences: neither cache nor offsets may be given")
+        wanted = {name: given.get(name) for name in ("mask", "positions")}
+        found.append(module.maps(given["x"], is_causal=bool(given.get("is_causal")), **wanted))
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, Attention):
+                stack.callback(module.register_forward_pre_hook(hear, with_kwargs=True).remove)
+        with watch(model, {}) as run:
+            run(batch)
+    return tuple(found)

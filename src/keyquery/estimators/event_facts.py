@@ -1,0 +1,52 @@
+"""What a saved EventModel must hold to be one: facts that a forged or broken file would have wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from keyquery.forms.checks import check_choice, check_number
+
+CLOCKS = ("numbers", "dates", "spans")
+
+
+def check_facts(
+    facts: Mapping[str, Any],
+    classes: Shaped[np.ndarray, " classes"],
+    transitions: Shaped[np.ndarray, ...],
+) -> None:
+    """Refuse what no fit gives, one sentence each.
+
+    >>> check_facts({"scale": 0.0, "floor": 1e-3}, np.array([0, 1]), np.zeros((2, 2), int))
+    Traceback (most recent call last):
+    ValueError: scale must be above 0, got 0.0
+    """
+    for name in ("scale", "floor"):
+        check_number(name, facts[name])
+        if not facts[name] > 0:
+            raise ValueError(f"{name} must be above 0, got {facts[name]}")
+    check_choice("clock", facts["clock"], CLOCKS)
+    if facts["start"] is not None:
+        check_number("start", facts["start"])
+    _check_logs(facts["log_gaps"])
+    if len(classes) < 2 or np.any(classes[1:] <= classes[:-1]):
+        raise ValueError("classes must be two or more, in rising order")
+    _check_transitions(transitions, len(classes))
+
+
+def _check_logs(logs: Any) -> None:
+    if not isinstance(logs, (list, tuple)) or len(logs) != 2:
+        raise ValueError(f"log_gaps must be a mean and a spread, got {logs!r}")
+    for value in logs:
+        check_number("log_gaps", value)
+    if logs[1] <= 0:
+        raise ValueError(f"log_gaps must have a spread above 0, got {logs[1]}")
+
+
+def _check_transitions(transitions: Shaped[np.ndarray, ...], classes: int) -> None:
+    if transitions.shape != (classes, classes) or transitions.dtype.kind != "i" or np.any(transitions < 0):
+        given = f"{transitions.dtype} of shape {transitions.shape}"
+        raise ValueError(f"transitions must be counts from 0 on, ({classes}, {classes}), got {given}")

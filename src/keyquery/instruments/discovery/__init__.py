@@ -1,0 +1,34 @@
+"""Causal discovery with hidden causes: tests of independence in, a partial ancestral graph out."""
+
+from keyquery.instruments.discovery.independence import (
+    TOLERANCE,
+    DSeparation,
+    PartialCorrelation,
+    Query,
+    Test,
+    correlation_of,
+)
+from keyquery.instruments.discovery.pag import MARKS, Edge, Pag, members
+from keyquery.instruments.discovery.rules import orient
+from keyquery.instruments.discovery.search import Found, fci, icd, icd_rounds
+from keyquery.instruments.discovery.trees import closed_sets, depths
+
+__all__ = [
+    "MARKS",
+    "TOLERANCE",
+    "DSeparation",
+    "Edge",
+    "Found",
+    "Pag",
+    "PartialCorrelation",
+    "Query",
+    "Test",
+    "closed_sets",
+    "correlation_of",
+    "depths",
+    "fci",
+    "icd",
+    "icd_rounds",
+    "members",
+    "orient",
+]

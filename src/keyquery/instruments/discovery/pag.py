@@ -1,0 +1,134 @@
+"""A partial ancestral graph: edges with a mark at each end, kept as bit masks of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+MARKS = ("tail", "arrow", "circle")
+Edge = tuple[int, int, str, str]  # i < j, the mark at i, the mark at j
+
+
+@lru_cache(maxsize=1 << 16)
+def members(mask: int) -> tuple[int, ...]:
+    """The nodes of a mask, in order.
+
+    >>> members(0b1011)
+    (0, 1, 3)
+    """
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return tuple(found)
+
+
+class Pag:
+    """What independences say of a causal graph in which some causes may be hidden.
+
+    A tail at x on the edge x – y: x is an ancestor of y (or of what the data were selected by). An arrowhead: it is
+    not. A circle: both are possible. `adjacent`, `arrows` and `tails` hold a mask of neighbours for each node: those it
+    is joined to, those whose edge has an arrowhead at it, those whose edge has a tail at it.
+
+    >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
+    >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
+    ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 'circle', 'arrow')
+    """
+
+    def __init__(self, count: int, edges: Iterable[Edge] = ()) -> None:
+        self.adjacent, self.arrows, self.tails = ([0] * count for _ in range(3))
+        for i, j, at_i, at_j in edges:
+            for x, y, mark in ((i, j, at_i), (j, i, at_j)):
+                self.adjacent[x] |= 1 << y
+                self.put(x, y, mark)
+
+    @classmethod
+    def complete(cls, count: int) -> Pag:
+        """Every pair joined, nothing known: circles at all ends."""
+        graph = cls(count)
+        graph.adjacent = [((1 << count) - 1) ^ (1 << x) for x in range(count)]
+        return graph
+
+    def __len__(self) -> int:
+        return len(self.adjacent)
+
+    def __eq__(self, other: Any) -> bool:
+        mine, its = ((g.adjacent, g.arrows, g.tails) if isinstance(g, Pag) else None for g in (self, other))
+        return mine == its
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Pag({len(self)}, {self.edges()})"
+
+    def copy(self) -> Pag:
+        """The same graph, to be changed apart."""
+        graph = Pag(len(self))
+        graph.adjacent, graph.arrows, graph.tails = self.adjacent[:], self.arrows[:], self.tails[:]
+        return graph
+
+    def mark(self, at: int, other: int) -> str:
+        """The mark at `at` on its edge with `other`."""
+        if self.arrows[at] >> other & 1:
+            return "arrow"
+        return "tail" if self.tails[at] >> other & 1 else "circle"
+
+    def put(self, at: int, other: int, mark: str) -> None:
+        """Set the mark at `at` on its edge with `other`."""
+        bit = 1 << other
+        self.arrows[at] = self.arrows[at] | bit if mark == "arrow" else self.arrows[at] & ~bit
+        self.tails[at] = self.tails[at] | bit if mark == "tail" else self.tails[at] & ~bit
+
+    def circles(self, x: int) -> int:
+        """Neighbours whose edge has a circle at x."""
+        return self.adjacent[x] & ~self.arrows[x] & ~self.tails[x]
+
+    def remove(self, x: int, y: int) -> None:
+        """Take the edge between x and y away."""
+        for at, other in ((x, y), (y, x)):
+            keep = ~(1 << other)
+            self.adjacent[at] &= keep
+            self.arrows[at] &= keep
+            self.tails[at] &= keep
+
+    def forget(self) -> None:
+        """Circles at all ends; the edges stay."""
+        self.arrows, self.tails = [0] * len(self), [0] * len(self)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Adjacent pairs i < j, in order."""
+        return [(i, j) for i in range(len(self)) for j in members(self.adjacent[i] >> (i + 1) << (i + 1))]
+
+    def edges(self) -> list[Edge]:
+        """Every edge as (i, j, mark at i, mark at j) with i < j."""
+        return [(i, j, self.mark(i, j), self.mark(j, i)) for i, j in self.pairs()]
+
+    def parents(self, x: int) -> int:
+        """Nodes y with y → x."""
+        return sum(1 << y for y in members(self.arrows[x]) if self.tails[y] >> x & 1)
+
+    def possible_parents(self, x: int) -> int:
+        """Neighbours y without an arrowhead at y, and without a tail at x."""
+        able = self.adjacent[x] & ~self.tails[x]
+        return sum(1 << y for y in members(able) if not self.arrows[y] >> x & 1)
+
+    def possible_ancestors(self) -> list[int]:
+        """For each node, the nodes that a chain of possible parents leads to it from."""
+        parents = [self.possible_parents(x) for x in range(len(self))]
+        found = []
+        for x in range(len(self)):
+            seen, new = 0, parents[x]
+            while new:
+                seen |= new
+                new = _union(parents, new) & ~seen
+            found.append(seen & ~(1 << x))
+        return found
+
+
+def _union(masks: list[int], of: int) -> int:
+    found = 0
+    for x in members(of):
+        found |= masks[x]
+    return found

@@ -1,0 +1,102 @@
+"""Causal graphs in the terminal: how the heads agree, what each found, and what explains a prediction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.instruments.causes import Causes
+from keyquery.instruments.explanation import Explanation
+from keyquery.report.rings import MEANS, kind_of, written
+
+MOST = 40  # edges that are shown
+
+
+def causes_lines(reading: Causes) -> list[Any]:
+    """Title, edges (of several heads the consensus), a row a head, and the explanation where there is one."""
+    several = len(reading.graphs)
+    layer = reading.graphs[0]["layer"]
+    where = "" if layer is None else f", layer {layer}"
+    origin = reading.provenance["samples"]
+    title = f"{reading.model['name']}{where}: {several} head{'s' if several > 1 else ''}, {len(reading.nodes)} tokens"
+    facts = (
+        f"{reading.method}, level {reading.alpha:g}, {reading.samples:g} samples ({origin}), {reading.tests:,} tests"
+    )
+    lines: list[Any] = [Text(title, style="bold"), facts, Text(_numbered(reading), style="dim"), ""]
+    lines += [_edges(reading), *_left_out(reading)]
+    if several > 1:
+        lines += ["", _heads(reading)]
+    if reading.explanation is not None:
+        lines += ["", *_explained(reading)]
+    kinds = {kind_of(edge[2], edge[3]) for edge in reading.edges}
+    if kinds:
+        lines += ["", Text("; ".join(f"{kind} {MEANS[kind]}" for kind in MEANS if kind in kinds), style="dim")]
+    return lines
+
+
+def explanation_lines(reading: Explanation) -> list[Any]:
+    """The sets, and what they took."""
+    return [*_sets(reading.to_dict(), list(reading.tokens) or None)]
+
+
+def _numbered(reading: Causes) -> str:
+    nodes = set(reading.nodes)
+    return " ".join(f"{place}:{_word(token)}" for place, token in enumerate(reading.tokens) if place in nodes)
+
+
+def _edges(reading: Causes) -> Any:
+    rows = sorted(reading.consensus(), key=lambda row: -row["heads"]) if len(reading.graphs) > 1 else []
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("i", "j", "edge", *(["heads"] if rows else [])):
+        table.add_column(name, justify="left" if name == "edge" else "right", no_wrap=True)
+    heads = {(row["i"], row["j"]): row["heads"] for row in rows}
+    edges = sorted(reading.edges, key=lambda edge: -heads.get(edge[:2], 0))
+    for edge in edges[:MOST]:
+        agree = [f"{heads[edge[:2]]} of {len(reading.graphs)}"] if rows else []
+        table.add_row(str(edge[0]), str(edge[1]), Text(_word(written(reading, *edge))), *agree)
+    return table if edges else "No edge: all tokens are independent of each other."
+
+
+def _left_out(reading: Causes) -> list[str]:
+    count = len(reading.edges)
+    return [f"The first {MOST} of {count} edges; --json, --csv or --html for all."] if count > MOST else []
+
+
+def _heads(reading: Causes) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("head", "edges", *MEANS, "tests", "rounds"):
+        table.add_column(name, justify="right")
+    for index, graph in enumerate(reading.graphs):
+        counts = Counter(kind_of(edge[2], edge[3]) for edge in reading.edges_of(index))
+        rounds = f"{graph['rounds']}" + ("" if graph["done"] else ", cut short")
+        table.add_row(
+            str(graph["head"]),
+            str(counts.total()),
+            *(str(counts[kind]) for kind in MEANS),
+            f"{graph['tests']:,}",
+            rounds,
+        )
+    return table
+
+
+def _explained(reading: Causes) -> list[Any]:
+    return _sets(dict(reading.explanation or {}), list(reading.tokens))
+
+
+def _sets(found: dict[str, Any], tokens: list[str] | None) -> list[Any]:
+    said = tokens or [str(place) for place in range(max([found["target"], *found["pool"]]) + 1)]
+    target = f"{found['target']}:{_word(said[found['target']])}"
+    if not found["calls"]:
+        near = " ".join(f"{place}:{_word(said[place])}" for place in found["pool"]) or "nothing"
+        return [Text(f"Joined to {target}, nearest first: {near}. The model has no head to ask what it predicts.")]
+    if not found["sets"]:
+        return [Text(f"No set of up to {found['largest']} tokens changes {target}; {found['calls']} calls.")]
+    each = "; ".join(" + ".join(f"{place}:{_word(said[place])}" for place in one) for one in found["sets"])
+    return [Text(f"{target} rests on: {each} ({found['calls']} calls).", style="bold")]
+
+
+def _word(token: str) -> str:
+    return "".join(sign if sign.isprintable() else "�" for sign in token)

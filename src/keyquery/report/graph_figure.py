@@ -1,0 +1,55 @@
+"""Causal graphs as a matplotlib figure: the panels of the SVG."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import Any
+
+from keyquery.instruments.causes import Causes
+from keyquery.report.colours import EDGES
+from keyquery.report.rings import MEANS, Ring, kinds, rings, short, strong, tips
+
+TOKENS = {"target": "#cf222e", "cause": "#1f2328", "": "#59636e"}
+
+
+def graph_figure(reading: Causes, pyplot: Any, head: int | None = None) -> Any:
+    """A panel for the consensus and one for each head; `head` draws that one alone."""
+    panels = rings(reading, head)
+    columns = math.ceil(math.sqrt(len(panels)))
+    rows, inch = -(-len(panels) // columns), 2 * panels[0].half / 110
+    size = (max(columns * inch, 3.6), rows * (inch + 0.35) + 0.5)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _draw(axis, panel, reading)
+    lines = import_module("matplotlib.lines")
+    shown = [lines.Line2D([], [], color=EDGES[kind], label=f"{kind}  {MEANS[kind]}") for kind in kinds(reading)]
+    if shown:
+        figure.legend(handles=shown, loc="outside lower center", ncols=1 if columns == 1 else 5, frameon=False)
+    figure.suptitle(str(reading.model["name"]), weight="bold")
+    return figure
+
+
+def _draw(axis: Any, panel: Ring, reading: Causes) -> None:
+    patches, path = import_module("matplotlib.patches"), import_module("matplotlib.path").Path
+    axis.set(xlim=(-panel.half, panel.half), ylim=(panel.half, -panel.half), aspect="equal")
+    axis.set_title(f"{panel.title}\n{panel.note}")
+    for arc in panel.arcs:
+        colour, (first, last) = EDGES[arc.kind], tips(arc)
+        curve = path([first.stop, arc.points[1], last.stop], [path.MOVETO, path.CURVE3, path.CURVE3])
+        axis.add_patch(patches.PathPatch(curve, fill=False, color=colour, lw=0.6 * arc.width))
+        for tip in (first, last):
+            if tip.corners:
+                axis.add_patch(patches.Polygon(tip.corners, fc=colour, ec="none", zorder=3))
+            elif tip.middle:
+                axis.add_patch(patches.Circle(tip.middle, 3, fc="white", ec=colour, lw=0.7, zorder=3))
+    known, out = strong(reading), 1 + 9 / panel.radius
+    for node, (x, y, angle) in panel.places.items():
+        left, kind = math.cos(angle) < 0, known.get(node, "")
+        axis.plot([x], [y], "o", markersize=2.2, color=TOKENS[kind])
+        turn = -math.degrees(angle) + (180 if left else 0)
+        place = {"ha": "right" if left else "left", "va": "center", "rotation": turn, "rotation_mode": "anchor"}
+        word = short(reading.tokens[node]).replace("$", r"\$")
+        axis.text(x * out, y * out, word, size=6.5, weight="bold" if kind else "normal", **place)

@@ -1,0 +1,202 @@
+"""Study `causes`: are explanations along the causal graph of attention shorter, or cheaper, than those in other orders?
+
+Two small Transformers fill a blank: whether a review praises, and what a customer buys next. For predictions on
+sequences never seen, words or items are hidden until another choice comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyquery.capture.load import pick_device
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.instruments.intervals import Interval, paired
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.blanks import READERS, TEST, BlankModel, Blanks, keep, learn, load, right
+from keyquery.studies.explained import BEST, CALLS, LARGEST, NODES, ORDERS, SEARCHES, explained
+from keyquery.studies.jobs import device_name, finish, name_of
+from keyquery.training import Recipe
+
+FIGURES = ("size", "calls", "rank", "kept")
+WIDTH, DEPTH, HEADS, BATCH = 64, 2, 4, 64
+# Steps, learning rate, dropout, and the largest share of a sequence that is hidden in training.
+SETTINGS = {"sentiment": (500, 2e-3, 0.3, 0.8), "recommendation": (2000, 3e-3, 0.2, 0.6)}
+KEYS = ("application", "order", "search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausesStudy(Reading, kind="causes study"):
+    """What it took to change predictions, one by one, and how good the models are that made them."""
+
+    models: Sequence[Mapping[str, Any]]  # one a training
+    rows: Sequence[Mapping[str, Any]]  # one a prediction; `found` by order and search: size, calls, rank, kept
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a prediction, an order and a search; a size of None: no set was found."""
+        rows = []
+        for row in self.rows:
+            same = {key: value for key, value in row.items() if key != "found"}
+            for name, values in row["found"].items():
+                order, search = name.split()
+                rows.append({**same, "order": order, "search": search, **dict(zip(FIGURES, values, strict=True))})
+        return rows
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row an order and a search: the share of predictions that it changed, sizes and calls, each as an interval.
+
+        `shorter` and `fewer` are how many tokens and calls the causal graph saves against it, prediction by prediction,
+        where both found a set; `rank` and `kept` are medians and means where a set was found.
+        """
+        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in self.records():
+            groups.setdefault(tuple(row[key] for key in KEYS), []).append(row)
+        return [self._summed(key, rows, groups[key[0], ORDERS[0], key[2]]) for key, rows in groups.items()]
+
+    def _summed(self, key: tuple[str, ...], rows: list[Any], ours: list[Any]) -> dict[str, Any]:
+        hits = [row for row in rows if row["size"] is not None]
+        both = [(a, b) for a, b in zip(ours, rows, strict=True) if None not in (a["size"], b["size"])]
+        saved = {
+            name: _interval([a[figure] for a, _ in both], [b[figure] for _, b in both])
+            for name, figure in (("shorter", "size"), ("fewer", "calls"))
+        }
+        ranks = sorted(row["rank"] or BEST + 1 for row in hits)
+        return {
+            **dict(zip(KEYS, key, strict=True)),
+            "predictions": len(rows),
+            "found": _interval([0.0] * len(rows), [float(row["size"] is not None) for row in rows]),
+            "size": _interval([0.0] * len(hits), [row["size"] for row in hits]),
+            "calls": _interval([0.0] * len(rows), [row["calls"] for row in rows]),
+            **saved,
+            "compared": len(both),
+            "rank": ranks[len(ranks) // 2] if ranks else None,
+            "kept": sum(row["kept"] for row in hits) / len(hits) if hits else None,
+        }
+
+
+def _interval(before: Iterable[float], after: Iterable[float]) -> Interval | None:
+    pair = [torch.tensor(list(values), dtype=torch.float64) for values in (before, after)]
+    return paired(*pair) if len(pair[0]) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlankTrial:
+    """One model learns to fill a blank; then its predictions are explained."""
+
+    application: str
+    digest: str
+    seed: int
+    steps: int
+    explain: int = 200
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        design = (WIDTH, DEPTH, HEADS, BATCH, NODES, CALLS, LARGEST, *SETTINGS[self.application])
+        return name_of((self.application, self.seed), {**asdict(self), "design": list(design)})
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Train, test, explain."""
+        blanks = _load(folder, self.application, self.digest)
+        _, lr, dropout, hidden = SETTINGS[self.application]
+        torch.manual_seed(self.seed)
+        sizes = (len(blanks.words), blanks.choices, blanks.ids.shape[1])
+        model = BlankModel(*sizes, WIDTH, DEPTH, HEADS, dropout).to(device)
+        start = perf_counter()
+        recipe = Recipe(
+            self.steps,
+            lr=lr,
+            warmup=min(200, self.steps),
+            weight_decay=0.1,
+            check_every=max(self.steps // 10, 1),
+            seed=self.seed,
+        )
+        learn(model, blanks, recipe, BATCH, hidden)
+        seconds = perf_counter() - start
+        ids, answers = blanks.part(TEST)
+        return {
+            **asdict(self),
+            "accuracy": right(model, ids, answers),
+            "among_ten": right(model, ids, answers, BEST) if blanks.choices > BEST else None,
+            "popular": _popular(blanks),
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "seconds": seconds,
+            "device": device_name(device),
+            "rows": self._explained(model, ids, device),
+        }
+
+    def _explained(self, model: BlankModel, ids: Tensor, device: str) -> list[dict[str, Any]]:
+        """Of every seed other sequences, so that no prediction is counted twice as evidence."""
+        drawn = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1000 + self.seed))[: self.explain]
+        rows = []
+        for number in drawn.tolist():
+            found = explained(model, ids[number].to(device), number)
+            rows.append({"application": self.application, "seed": self.seed, "sequence": number, **found})
+        return rows
+
+
+def _popular(blanks: Blanks) -> float:
+    """The share of blanks to test on that the likeliest choice of all fills, or one of the ten likeliest."""
+    _, learned = blanks.part(0)
+    most = torch.bincount(learned, minlength=blanks.choices).topk(min(BEST, blanks.choices // 2)).indices
+    return float(torch.isin(blanks.part(TEST)[1], most).float().mean())
+
+
+@lru_cache(maxsize=1)
+def _load(folder: Path, application: str, digest: str) -> Blanks:
+    return load(folder, application, digest)
+
+
+def explain_blanks(
+    sources: Mapping[str, str | Path],
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    count: int = 200,
+    steps: int | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> CausesStudy:
+    """Train the models, explain `count` predictions of each, and compare the orders.
+
+    `sources` are files by name: "sentiment", a .tsv file with columns split, label and text; "recommendation", the
+    .csv of Online Retail. With `out`, every result is kept there, and what is done is not done again.
+    """
+    if not sources:
+        raise ValueError(f"at least one file is needed: {', '.join(READERS)}")
+    check_count("count", count, least=2)
+    check_count("steps", steps, optional=True)
+    check_count("workers", workers)
+    chosen = pick_device(device)
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder, facts = Path(place), dict[str, Any]()
+        for name, path in sources.items():
+            check_choice("application", name, tuple(READERS))
+            facts[name] = keep(READERS[name](path), folder, name)
+        trials = [
+            BlankTrial(
+                application=name,
+                digest=facts[name]["digest"],
+                seed=seed,
+                steps=steps or SETTINGS[name][0],
+                explain=count,
+            )
+            for seed in dict.fromkeys(seeds)
+            for name in facts
+        ]
+        models = finish(trials, folder, chosen, workers, progress)
+    rows = [row for model in models for row in model.pop("rows")]
+    limits = {"nodes": NODES, "largest": LARGEST, "calls": CALLS, "orders": ORDERS, "searches": SEARCHES}
+    return CausesStudy(
+        models=models, rows=rows, provenance=provenance(sets=facts, device=device_name(chosen), **limits)
+    )

@@ -1,0 +1,161 @@
+"""Which tokens, hidden, change a prediction: sets found along the causal graph, against other orders of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from keyquery.capture import attention_maps
+from keyquery.instruments import causes, explain
+from keyquery.studies.blanks import BLANK, PADDING, BlankModel, unseen
+
+ORDERS = ("causes", "attention", "gradient", "random")
+SEARCHES = ("sets", "prefix")
+NODES = 30  # tokens that most attention goes to
+LARGEST = 3  # of the sets
+CALLS = 500  # after which a search for sets gives up
+TRUTH = 2  # the largest sets that are all tried
+AHEAD = 32  # sets that the model is asked of at a time
+BEST = 10  # choices whose fate is followed
+TARGET = 0  # the blank
+
+
+@dataclass(eq=False)
+class Patient:
+    """A model and one sequence: what it predicts when some tokens are hidden, asked once for each set."""
+
+    model: BlankModel
+    ids: Int[Tensor, " n"]
+    known: dict[frozenset[int], Int[Tensor, " best"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.before = self.best(())
+
+    def best(self, hidden: Iterable[int]) -> Int[Tensor, " best"]:
+        """The likeliest choices, best first."""
+        self.ask([frozenset(hidden)])
+        return self.known[frozenset(hidden)]
+
+    def changed(self, hidden: Iterable[int], target: int = TARGET) -> bool:
+        """Whether the likeliest choice is another one."""
+        return bool(self.best(hidden)[0] != self.before[0])
+
+    @torch.no_grad()
+    def ask(self, sets: Iterable[frozenset[int]]) -> None:
+        """Predict for all of them at once."""
+        new = [one for one in sets if one not in self.known]
+        for some in (new[at : at + 256] for at in range(0, len(new), 256)):
+            ids = self.ids.repeat(len(some), 1)
+            for row, one in zip(ids, some, strict=True):
+                row[list(one)] = BLANK
+            logits = unseen(self.model(ids).float(), self.ids.expand(len(some), -1))
+            best = logits.topk(min(BEST, logits.shape[1])).indices.cpu()
+            self.known |= dict(zip(some, best, strict=True))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A set whose hiding changes the prediction, or none, and how many calls of the model it took."""
+
+    hidden: tuple[int, ...] | None
+    calls: int
+
+
+def explained(model: BlankModel, ids: Int[Tensor, " n"], seed: int) -> dict[str, Any]:
+    """One sequence by every order and search: size of the set, calls, and what comes in place of the prediction, the
+    place it had before and the share of the ten best choices that stay.
+
+    `smallest` is the size of the smallest sets there are among the nodes, where it is at most two.
+    """
+    patient = Patient(model, ids[ids != PADDING])
+    maps = attention_maps(model, {"ids": patient.ids.unsqueeze(0)})[-1][0]
+    attended = maps[:, TARGET].mean(0)
+    able = torch.arange(1, len(patient.ids), device=ids.device)
+    nodes = able[attended[able].argsort(descending=True, stable=True)][:NODES].tolist()
+    smallest = _smallest(patient, nodes)
+    gradient = sensitivity(model, patient.ids, int(patient.before[0]))
+    generator = torch.Generator().manual_seed(seed)
+    orders = {
+        "attention": nodes,
+        "gradient": sorted(nodes, key=lambda place: -float(gradient[place])),
+        "random": [nodes[at] for at in torch.randperm(len(nodes), generator=generator)],
+    }
+    graph = causes(maps, nodes=[TARGET, *nodes], samples=model.width)
+    told = explain(graph, TARGET, patient.changed, largest=LARGEST, calls=CALLS, every=False)
+    hit = tuple(told.sets[0]) if told.sets else None
+    rows = {"causes sets": _row(patient, Found(hit, told.calls))}
+    rows["causes prefix"] = _row(patient, first(prefixes(told.pool), patient))
+    for name, order in orders.items():
+        rows[f"{name} sets"] = _row(patient, first(subsets(order), patient, CALLS))
+        rows[f"{name} prefix"] = _row(patient, first(prefixes(order), patient))
+    sizes = {"nodes": len(nodes), "pool": len(told.pool), "edges": len(graph.edges), "tests": graph.tests}
+    return {"smallest": smallest, **sizes, "found": rows}
+
+
+def subsets(order: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All sets, small ones first; of one size those first whose members stand early in the order.
+
+    >>> list(subsets([7, 5, 6]))[:5]
+    [(7,), (5,), (6,), (7, 5), (7, 6)]
+    """
+    for size in range(1, LARGEST + 1):
+        for places in sorted(combinations(range(len(order)), size), key=lambda some: (sum(some), some)):
+            yield tuple(order[place] for place in places)
+
+
+def prefixes(order: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The first token, the first two, and so on.
+
+    >>> list(prefixes([7, 5]))
+    [(7,), (7, 5)]
+    """
+    return (tuple(order[:size]) for size in range(1, len(order) + 1))
+
+
+def first(sets: Iterable[tuple[int, ...]], patient: Patient, most: int | None = None) -> Found:
+    """The first set whose hiding changes the prediction, and its number, which is how often the model must be asked.
+
+    In fact it is asked of some at a time, which is faster.
+    """
+    calls, rest = 0, islice(sets, most)
+    while some := list(islice(rest, AHEAD)):
+        patient.ask(map(frozenset, some))
+        hit = next((at for at, one in enumerate(some) if patient.changed(one)), None)
+        if hit is not None:
+            return Found(some[hit], calls + hit + 1)
+        calls += len(some)
+    return Found(None, calls)
+
+
+def sensitivity(model: BlankModel, ids: Int[Tensor, " n"], choice: int) -> Float[Tensor, " n"]:
+    """Gradient × input: Σ_d x_d ∂logit/∂x_d of each token for one choice."""
+    vectors = model.tokens(ids.unsqueeze(0)).detach().requires_grad_()
+    logit = model.filled(vectors, torch.ones_like(ids).bool().unsqueeze(0))[0, choice]
+    (gradient,) = torch.autograd.grad(logit, vectors)
+    return (vectors * gradient).detach()[0].sum(-1)
+
+
+def _smallest(patient: Patient, nodes: Sequence[int]) -> int | None:
+    for size in range(1, TRUTH + 1):
+        sets = [frozenset(some) for some in combinations(nodes, size)]
+        patient.ask(sets)
+        if any(map(patient.changed, sets)):
+            return size
+    return None
+
+
+def _row(patient: Patient, found: Found) -> list[Any]:
+    """Size and calls; the place that the new prediction had before, and the share of the ten best that are still so."""
+    if found.hidden is None:
+        return [None, found.calls, None, None]
+    after = patient.best(found.hidden)
+    was = (patient.before == after[0]).nonzero()
+    rank = int(was[0, 0]) + 1 if len(was) else None  # None: it was not among the ten best
+    kept = torch.isin(after, patient.before).double().mean()
+    return [len(found.hidden), found.calls, rank, round(float(kept), 3)]

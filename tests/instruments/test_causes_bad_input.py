@@ -1,0 +1,115 @@
+"""What cannot be attention, a text or a choice is told in one sentence."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.testing.families import tiny_model
+
+GOOD = torch.eye(4)
+NAN = torch.eye(4)
+NAN[2, 1] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("attention", "sentence"),
+    [
+        (torch.full((3, 3), 0.5), r"rows of attention must sum to 1, within 0\.0001; row 0 of head 0 sums to 1\.5"),
+        (torch.zeros(3, 3), "rows of attention must sum to 1"),
+        (torch.tensor([[1.5, -0.5], [0.0, 1.0]]), r"attention must not be negative, got -0\.5 in row 0 of head 0"),
+        (NAN, "attention must be finite, got 1 NaN or infinite of 16 values"),
+        (torch.full((2, 3), 1 / 3), r"attention must be \(n, n\) or \(heads, n, n\) of one text, got \(2, 3\)"),
+        (torch.eye(3).expand(2, 4, 3, 3), r"of one text, got \(2, 4, 3, 3\)"),
+        (torch.zeros(0, 0), "attention must not be empty"),
+        (np.ones(3), r"attention must have shape \(\.\.\., n, n\), got \(3,\)"),
+    ],
+)
+def test_what_is_no_attention(attention, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        kq.causes(attention)
+
+
+def test_rows_may_miss_one_by_a_little():
+    near = torch.eye(3, dtype=torch.float64) * (1 - 0.9e-4)
+    assert kq.causes(near).edges == []
+    with pytest.raises(ValueError, match=r"row 0 of head 0 sums to 0\.9998"):
+        kq.causes(torch.eye(3) * (1 - 2e-4))
+
+
+@pytest.mark.parametrize("given", [torch.eye(3, dtype=torch.long), [[1, 0], [0, 1]], 5, None])
+def test_numbers_that_are_no_floats(given):
+    with pytest.raises(TypeError, match="attention must be a"):
+        kq.causes(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"nodes": 5}, "nodes asks for 5 tokens, but there are only 4"),
+        ({"nodes": [0, 1, 2, 3, 0]}, "nodes names 5 tokens, but there are only 4"),
+        ({"nodes": [0, 4]}, "a position in nodes must be between 0 and 3, got 4"),
+        ({"nodes": [1, 1]}, r"nodes must name positions, each once, got \[1, 1\]"),
+        ({"nodes": []}, "nodes must name positions"),
+        ({"nodes": 0}, "nodes must be at least 1, got 0"),
+        ({"alpha": 0}, "alpha must be between 0 and 1, got 0"),
+        ({"alpha": 1.5}, "alpha must be between 0 and 1"),
+        ({"samples": 3}, "samples must be at least 4, got 3"),
+        ({"samples": float("inf")}, "samples must be finite"),
+        ({"method": "pc"}, "method must be one of 'icd', 'fci', got 'pc'"),
+        ({"method": "fci", "rounds": 2}, 'rounds is for method="icd"'),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"head": 1}, "head is 1, but there is nothing|head must be between 0 and 0, got 1"),
+        ({"tokens": ["a"]}, "tokens must be a list of 4 texts"),
+        ({"text": "words"}, "text, inputs and layer go with a model"),
+        ({"layer": 0}, "text, inputs and layer go with a model"),
+    ],
+)
+def test_bad_choices(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        kq.causes(GOOD, **options)
+
+
+def test_a_model_needs_something_to_run_on():
+    with pytest.raises(ValueError, match="a model needs a text or inputs, and only one of them"):
+        kq.causes(kq.Attention(8, 2))
+    with pytest.raises(TypeError, match="inputs must be a mapping of what the model takes, got Tensor"):
+        kq.causes(kq.Attention(8, 2), inputs=torch.zeros(1, 3, 8))
+    with pytest.raises(ValueError, match="text needs a tokenizer"):
+        kq.causes(tiny_model("bert"), text="some words")
+
+
+def test_several_texts_at_once():
+    with pytest.raises(ValueError, match=r"of one text, got \(2, 2, 3, 3\)"):
+        kq.causes(kq.Attention(8, 2), inputs={"x": torch.zeros(2, 3, 8)})
+
+
+def test_a_model_without_an_eager_path():
+    with pytest.raises(ValueError, match="Linear gives no attention maps: it is no transformers model"):
+        kq.causes(nn.Linear(2, 2), inputs={"input": torch.zeros(1, 2)})
+    model = tiny_model("bert")
+    model.set_attn_implementation = _refuse  # as those do that have no eager path
+    with pytest.raises(ValueError, match="BertModel gives no attention maps: it has no eager path"):
+        kq.causes(model, inputs={"input_ids": torch.zeros(1, 3, dtype=torch.long)})
+
+
+def _refuse(name):
+    raise ValueError("no eager here, and a long explanation of it")
+
+
+@pytest.mark.parametrize("layer", [4, -5])
+def test_a_layer_that_is_not_there(layer):
+    with pytest.raises(ValueError, match=f"layer must be between -4 and 3, got {layer}"):
+        kq.causes(kq.models.ENCODER, text="some words", layer=layer)
+
+
+def test_a_text_that_is_too_long():
+    with pytest.raises(ValueError, match="the text has 400 tokens, and LanguageModel takes 256: give a shorter one"):
+        kq.causes(kq.models.ENCODER, text=" ship" * 400)
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_a_text_without_words(text):
+    with pytest.raises(ValueError, match="text must hold words"):
+        kq.causes(kq.models.ENCODER, text=text)
