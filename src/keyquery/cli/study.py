@@ -297,9 +297,11 @@ def causes(
     reviews: Annotated[Path | None, typer.Option(help="A .tsv with columns split, label (0 or 1) and text.")] = None,
     retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, packed or not.")] = None,
     out: Out = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times. Without: three.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
+    ] = None,
     count: Annotated[int, typer.Option(min=2, help="Predictions to explain, of each training.")] = 200,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of a training; without: as many as it needs.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of a training. Without: as many as it needs.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
     device: Device = "auto",
     json: Json = None,
