@@ -139,7 +139,7 @@ def test_a_prediction_is_explained_by_every_order_and_search(rigged):
     assert found["smallest"] == 2
     assert found["nodes"] == 4
     assert set(found["found"]) == {
-        f"{o} {s}" for o in ("causes", "attention", "gradient", "random") for s in ("sets", "prefix")
+        f"{o} {s}" for o in ("causes", "attention", "gradient", "place", "random") for s in ("sets", "prefix")
     }
     for name, (size, calls, rank, kept) in found["found"].items():
         if name.endswith("sets") and size is not None:

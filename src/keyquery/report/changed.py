@@ -14,9 +14,15 @@ from keyquery.studies.causes import CausesStudy
 from keyquery.studies.explained import ORDERS, SEARCHES
 
 TITLES = {"sentiment": "Sentiment of reviews", "recommendation": "The next item of a customer"}
-CALLED = {"causes": "causal graph", "attention": "attention", "gradient": "gradient × input", "random": "random"}
+CALLED = {
+    "causes": "causal graph",
+    "attention": "attention",
+    "gradient": "gradient × input",
+    "place": "place",
+    "random": "random",
+}
 FOUND = {"sets": "small sets first", "prefix": "one more at a time"}
-COLOURS = {"causes": "#d6701c", "attention": "#b03a8c", "gradient": "#2166ac", "random": "#8c959f"}
+COLOURS = {"causes": "#d6701c", "attention": "#b03a8c", "gradient": "#2166ac", "place": "#2a9d8f", "random": "#8c959f"}
 COLUMNS = ("changed", "tokens", "calls", "saves tokens", "saves calls")
 
 
@@ -90,7 +96,7 @@ def changed(reading: CausesStudy, pyplot: Any) -> Any:
     for row in axes:
         row[0].set_ylabel("predictions changed")
     axes[0, 0].set_ylim(0, 1)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     return figure
 
 

@@ -16,9 +16,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
+from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.instruments.intervals import Interval, paired
 from keyquery.progress import Progress
@@ -106,23 +108,12 @@ class BlankTrial:
         return name_of((self.application, self.seed), {**asdict(self), "design": list(design)})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, test, explain."""
+        """Train, test, explain; a model that was trained before is not trained again."""
         blanks = _load(folder, self.application, self.digest)
-        _, lr, dropout, hidden = SETTINGS[self.application]
         torch.manual_seed(self.seed)
         sizes = (len(blanks.words), blanks.choices, blanks.ids.shape[1])
-        model = BlankModel(*sizes, WIDTH, DEPTH, HEADS, dropout).to(device)
-        start = perf_counter()
-        recipe = Recipe(
-            self.steps,
-            lr=lr,
-            warmup=min(200, self.steps),
-            weight_decay=0.1,
-            check_every=max(self.steps // 10, 1),
-            seed=self.seed,
-        )
-        learn(model, blanks, recipe, BATCH, hidden)
-        seconds = perf_counter() - start
+        model = BlankModel(*sizes, WIDTH, DEPTH, HEADS, SETTINGS[self.application][2]).to(device)
+        seconds = self._train(model, blanks, folder)
         ids, answers = blanks.part(TEST)
         return {
             **asdict(self),
@@ -134,6 +125,24 @@ class BlankTrial:
             "device": device_name(device),
             "rows": self._explained(model, ids, device),
         }
+
+    def _train(self, model: BlankModel, blanks: Blanks, folder: Path) -> float | None:
+        """How long it took; None if its weights lay there."""
+        _, lr, _, hidden = SETTINGS[self.application]
+        settings = [WIDTH, DEPTH, HEADS, BATCH, *SETTINGS[self.application], self.steps, self.digest]
+        name = name_of((self.application, self.seed), {"seed": self.seed, "settings": settings})
+        kept = (folder / "models" / name).with_suffix(".safetensors")
+        if kept.exists():
+            model.load_state_dict(load_file(kept))
+            model.eval()
+            return None
+        start, every = perf_counter(), max(self.steps // 10, 1)
+        rise = min(200, self.steps)
+        recipe = Recipe(self.steps, lr=lr, warmup=rise, weight_decay=0.1, check_every=every, seed=self.seed)
+        learn(model, blanks, recipe, BATCH, hidden)
+        kept.parent.mkdir(exist_ok=True)
+        write_all({kept: save(model.state_dict())})
+        return perf_counter() - start
 
     def _explained(self, model: BlankModel, ids: Tensor, device: str) -> list[dict[str, Any]]:
         """Of every seed other sequences, so that no prediction is counted twice as evidence."""

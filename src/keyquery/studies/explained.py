@@ -15,7 +15,7 @@ from keyquery.capture import attention_maps
 from keyquery.instruments import causes, explain
 from keyquery.studies.blanks import BLANK, PADDING, BlankModel, unseen
 
-ORDERS = ("causes", "attention", "gradient", "random")
+ORDERS = ("causes", "attention", "gradient", "place", "random")
 SEARCHES = ("sets", "prefix")
 NODES = 30  # tokens that most attention goes to
 LARGEST = 3  # of the sets
@@ -84,6 +84,7 @@ def explained(model: BlankModel, ids: Int[Tensor, " n"], seed: int) -> dict[str,
     orders = {
         "attention": nodes,
         "gradient": sorted(nodes, key=lambda place: -float(gradient[place])),
+        "place": sorted(nodes),  # what a graph leaves open, `explain` asks in this order, too
         "random": [nodes[at] for at in torch.randperm(len(nodes), generator=generator)],
     }
     graph = causes(maps, nodes=[TARGET, *nodes], samples=model.width)
