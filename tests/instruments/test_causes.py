@@ -305,3 +305,8 @@ def test_predictions_change_when_what_they_rest_on_is_masked(folder):
     assert 0 < len(changed) < len(sets)
     if folder == kq.models.DECODER:
         assert found((7, 8, 9), 6) is False  # what comes later reaches nothing
+
+
+def test_bytes_are_read_as_text_and_blanks_are_shown():
+    tokenizer = shipped(kq.models.ENCODER)[1]
+    assert words_of("naïve là\n", tokenizer).texts == ["naïve", "là", "⏎"]

@@ -113,3 +113,46 @@ def test_a_text_that_is_too_long():
 def test_a_text_without_words(text):
     with pytest.raises(ValueError, match="text must hold words"):
         kq.causes(kq.models.ENCODER, text=text)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"nodes": 2.5}, "a position in nodes must be an integer, got 2.5"),
+        ({"nodes": "abc"}, "a position in nodes must be an integer, got 'abc'"),
+        ({"head": 1.5}, "head must be an integer, got 1.5"),
+    ],
+)
+def test_what_is_no_position(options, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        kq.causes(GOOD, **options)
+
+
+@pytest.mark.unchecked
+def test_tokens_that_are_no_list():
+    with pytest.raises(ValueError, match="tokens must be a list of 4 texts"):
+        kq.causes(GOOD, tokens=5)
+
+
+@pytest.mark.parametrize("given", [[[1.0, 0.0], [1.0]], np.array([["a"]])])
+def test_what_no_tensor_can_be_made_of(given):
+    with pytest.raises(TypeError, match="attention must be a tensor, or numbers that make one"):
+        kq.causes(given)
+
+
+@pytest.mark.unchecked
+def test_positions_may_be_tensors():
+    reading = kq.causes(GOOD.expand(3, 4, 4), nodes=torch.tensor([0, 2]), head=np.array([1, 2]))
+    assert list(reading.nodes) == [0, 2]
+    assert [graph["head"] for graph in reading.graphs] == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_its_rows(dtype):
+    torch.manual_seed(0)
+    rounded = torch.randn(3, 40, 40).softmax(-1).to(dtype)
+    assert (rounded.double().sum(-1) - 1).abs().max() > 1e-4
+    assert len(kq.causes(rounded, nodes=5).graphs) == 3
+    with pytest.raises(ValueError, match="rows of attention must sum to 1"):
+        kq.causes(rounded * 0.98)

@@ -80,7 +80,7 @@ def chain():
 
 def test_nearest_first_and_bounded():
     asked = []
-    found = kq.explain(chain(), 0, lambda masked, _: asked.append(masked))
+    found = kq.explain(chain(), 0, lambda masked, _: bool(asked.append(masked)))
     assert asked == [(1,), (1, 2)]  # 2 is reached through the collider 1 alone, and 3 not at all
     assert (found.sets, found.calls, found.pool, found.done) == ([], 2, [1, 2], True)
     assert kq.explain(chain(), 0, lambda *_: True, reach=1).pool == [1]
@@ -127,3 +127,25 @@ def test_a_target_must_be_a_node():
 def test_only_graphs_are_explained():
     with pytest.raises(ValueError, match="this is one graph"):
         kq.explain(Pag(3), 0, head=1)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("answer", [None, "yes", 1, 0.3, torch.tensor([True, False]), np.array([1, 0])])
+def test_a_tester_says_yes_or_no(answer):
+    graph = kq.causes(torch.full((3, 3), 1 / 3))
+    with pytest.raises(TypeError, match="tester must say True or False, got"):
+        kq.explain(graph, 0, lambda masked, target: answer)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("answer", [True, np.True_, torch.tensor(True), torch.tensor([True])])
+def test_a_tester_may_answer_as_libraries_do(answer):
+    found = kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), np.int64(0), lambda masked, target: answer)
+    assert found.sets == [[1], [2]]
+    assert type(found.target) is int
+
+
+@pytest.mark.unchecked
+def test_a_tester_is_a_function():
+    with pytest.raises(TypeError, match="tester must be a function of positions and target, got str"):
+        kq.explain(kq.causes(torch.eye(3)), 0, "yes")

@@ -16,6 +16,7 @@ import keyquery as kq
 from keyquery import cli, report
 from keyquery.instruments.causes import Causes
 from keyquery.report import terminal
+from keyquery.report.graph_page import graph_page
 from keyquery.report.graphs import svg
 from keyquery.report.rings import KINDS, kind_of, ring, tips, written
 from tests.report.readings import EVIL
@@ -111,6 +112,11 @@ def test_figures_have_a_panel_for_the_consensus_and_each_head(decoder):
     assert len(elements(svg(decoder), "title")) == 6
 
 
+def test_the_name_of_a_figure_stands_clear_of_the_panels():
+    assert made(EVERY, heads=4).plot().get_suptitle() == "made"
+    assert made(EVERY, heads=4).plot()._suptitle.get_horizontalalignment() == "left"
+
+
 def test_a_head_that_is_not_there_is_told(decoder):
     with pytest.raises(ValueError, match="head must be one of 0, 1, 2, 3, got 9"):
         decoder.plot(head=9)
@@ -154,7 +160,28 @@ def test_the_terminal_tells_edges_heads_and_explanations():
     told = shown(made(EVERY, explanation={"target": 0, "sets": [], "calls": 0, "pool": [2, 1], "largest": 3}))
     assert "nearest first: 2:word2 1:word1. The model has no head" in told
     assert "No edge" in shown(kq.causes(torch.eye(3)))
-    assert "No set of up to 4 tokens changes 0:0" in shown(kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), 0, bool_))
+    assert "No set of up to 4 tokens that was tried changes 0:0" in shown(
+        kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), 0, bool_)
+    )
+    assert "1 head, 1 token\n" in shown(kq.causes(torch.eye(1)))
+
+
+def test_a_target_that_nothing_is_joined_to_is_not_blamed_on_the_model():
+    alone = {"target": 0, "sets": [], "calls": 0, "pool": [], "largest": 3}
+    assert "Nothing is joined to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
+    assert "Nothing is joined to <b>word0</b>" in graph_page(made(EVERY, explanation=alone))
+
+
+def test_a_prediction_that_is_not_the_text_is_told():
+    found = {"target": 0, "sets": [[1]], "calls": 3, "pool": [1], "largest": 3, "replaced": "<ship>"}
+    assert "0:word0 (predicted; the text has <ship>) rests on" in shown(made(EVERY, explanation=found))
+    assert "<b>word0</b> (the text has &lt;ship&gt;) rests on" in graph_page(made(EVERY, explanation=found))
+
+
+def test_the_legend_of_the_page_wraps():
+    page = graph_page(made(EVERY))
+    assert page.count('<span class="key">') == 5
+    assert "flex-wrap: wrap" in page.split("</style>")[0].split(".legend")[1]
 
 
 def bool_(masked, target):

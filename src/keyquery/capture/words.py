@@ -11,6 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.checkpoints.tokenizer import Tokenizer, from_symbols
+
+BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "⏎", "ĉ": "⇥"})  # as they are shown
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]+")
 
 
@@ -109,8 +112,22 @@ def _grouped(
             texts[-1] += names[place]
             places[-1].append(place)
         else:
-            shown = names[place] if not special else ""
-            texts.append(shown or tokenizer.convert_ids_to_tokens([ids[place]])[0])
+            name = tokenizer.convert_ids_to_tokens([ids[place]])[0]
+            texts.append(name if special else names[place] or name.translate(BLANKS))
             places.append([place])
         last = -1 if special else owner
+    if isinstance(tokenizer, Tokenizer):
+        texts = [_of_bytes(said) for said in texts]
     return Words(ids, texts, places, [not added[place[0]] for place in places])
+
+
+def _of_bytes(symbols: str) -> str:
+    """The text behind the names of byte-level pieces.
+
+    >>> _of_bytes("naÃ¯ve"), _of_bytes("⏎")
+    ('naïve', '⏎')
+    """
+    table = from_symbols()
+    if not all(symbol in table for symbol in symbols):
+        return symbols  # a blank, as it is shown
+    return bytes(table[symbol] for symbol in symbols).decode("utf-8", errors="replace")

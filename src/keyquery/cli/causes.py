@@ -77,7 +77,8 @@ def _read(source: str, text: str, target: int | None, largest: int, merge: bool,
     tester = predicted(live, tokenizer, said, target) if speaking else None
     reading = find_causes(live, text=tester.words if tester else said, **options)
     found = explain(reading, target, tester, largest=largest)
-    return replace(reading, explanation=found.to_dict())
+    replaced = said.texts[target] if reading.tokens[target] != said.texts[target] else None
+    return replace(reading, explanation={**found.to_dict(), "replaced": replaced})
 
 
 def _nodes(nodes: str | None) -> int | list[int] | None:

@@ -20,7 +20,7 @@ from numpy import ndarray
 from keyquery.capture.words import Words
 from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, fci, icd
-from keyquery.instruments.mapped import Mapped, mapped
+from keyquery.instruments.mapped import Mapped, listed, mapped
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
 
@@ -236,8 +236,7 @@ def _nodes(nodes: int | Iterable[int] | None, source: Mapped) -> list[int]:
             raise ValueError(f"nodes asks for {nodes} tokens, but there are only {len(able)}")
         received = np.mean(source.maps, axis=(0, 1))
         return sorted(sorted(able, key=lambda place: -received[place])[:nodes])
-    assert not isinstance(nodes, int)
-    chosen = list(nodes)
+    chosen = listed(nodes)
     if len(chosen) > count:
         raise ValueError(f"nodes names {len(chosen)} tokens, but there are only {count}")
     for place in chosen:

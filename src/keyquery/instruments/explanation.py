@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
 
 from keyquery.forms.checks import check_count
 from keyquery.instruments.causes import Causes
@@ -78,6 +82,9 @@ def explain(
     check_count("target", target, least=0, most=len(tokens) - 1)
     if target not in nodes:
         raise ValueError(f"target must be a node of the graph, got {target}; nodes: {', '.join(map(str, nodes))}")
+    if tester is not None and not callable(tester):
+        raise TypeError(f"tester must be a function of positions and target, got {type(tester).__name__}")
+    target = int(target)
     trees = [depths(one, target, reach) for one in graphs]
     near = _nearest(trees)
     pool = (
@@ -109,13 +116,21 @@ def _asked(
             if tried == most:
                 return hits, tried, False
             tried += 1
-            if tester(members(one), target):
+            if _said(tester(members(one), target)):
                 hits.append(list(members(one)))
                 if not every:
                     return hits, tried, False
         if hits:
             break
     return hits, tried, True
+
+
+def _said(answer: Any) -> bool:
+    """A tester's answer. A number is refused: it would be a measure of the change, and any but 0 would mean yes."""
+    told = answer.item() if isinstance(answer, (Tensor, np.ndarray)) and math.prod(answer.shape) == 1 else answer
+    if not isinstance(told, (bool, np.bool_)):
+        raise TypeError(f"tester must say True or False, got {answer!r:.60}")
+    return bool(told)
 
 
 def _graphs(graph: Causes | Pag, head: int | None) -> tuple[list[Pag], list[int], list[str]]:

@@ -18,7 +18,7 @@ from keyquery.capture.load import load_model
 from keyquery.capture.words import Words, words_of
 from keyquery.forms.checks import check_count, check_float
 
-NEAR = 1e-4  # by which rows may miss a sum of 1
+NEAR = 1e-4  # by which rows may miss a sum of 1; in half precision as much as rounding makes of it
 WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # what configurations call it
 
 
@@ -122,7 +122,7 @@ def _tokenizer(given: Any, found: Any) -> Any:
 
 def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
     """Attention of one text as (heads, n, n) in float64; whatever it cannot be is told in one sentence."""
-    given = torch.as_tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
+    given = _tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
     check_float("attention", given, "... n n")
     shape = tuple(given.shape)
     if len(shape) == 4 and shape[0] == 1:
@@ -135,11 +135,19 @@ def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
         raise ValueError(f"attention must not be negative, got {maps[low]:.3g} in row {low[1]} of head {low[0]}")
     sums = maps.sum(-1)
     far = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
-    if abs(sums[far] - 1) > NEAR:
+    near = max(NEAR, torch.finfo(given.dtype).eps)
+    if abs(sums[far] - 1) > near:
         raise ValueError(
-            f"rows of attention must sum to 1, within {NEAR:g}; row {far[1]} of head {far[0]} sums to {sums[far]:.6g}"
+            f"rows of attention must sum to 1, within {near:.3g}; row {far[1]} of head {far[0]} sums to {sums[far]:.6g}"
         )
     return maps
+
+
+def _tensor(attention: Any) -> Tensor:
+    try:
+        return torch.as_tensor(attention)
+    except (TypeError, ValueError):
+        raise TypeError("attention must be a tensor, or numbers that make one: rows of equal length") from None
 
 
 def _layer(layer: int | None, count: int) -> int:
@@ -160,7 +168,7 @@ def _told(
 ) -> Mapped:
     heads = _heads(head, len(maps))
     count = maps.shape[-1]
-    if tokens is not None and (isinstance(tokens, str) or len(tokens) != count):
+    if tokens is not None and (isinstance(tokens, str) or not isinstance(tokens, Iterable) or len(tokens) != count):
         raise ValueError(f"tokens must be a list of {count} texts, one for each row of the attention")
     if words is not None:
         texts, real = words.texts, words.real
@@ -171,10 +179,20 @@ def _told(
     return Mapped(maps[heads], heads, layer, texts, real, merged, width, model)
 
 
+def listed(given: Any) -> list[Any]:
+    """Numbers out of a list, a tensor or an array, or the one that is given.
+
+    >>> listed(torch.tensor([0, 2])), listed(3)
+    ([0, 2], [3])
+    """
+    found = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+    return [found] if isinstance(found, str) or not isinstance(found, Iterable) else list(found)
+
+
 def _heads(head: int | Iterable[int] | None, count: int) -> list[int]:
     if head is None:
         return list(range(count))
-    chosen = [head] if isinstance(head, (int, np.integer)) else list(head)
+    chosen = listed(head)
     for one in chosen:
         check_count("head", one, least=0, most=count - 1)
     if not chosen:

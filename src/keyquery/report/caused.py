@@ -21,7 +21,7 @@ def causes_lines(reading: Causes) -> list[Any]:
     layer = reading.graphs[0]["layer"]
     where = "" if layer is None else f", layer {layer}"
     origin = reading.provenance["samples"]
-    title = f"{reading.model['name']}{where}: {several} head{'s' if several > 1 else ''}, {len(reading.nodes)} tokens"
+    title = f"{reading.model['name']}{where}: {several} head{'s' if several > 1 else ''}, {_tokens(len(reading.nodes))}"
     facts = (
         f"{reading.method}, level {reading.alpha:g}, {reading.samples:g} samples ({origin}), {reading.tests:,} tests"
     )
@@ -89,13 +89,22 @@ def _explained(reading: Causes) -> list[Any]:
 def _sets(found: dict[str, Any], tokens: list[str] | None) -> list[Any]:
     said = tokens or [str(place) for place in range(max([found["target"], *found["pool"]]) + 1)]
     target = f"{found['target']}:{_word(said[found['target']])}"
+    told = target + (f" (predicted; the text has {_word(found['replaced'])})" if found.get("replaced") else "")
+    if not found["pool"]:
+        return [Text(f"Nothing is joined to {target}: there is no set to mask.")]
     if not found["calls"]:
         near = " ".join(f"{place}:{_word(said[place])}" for place in found["pool"]) or "nothing"
         return [Text(f"Joined to {target}, nearest first: {near}. The model has no head to ask what it predicts.")]
     if not found["sets"]:
-        return [Text(f"No set of up to {found['largest']} tokens changes {target}; {found['calls']} calls.")]
+        return [
+            Text(f"No set of up to {found['largest']} tokens that was tried changes {told}; {found['calls']} calls.")
+        ]
     each = "; ".join(" + ".join(f"{place}:{_word(said[place])}" for place in one) for one in found["sets"])
-    return [Text(f"{target} rests on: {each} ({found['calls']} calls).", style="bold")]
+    return [Text(f"{told} rests on: {each} ({found['calls']} calls).", style="bold")]
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' if count > 1 else ''}"
 
 
 def _word(token: str) -> str:

@@ -28,7 +28,7 @@ def graph_figure(reading: Causes, pyplot: Any, head: int | None = None) -> Any:
     shown = [lines.Line2D([], [], color=EDGES[kind], label=f"{kind}  {MEANS[kind]}") for kind in kinds(reading)]
     if shown:
         figure.legend(handles=shown, loc="outside lower center", ncols=1 if columns == 1 else 5, frameon=False)
-    figure.suptitle(str(reading.model["name"]), weight="bold")
+    figure.suptitle(str(reading.model["name"]), x=0.01, ha="left", weight="bold")
     return figure
 
 

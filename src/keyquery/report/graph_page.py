@@ -67,7 +67,9 @@ def _words(reading: Causes) -> str:
 def _legend(reading: Causes) -> str:
     if not kinds(reading):
         return "No edge: all tokens are independent of each other."
-    return f'<svg class="graph" viewBox="0 0 820 22" aria-hidden="true">{graphs.legend_svg(reading, 0, 16)}</svg>'
+    svg = '<svg class="graph" viewBox="0 0 40 14" aria-hidden="true">'
+    keys = (f"{svg}{graphs.key_svg(kind, 0, 11)}</svg>{MEANS[kind]}" for kind in kinds(reading))
+    return " ".join(f'<span class="key">{key}</span>' for key in keys)
 
 
 def _explained(reading: Causes) -> str:
@@ -79,11 +81,14 @@ def _explained(reading: Causes) -> str:
         return f"<b>{escape(reading.tokens[place])}</b>"
 
     target = word(found["target"])
+    if not found["pool"]:
+        return f"<p>Nothing is joined to {target}: there is no set to mask.</p>"
     if not found["calls"]:
         near = ", ".join(word(place) for place in found["pool"]) or "nothing"
         return f"<p>Joined to {target}, nearest first: {near}. The model has no head to ask what it predicts.</p>"
     sets = "; ".join(" + ".join(map(word, one)) for one in found["sets"])
     said = f"rests on {sets}" if sets else f"rests on no set of up to {found['largest']} tokens that was tried"
+    target += f" (the text has {escape(found['replaced'])})" if found.get("replaced") else ""
     return f"<p>The prediction {target} {said}. That took {found['calls']} calls of the model.</p>"
 
 

@@ -89,12 +89,17 @@ def legend_svg(reading: Causes, x: float, y: float) -> str:
     """The kinds of edges that there are, and what they mean."""
     parts = []
     for kind in kinds(reading):
-        ends = tuple(sorted(next(marks for marks, name in KINDS.items() if name == kind), reverse=True))
-        arc = Arc(-1, -1, ((x, y - 4), (x + 20, y - 4), (x + 40, y - 4)), (ends[0], ends[1]), kind, 1.8, "")
-        parts.append(_arc_svg(arc))
+        parts.append(key_svg(kind, x, y))
         parts.append(f'<text class="note" x="{x + 46:.1f}" y="{y:.1f}">{MEANS[kind]}</text>')
         x += _long(kind)
     return "".join(parts)
+
+
+def key_svg(kind: str, x: float, y: float) -> str:
+    """A short edge of a kind, 40 wide, beside which its meaning is written."""
+    ends = tuple(sorted(next(marks for marks, name in KINDS.items() if name == kind), reverse=True))
+    arc = Arc(-1, -1, ((x, y - 4), (x + 20, y - 4), (x + 40, y - 4)), (ends[0], ends[1]), kind, 1.8, "")
+    return _arc_svg(arc)
 
 
 def _long(kind: str) -> float:
