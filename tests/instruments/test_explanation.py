@@ -149,3 +149,27 @@ def test_a_tester_may_answer_as_libraries_do(answer):
 def test_a_tester_is_a_function():
     with pytest.raises(TypeError, match="tester must be a function of positions and target, got str"):
         kq.explain(kq.causes(torch.eye(3)), 0, "yes")
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_sets_are_drawn_from_what_is_named(exhaustive):
+    graph, asked = kq.causes(torch.full((4, 4), 1 / 4)), []
+    found = kq.explain(
+        graph, 2, lambda masked, target: asked.append(masked) is not None, among=[0, 1, 2], exhaustive=exhaustive
+    )
+    assert found.pool == [0, 1]
+    assert asked == [(0,), (1,), (0, 1)]
+
+
+def test_the_first_set_is_enough_where_not_every_one_is_wanted():
+    graph = kq.causes(torch.full((4, 4), 1 / 4))
+    found = kq.explain(graph, 0, lambda masked, target: len(masked) == 2, every=False)
+    assert (found.sets, found.calls, found.done) == ([[1, 2]], 4, False)
+
+
+def test_a_target_is_a_node_however_little_it_is_attended_to():
+    attention = torch.tensor([[0.1, 0.4, 0.5, 0.0], [0.1, 0.5, 0.4, 0.0], [0.1, 0.4, 0.5, 0.0], [0.1, 0.4, 0.4, 0.1]])
+    assert list(kq.causes(attention, nodes=2).nodes) == [1, 2]
+    assert list(kq.causes(attention, nodes=2, target=3).nodes) == [2, 3]
+    with pytest.raises(ValueError, match="target must be between 0 and 3, got 4"):
+        kq.causes(attention, nodes=2, target=4)

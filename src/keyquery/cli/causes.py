@@ -75,8 +75,9 @@ def _read(source: str, text: str, target: int | None, largest: int, merge: bool,
     if not 0 <= target < len(said.texts):
         raise ValueError(f"--target must be a position from 0 to {len(said.texts) - 1}, got {target}")
     tester = predicted(live, tokenizer, said, target) if speaking else None
-    reading = find_causes(live, text=tester.words if tester else said, **options)
-    found = explain(reading, target, tester, largest=largest)
+    reading = find_causes(live, text=tester.words if tester else said, target=target, **options)
+    seen = range(target) if tester is not None and tester.mask is None else None  # a decoder sees nothing behind it
+    found = explain(reading, target, tester, among=seen, largest=largest)
     replaced = said.texts[target] if reading.tokens[target] != said.texts[target] else None
     return replace(reading, explanation={**found.to_dict(), "replaced": replaced})
 

@@ -143,6 +143,7 @@ def causes(
     tokens: Sequence[str] | None = None,
     merge: bool = True,
     tokenizer: Any = None,
+    target: int | None = None,
     rounds: int | None = None,
     order_free: bool = True,
     selection: bool = False,
@@ -157,7 +158,7 @@ def causes(
     the path of a model, with a `text`. Models are run once, the attention is that of `layer` (the deepest unless
     given) and of `head` (all unless given); pieces of words `merge` into words. `nodes` are positions in that
     attention, or how many to take of those that receive most, all words unless given; the rest, and what a tokenizer
-    adds, is left out, as hidden causes.
+    adds, is left out, as hidden causes. Of so many, `target`, a position that is to be explained, is always one.
 
     `alpha` is the level of the tests, `samples` their effective sample size: the model's hidden size unless given, 768
     for a bare matrix, as published; a convention, not a sample size. `method` is "icd" or "fci"; after `rounds` rounds
@@ -170,7 +171,7 @@ def causes(
     """
     _check(alpha, samples, method, rounds)
     source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
-    chosen = _nodes(nodes, source)
+    chosen = _nodes(nodes, source, target)
     effective = float(samples if samples is not None else source.width or SAMPLES)
     search = _Search(method, alpha, effective, rounds, order_free, selection, tails)
     heads = list(zip(source.heads, source.maps, strict=True))
@@ -224,9 +225,10 @@ def _check(alpha: float, samples: float | None, method: str, rounds: int | None)
         raise ValueError(f'rounds is for method="icd", which is valid after any of them, not {method!r}')
 
 
-def _nodes(nodes: int | Iterable[int] | None, source: Mapped) -> list[int]:
-    """Positions in order; of a number, those that receive most attention."""
+def _nodes(nodes: int | Iterable[int] | None, source: Mapped, target: int | None) -> list[int]:
+    """Positions in order; of a number, the target and those that receive most attention."""
     count = len(source.tokens)
+    check_count("target", target, least=0, most=count - 1, optional=True)
     if nodes is None:
         return [place for place in range(count) if source.real[place]]
     if isinstance(nodes, (int, np.integer)):
@@ -235,7 +237,7 @@ def _nodes(nodes: int | Iterable[int] | None, source: Mapped) -> list[int]:
         if nodes > len(able):
             raise ValueError(f"nodes asks for {nodes} tokens, but there are only {len(able)}")
         received = np.mean(source.maps, axis=(0, 1))
-        return sorted(sorted(able, key=lambda place: -received[place])[:nodes])
+        return sorted(sorted(able, key=lambda place: (place != target, -received[place]))[:nodes])
     chosen = listed(nodes)
     if len(chosen) > count:
         raise ValueError(f"nodes names {len(chosen)} tokens, but there are only {count}")

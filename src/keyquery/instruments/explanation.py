@@ -54,6 +54,7 @@ def explain(
     tester: Tester | None = None,
     *,
     head: int | None = None,
+    among: Iterable[int] | None = None,
     largest: int = 4,
     reach: int | None = None,
     exhaustive: bool = False,
@@ -66,9 +67,9 @@ def explain(
     then of two, up to `largest`; those of one size that lie nearest to the target in its PDS-tree go first, and each
     token of a set is joined to the target by a path through the set. All sets of the first size that has any are
     found, or only the first of them, unless `every`. Of several heads every graph is used, and no set is tried twice;
-    `head` names one. `reach` bounds the depth of the tree, `calls` how often the tester may be asked. `exhaustive`
-    tries all sets of the graph's nodes, whatever its edges, to know the truth. Without a tester only the `pool` is
-    told.
+    `head` names one. Sets are drawn from `among`, such as what a decoder sees, if given. `reach` bounds the depth of
+    the tree, `calls` how often the tester may be asked. `exhaustive` tries all sets of the graph's nodes, whatever its
+    edges, to know the truth. Without a tester only the `pool` is told.
 
     >>> graph = kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]]))
     >>> found = kq.explain(graph, 2, lambda masked, target: 0 in masked)
@@ -85,11 +86,10 @@ def explain(
     if tester is not None and not callable(tester):
         raise TypeError(f"tester must be a function of positions and target, got {type(tester).__name__}")
     target = int(target)
-    trees = [depths(one, target, reach) for one in graphs]
+    able = set(nodes if among is None else among) - {target}
+    trees = [{node: d for node, d in depths(one, target, reach).items() if node in able} for one in graphs]
     near = _nearest(trees)
-    pool = (
-        [node for node in nodes if node != target] if exhaustive else sorted(near, key=lambda node: (near[node], node))
-    )
+    pool = [node for node in nodes if node in able] if exhaustive else sorted(near, key=lambda node: (near[node], node))
     by_size = _every(pool, largest) if exhaustive else _by_size(graphs, trees, target, largest)
     hits, tried, done = _asked(by_size, tester, target, calls, every) if tester is not None else ([], 0, True)
     return Explanation(

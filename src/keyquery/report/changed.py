@@ -11,7 +11,7 @@ from rich.text import Text
 from keyquery.instruments.intervals import Interval
 from keyquery.report.trainings import seeds_of
 from keyquery.studies.causes import CausesStudy
-from keyquery.studies.explained import ORDERS, SEARCHES
+from keyquery.studies.explained import BEST, ORDERS, SEARCHES
 
 TITLES = {"sentiment": "Sentiment of reviews", "recommendation": "The next item of a customer"}
 CALLED = {
@@ -27,18 +27,31 @@ COLUMNS = ("changed", "tokens", "calls", "saves tokens", "saves calls")
 
 
 def causes_study_tables(reading: CausesStudy, table: Callable[..., Table]) -> list[Any]:
-    """Two tables an application, one a search: every order of tokens."""
+    """Two tables an application, one a search: every order of tokens; and what comes in place of a recommendation."""
     rows, shown = reading.summary(), list[Any]()
     for name in dict.fromkeys(row["application"] for row in rows):
         models = [model for model in reading.models if model["application"] == name]
-        wide = models[0]["among_ten"] is not None
-        shown += [*([""] if shown else []), Text(f"{TITLES[name]}: {_models(models)}", style="bold")]
+        shown.append(Text(f"{TITLES[name]}: {_models(models)}", style="bold"))
         for search in SEARCHES:
-            made = table(FOUND[search], *COLUMNS, *(("place before", "of ten stay") if wide else ()))
-            for row in (row for row in rows if (row["application"], row["search"]) == (name, search)):
-                made.add_row(*_cells(row, wide))
-            shown += [made, ""]
+            found = [row for row in rows if (row["application"], row["search"]) == (name, search)]
+            made = table(FOUND[search], *COLUMNS)
+            made.columns[0].no_wrap = True
+            for row in found:
+                made.add_row(*_cells(row))
+            shown.append(made)
+            if models[0]["among_ten"] is not None:
+                shown.append(_replacements(found))
+            shown.append("")
     return [*shown[:-1], *_legend(reading)]
+
+
+def _replacements(rows: list[dict[str, Any]]) -> str:
+    """How specific a change is: what was recommended in place of it, and how much of the list stays."""
+    said = []
+    for row in (row for row in rows if row["kept"] is not None):
+        place = f"{row['rank']}." if row["rank"] <= BEST else f"below {BEST}"
+        said.append(f"{CALLED[row['order']]} {place}, {BEST * row['kept']:.1f}")
+    return f"place that the new item had (median), and how many of the best {BEST} stay: {'; '.join(said)}"
 
 
 def _models(models: list[Any]) -> str:
@@ -52,13 +65,10 @@ def _models(models: list[Any]) -> str:
     return f"{said} right{among}, by counting alone {models[0]['popular']:.1%}; {seeds_of([count])}"
 
 
-def _cells(row: dict[str, Any], wide: bool) -> list[str]:
+def _cells(row: dict[str, Any]) -> list[str]:
     ours = row["order"] == ORDERS[0]
-    saved = ["", ""] if ours else [_mean(row[name], 2) for name in ("shorter", "fewer")]
-    cells = [CALLED[row["order"]], _mean(row["found"], 2), _mean(row["size"], 2), _mean(row["calls"], 0)]
-    if not wide:
-        return cells + saved
-    return [*cells, *saved, str(row["rank"] or ""), "" if row["kept"] is None else f"{10 * row['kept']:.1f}"]
+    saved = ["", ""] if ours else [_mean(row["shorter"], 2), _mean(row["fewer"], 0)]
+    return [CALLED[row["order"]], f"{row['found'].change:.0%}", _mean(row["size"], 2), _mean(row["calls"], 0), *saved]
 
 
 def _mean(interval: Interval | None, digits: int) -> str:
@@ -78,8 +88,8 @@ def _legend(reading: CausesStudy) -> list[str]:
 
 
 def changed(reading: CausesStudy, pyplot: Any) -> Any:
-    """A panel an application: the share of predictions that a set of so many tokens, or fewer, has changed."""
-    records = [row for row in reading.records() if row["search"] == "sets"]
+    """A panel an application: the share of predictions changed, by tokens hidden one after another, and by calls."""
+    records = reading.records()
     names = list(dict.fromkeys(row["application"] for row in records))
     figure, axes = pyplot.subplots(
         2, len(names), figsize=(0.6 + 2.9 * len(names), 4.4), layout="constrained", squeeze=False, sharey=True
@@ -87,10 +97,11 @@ def changed(reading: CausesStudy, pyplot: Any) -> Any:
     for column, name in zip(axes.T, names, strict=True):
         for order in ORDERS:
             rows = [row for row in records if (row["application"], row["order"]) == (name, order)]
-            _steps(column[0], [row["size"] for row in rows], order)
-            _steps(column[1], [row["calls"] if row["size"] is not None else None for row in rows], order)
-        column[0].set(title=TITLES[name], xlabel="tokens hidden", xticks=range(1, reading.provenance["largest"] + 1))
-        column[1].set(xlabel="calls of the model", xscale="log")
+            _steps(column[0], [row["size"] for row in rows if row["search"] == "prefix"], order)
+            sets = [row for row in rows if row["search"] == "sets"]
+            _steps(column[1], [row["calls"] if row["size"] is not None else None for row in sets], order)
+        column[0].set(title=TITLES[name], xlabel=f"tokens hidden, {FOUND['prefix']}")
+        column[1].set(xlabel=f"calls of the model, {FOUND['sets']}", xscale="log")
         for axis in column:
             axis.spines[["top", "right"]].set_visible(False)
     for row in axes:
@@ -103,8 +114,6 @@ def changed(reading: CausesStudy, pyplot: Any) -> Any:
 def _steps(axis: Any, values: list[int | None], order: str) -> None:
     """The share of all that are at most so large; None is never."""
     there = sorted(value for value in values if value is not None)
-    x, y = [1.0], [sum(value <= 1 for value in there) / len(values)]
-    for value in sorted(set(there) - {1}):
-        x.append(value)
-        y.append(sum(other <= value for other in there) / len(values))
+    x = [1, *sorted(set(there) - {1})]
+    y = [sum(value <= one for value in there) / len(values) for one in x]
     axis.plot(x, y, drawstyle="steps-post", color=COLOURS[order], linewidth=1.4, label=CALLED[order])
