@@ -15,6 +15,8 @@ PICTURES = (
     ("dial.svg", "dial", "parts"),
     ("dial_layers.svg", "dial", "layers"),
     ("primal.svg", "primal", None),
+    ("time_study.svg", "time", None),
+    ("causes_study.svg", "causes", None),
 )
 
 

@@ -27,7 +27,8 @@ def gains(reading: TimeStudy, pyplot: Any) -> Any:
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [way for way in WAYS if any(way_of(row) == way for row in rows)]
     width = 1.6 + 2.1 * len(sets)
-    figure, axes = pyplot.subplots(1, len(sets), figsize=(width, 2.4), layout="constrained", squeeze=False, sharey=True)
+    size, shared = (width, 2.6), {"sharex": True, "sharey": True}  # gains of all sets on one scale
+    figure, axes = pyplot.subplots(1, len(sets), figsize=size, layout="constrained", squeeze=False, **shared)
     for axis, dataset in zip(axes[0], sets, strict=True):
         axis.axvline(0, color="#24292f", linewidth=0.8)
         for row in (row for row in rows if row["dataset"] == dataset):
@@ -45,7 +46,7 @@ def gains(reading: TimeStudy, pyplot: Any) -> Any:
     axes[0][0].invert_yaxis()
     figure.supxlabel("gain over positions, nats an event", fontsize=8)
     handles = {label: handle for handle, label in zip(*axes[0][0].get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
