@@ -42,6 +42,37 @@ Samples = Annotated[
         help="Sequences that the synthetic part learns from; may be given several times. Without: 16 to 1,024.",
     ),
 ]
+ArenaData = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="<dir>", help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."
+    ),
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(metavar=STR, help="listops, text, image or pathfinder; may be given several times. Without: all."),
+]
+Datasets = Annotated[
+    list[str] | None,
+    typer.Option(metavar=STR, help="A set of series; may be given several times. Without: all in --data."),
+]
+Share = Annotated[
+    float | None,
+    typer.Option(help="Share of the arena's steps to run. Without: all of ListOps and Text, a fifth of the others."),
+]
+Examples = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Examples to generate and train on; a tenth more to choose by, and to test on. Without: as published.",
+    ),
+]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Steps of a whole training on the arena. Without: as published.")
+]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, help="Break a training on the arena off after so many; --out goes on.")
+]
 study = typer.Typer(
     help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
 )
@@ -173,37 +204,19 @@ def dial(
 
 @study.command("primal")
 def primal(
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="<dir>", help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."
-        ),
-    ] = None,
+    data: ArenaData = None,
     out: Out = None,
     part: Annotated[str, typer.Option(help="series, ablation, arena, speed, or all.")] = "all",
-    task: Annotated[
-        list[str] | None,
-        typer.Option(metavar=STR, help="listops, text, image or pathfinder; may be given several times. Without: all."),
-    ] = None,
+    task: Tasks = None,
     attention: Attentions = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(metavar=STR, help="A set of series; may be given several times. Without: all in --data."),
-    ] = None,
+    dataset: Datasets = None,
     seed: Annotated[
         list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: five.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of a training on series.")] = 100,
     width: Annotated[int, typer.Option(min=8, help="Width of the networks on series.")] = 512,
-    share: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the arena's steps to run. Without: all of ListOps and Text, a fifth of the others."
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of a whole training on the arena. Without: as published.")
-    ] = None,
+    share: Share = None,
+    steps: Steps = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences a step on the arena. Without: as published.")
     ] = None,
@@ -213,16 +226,8 @@ def primal(
     start: Annotated[str, typer.Option(help="How primal layers start: published, or default, the layer's own.")] = (
         "published"
     ),
-    examples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Examples to generate and train on; a tenth more to choose by, and to test on. Without: as published.",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Break a training on the arena off after so many; --out goes on.")
-    ] = None,
+    examples: Examples = None,
+    minutes: Minutes = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 7,
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
     device: Device = "auto",

@@ -17,8 +17,8 @@ from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.caused import causes_lines, explanation_lines
-from keyquery.report.changed import causes_study_tables
 from keyquery.report.colours import DOES
+from keyquery.report.explained import causes_study_tables
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
