@@ -166,7 +166,7 @@ def test_seasons_are_seen_with_a_calendar(tmp_path):
         times = np.stack((first, first + rng.uniform(0.5, 8, 800)), 1)
         return np.stack((np.full(800, "start"), second), 1).ravel(), times.ravel(), np.repeat(np.arange(800), 2)
 
-    options = {**SMALL, "epochs": 20, "lr": 1e-2}
+    options = {**SMALL, "epochs": 10, "lr": 2e-2}
     seasoned = kq.EventModel(calendar=True, **options).fit(*pairs(0))
     assert seasoned.score(*pairs(1)) > 0.85
     assert kq.EventModel(**options).fit(*pairs(0)).score(*pairs(1)) < 0.6

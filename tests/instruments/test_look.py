@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 import subprocess
 import sys
 
@@ -378,9 +379,12 @@ def test_what_is_said_of_a_model_needs_one():
     assert "name one" in str(result.exception)
 
 
-def test_python_dash_m():
-    out = subprocess.run([sys.executable, "-m", "keyquery", "--version"], capture_output=True, text=True, check=True)
-    assert out.stdout.startswith("keyquery ")
+def test_python_dash_m(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["keyquery", "--version"])
+    monkeypatch.delitem(sys.modules, "keyquery.__main__", raising=False)
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("keyquery", run_name="__main__")
+    assert capsys.readouterr().out == f"keyquery {kq.__version__}\n"
 
 
 def test_quiet_prints_nothing(encoder, capfd):

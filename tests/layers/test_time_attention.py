@@ -103,7 +103,8 @@ class Timed(nn.Module):
 @pytest.mark.parametrize("how", WAYS)
 def test_it_keeps_the_promises_of_a_layer(how):
     code = kq.BochnerTime(CODE) if how == "additive" else kq.MercerTime(CODE, 2, 2)
-    check_kernel(Timed(kq.TimeAttention(DIM, 2, code, how=how, kernel="pairwise")))
+    layer = Timed(kq.TimeAttention(DIM, 2, code, how=how, kernel="pairwise"))
+    check_kernel(layer, "aot_eager" if how == "additive" else "eager")  # the latter is quicker
 
 
 @pytest.mark.parametrize("how", WAYS)
