@@ -63,6 +63,14 @@ def test_long_reviews_lose_their_beginning(tmp_path):
     assert found.words[found.ids[0, -1]] == "end"
 
 
+def test_a_word_that_is_called_like_a_choice_is_none(tmp_path):
+    path = tmp_path / "a.tsv"
+    rows = [f"{split}\t1\tpositive film" for split in ["train"] * 3 + ["test"]]
+    path.write_text("split\tlabel\ttext\n" + "\n".join(rows) + "\n")
+    found = reviews(path)  # both words are rare
+    assert (found.ids[:, 1:] == FIRST + 2).all()
+
+
 def test_histories_go_back_from_what_was_bought(tmp_path):
     found = histories(bills(tmp_path))
     names = {word: place for place, word in enumerate(found.words)}
@@ -95,7 +103,7 @@ def test_files_that_are_no_such_files(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="must have columns CustomerID, Description"):
         histories(path)
-    with pytest.raises(ValueError, match="0 customers with three items or more: too few"):
+    with pytest.raises(ValueError, match="0 customers with 3 items or more: too few"):
         histories(bills(tmp_path, customers=4))  # so few that every item is rare
 
 

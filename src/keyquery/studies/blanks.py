@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.data import read_column
-from keyquery.files import read_text, write_all
+from keyquery.files import write_all
 from keyquery.layers import Encoder
+from keyquery.studies.purchases import retail_rows, retail_time
 from keyquery.training import Recipe, train
 
 PADDING, BLANK, FIRST = 0, 1, 2  # ids; from FIRST on, the choices that a blank has, and after them all other words
 LEARN, CHOOSE, TEST = 0, 1, 2  # what a sequence is for
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[!?]")
 REVIEW, HISTORY = 128, 51  # tokens, the blank among them
+FEWEST = 3  # items of a customer
 RARE = 5  # reviews, or customers, that a word or an item must be known from
 HELD_OUT = 0.1  # of what may be learned from, to choose by; and of the customers, to test on
 
@@ -60,11 +60,13 @@ def reviews(path: str | Path) -> Blanks:
     learned = np.array(splits) == "train"
     counts = Counter(word for words, known in zip(spoken, learned, strict=True) if known for word in set(words))
     kept = sorted((word for word, count in counts.items() if count >= RARE), key=lambda word: (-counts[word], word))
-    words = ["", "…", "negative", "positive", "?", *kept]
+    words = ["", "…", "negative", "positive", "(rare)", *kept]
     parts = np.where(learned, LEARN, TEST)
     able = np.random.default_rng(0).permutation(np.nonzero(learned)[0])
     parts[able[: round(HELD_OUT * len(able))]] = CHOOSE
-    ids = _padded(spoken, {word: place for place, word in enumerate(words)}, REVIEW, other=4)
+    # The choices are no words: "positive" in a review is a word of its own.
+    places = {word: place for place, word in enumerate(kept, FIRST + 3)}
+    ids = _padded(spoken, places, REVIEW, other=FIRST + 2)
     return Blanks(ids, np.array(labels, np.int32), parts, words, choices=2)
 
 
@@ -78,9 +80,9 @@ def histories(path: str | Path) -> Blanks:
     counts = Counter(item for items in bought.values() for item in items)
     kept = sorted((item for item, count in counts.items() if count >= RARE), key=lambda item: (-counts[item], item))
     places = {item: place for place, item in enumerate(kept, FIRST)}
-    histories = [found for items in bought.values() if len(found := [i for i in items if i in places]) > FIRST]
+    histories = [found for items in bought.values() if len(found := [i for i in items if i in places]) >= FEWEST]
     if len(histories) < 1 / HELD_OUT:
-        raise ValueError(f"{path} has {len(histories)} customers with three items or more: too few to learn from")
+        raise ValueError(f"{path} has {len(histories)} customers with {FEWEST} items or more: too few to learn from")
     drawn = np.random.default_rng(0).permutation(len(histories))
     share = round(HELD_OUT * len(histories))
     fates = np.full(len(histories), LEARN)
@@ -97,16 +99,12 @@ def histories(path: str | Path) -> Blanks:
 
 def _bought(path: str | Path) -> tuple[dict[int, list[str]], dict[str, str]]:
     """Distinct items of each customer, in the order they were first bought, and what items are called."""
-    rows = csv.DictReader(io.StringIO(read_text(path, "latin1"), newline=""))
-    needed = {"StockCode", "Description", "Quantity", "InvoiceDate", "CustomerID"}
-    if missing := needed - set(rows.fieldnames or ()):
-        raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
+    rows = retail_rows(path, {"StockCode", "Description", "Quantity", "InvoiceDate", "CustomerID"})
     names: dict[str, str] = {}
     sold = []
     for number, row in enumerate(rows):
         if row["CustomerID"] and float(row["Quantity"]) > 0:
-            when = datetime.strptime(row["InvoiceDate"], "%m/%d/%Y %H:%M")
-            sold.append((int(float(row["CustomerID"])), when, number, row["StockCode"]))
+            sold.append((int(float(row["CustomerID"])), retail_time(row), number, row["StockCode"]))
             names.setdefault(row["StockCode"], row["Description"].strip().lower())
     bought: dict[int, dict[str, None]] = {}
     for who, _, _, item in sorted(sold):
@@ -198,7 +196,7 @@ def hide(ids: Int[Tensor, "batch n"], most: float, generator: torch.Generator) -
     return ids.masked_fill((torch.rand(ids.shape, generator=generator) < shares) & (ids > BLANK), BLANK)
 
 
-def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: float, **options: Any) -> None:
+def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: float) -> None:
     """Train on sequences some of whose tokens are hidden, and keep the weights that choose best.
 
     A model that has never seen a hidden token would answer to the hiding itself. Hidden tokens that are choices, as
@@ -226,7 +224,7 @@ def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: f
         parts = zip(*(x.split(250) for x in checked), strict=True)
         return float(torch.stack([cross_entropy(model(some).float(), truth) for some, truth in parts]).mean())
 
-    train(model, draw, loss, recipe, validate=validate, **options)
+    train(model, draw, loss, recipe, validate=validate)
 
 
 @torch.no_grad()

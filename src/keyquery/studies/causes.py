@@ -25,7 +25,7 @@ from keyquery.forms.checks import check_choice, check_count
 from keyquery.instruments.intervals import Interval, paired
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.blanks import READERS, TEST, BlankModel, Blanks, keep, learn, load, right
+from keyquery.studies.blanks import LEARN, READERS, TEST, BlankModel, Blanks, keep, learn, load, right
 from keyquery.studies.explained import BEST, CALLS, LARGEST, NODES, ORDERS, SEARCHES, explained
 from keyquery.studies.jobs import device_name, finish, name_of
 from keyquery.training import Recipe
@@ -156,7 +156,7 @@ class BlankTrial:
 
 def _popular(blanks: Blanks) -> float:
     """The share of blanks to test on that the likeliest choice of all fills, or one of the ten likeliest."""
-    _, learned = blanks.part(0)
+    _, learned = blanks.part(LEARN)
     most = torch.bincount(learned, minlength=blanks.choices).topk(min(BEST, blanks.choices // 2)).indices
     return float(torch.isin(blanks.part(TEST)[1], most).float().mean())
 

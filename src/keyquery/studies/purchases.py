@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -52,10 +52,7 @@ def read_retail(path: str | Path) -> Timed:
 
     Rows without a customer cannot be followed, and are left out.
     """
-    rows = csv.DictReader(io.StringIO(read_text(path, "latin1"), newline=""))
-    missing = {"InvoiceNo", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID"} - set(rows.fieldnames or ())
-    if missing:
-        raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
+    rows = retail_rows(path, {"InvoiceNo", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID"})
     sums: dict[tuple[int, str], float] = {}
     when: dict[tuple[int, str], float] = {}
     unknown = 0
@@ -66,8 +63,7 @@ def read_retail(path: str | Path) -> Timed:
         bill = int(float(row["CustomerID"])), row["InvoiceNo"]
         sums[bill] = sums.get(bill, 0.0) + float(row["Quantity"]) * float(row["UnitPrice"])
         if bill not in when:
-            date = datetime.strptime(row["InvoiceDate"], "%m/%d/%Y %H:%M").replace(tzinfo=UTC)
-            when[bill] = date.timestamp() / DAY
+            when[bill] = retail_time(row)
     bills = sorted(sums, key=lambda bill: (bill[0], when[bill], bill[1]))
     spent = np.array([sums[bill] for bill in bills])
     back = np.array([bill[1].startswith("C") for bill in bills])
@@ -75,6 +71,23 @@ def read_retail(path: str | Path) -> Timed:
     types = np.where(back, "return", np.array(["small", "middle", "large"])[np.searchsorted(thirds, spent)])
     times, groups = np.array([when[bill] for bill in bills]), np.array([bill[0] for bill in bills])
     return Timed(types, times, groups, f"{unknown:,} rows without a customer")
+
+
+def retail_rows(path: str | Path, columns: set[str]) -> Iterable[dict[str, str]]:
+    """The rows of Online Retail, which must have these columns."""
+    rows = csv.DictReader(io.StringIO(read_text(path, "latin1"), newline=""))
+    if missing := columns - set(rows.fieldnames or ()):
+        raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
+    return rows
+
+
+def retail_time(row: Mapping[str, str]) -> float:
+    """When a row of it was sold, in days.
+
+    >>> retail_time({"InvoiceDate": "1/2/1970 12:00"})
+    1.5
+    """
+    return datetime.strptime(row["InvoiceDate"], "%m/%d/%Y %H:%M").replace(tzinfo=UTC).timestamp() / DAY
 
 
 def read_cdnow(path: str | Path) -> Timed:
