@@ -318,8 +318,8 @@ def causes(
     """Are explanations along the causal graph of attention shorter, or cheaper, than those in other orders?
 
     Small Transformers learn the sentiment of reviews and what a customer buys next. Then words or items are hidden
-    until the prediction changes: along the graph, by attention, by gradient × input, at random. Ten minutes a training
-    on one core.
+    until the prediction changes: along the graph, by attention, by gradient × input, by place, at random. Ten minutes
+    a training on one core.
     """
     from keyquery.studies.causes import explain_blanks
 
