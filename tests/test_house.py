@@ -113,6 +113,7 @@ def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
     promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
+    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor"]
     promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)

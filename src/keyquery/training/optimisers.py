@@ -46,7 +46,7 @@ class Lamb(Optimizer):
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """All tensors of a group at a time: each by itself would cost more in calls than in arithmetic."""
-        gradients = [weight.grad for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight].update(step=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
