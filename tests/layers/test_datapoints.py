@@ -22,7 +22,7 @@ def rows_of(sizes, batch=2, n=12, seed=0, hidden=0.2):
 
 def said(network, rows, **options):
     """All that a network says of every entry."""
-    h = network(rows, **options)
+    h = network(*rows, **options)
     parts = [
         network.logits(h[..., column, :], column) if size else network.numbers(h[..., column, :], column).unsqueeze(-1)
         for column, size in enumerate(network.sizes)
@@ -182,7 +182,7 @@ def permuted(made, order):
 def test_the_order_of_columns_does_not_matter_to_weights_that_go_along():
     made, table, order = network(), rows_of(SIZES), [3, 0, 4, 2, 1]
     turned = Rows(*(part[..., order] for part in table))
-    found, expected = permuted(made, order)(turned), made(table)
+    found, expected = permuted(made, order)(*turned), made(*table)
     assert (found - expected[:, :, order]).abs().max() <= 1e-4
     layer, x = AttributeAttention(8, 2), torch.randn(1, 6, 5, 8)
     assert (layer(x[:, :, order]) - layer(x)[:, :, order]).abs().max() <= 1e-5
@@ -244,7 +244,7 @@ def doubled(generator, tables, n):
 
 
 def asked(made, rows):
-    return made.target(made(rows))[:, rows.hidden.shape[1] // 2 :, 0]
+    return made.target(made(*rows))[:, rows.hidden.shape[1] // 2 :, 0]
 
 
 def looked_up(n, embedding, depth, heads, steps, lr, rows="full"):
@@ -308,7 +308,7 @@ def test_the_look_up_oracle():
     assert leak(made, 16) == 0
     table, order = doubled(torch.Generator().manual_seed(5), 2, 16), torch.randperm(32)
     turned = Rows(*(part[:, order] for part in table))
-    assert (made.target(made(turned)) - made.target(made(table))[:, order]).abs().max() <= 1e-4
+    assert (made.target(made(*turned)) - made.target(made(*table))[:, order]).abs().max() <= 1e-4
 
 
 @pytest.mark.slow

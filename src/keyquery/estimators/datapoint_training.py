@@ -129,7 +129,7 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
 
 def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """What targets and features cost that were asked for: squared errors and cross-entropies, each a mean."""
-    h, last = network(batch.rows), len(network.sizes) - 1
+    h, last = network(*batch.rows), len(network.sizes) - 1
     sums = [h.new_zeros(()), h.new_zeros(())]
     where = (batch.asked & network.numeric).nonzero(as_tuple=True)
     if len(where[0]):
@@ -169,7 +169,7 @@ def answers(
         some = Rows(*(part[first : first + CHUNK] for part in rows))
         count = len(some.hidden)
         filled = Rows(*(pad(part, (0, 0, 0, CHUNK - count)) for part in some))
-        found.append(network.target(network(filled.within(), memories, seen)).squeeze(0)[:count])
+        found.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
     return torch.cat(found)
 
 

@@ -98,7 +98,7 @@ def _attention(
 ) -> tuple[Float64[Tensor, " m"], float]:
     """The mean over layers; through points, what the row gives to each times what that has taken of every row."""
     seen: list[Tensor] = []
-    network(row.within(), memories, seen)
+    network(*row.within(), memories, seen)
     if not seen:
         return torch.zeros(count, dtype=torch.float64), 1.0
     if gathered:

@@ -25,7 +25,7 @@ class TableNetwork(nn.Module):
 
     >>> network = TableNetwork((0, 3, 0), embedding=8, depth=2, heads=2)
     >>> rows = Rows(torch.randn(1, 10, 3), torch.randint(3, (1, 10, 3)), torch.rand(1, 10, 3) < 0.2)
-    >>> network(rows).shape, network.logits(network(rows)[..., 1, :], 1).shape
+    >>> network(*rows).shape, network.logits(network(*rows)[..., 1, :], 1).shape
     (torch.Size([1, 10, 3, 8]), torch.Size([1, 10, 3]))
     """
 
@@ -79,10 +79,15 @@ class TableNetwork(nn.Module):
             nn.init.uniform_(weight, -reach, reach)
 
     def forward(
-        self, rows: Rows, memories: list[Memory] | None = None, seen: list[Tensor] | None = None
+        self,
+        values: Float[Tensor, "batch n d"],
+        codes: Int[Tensor, "batch n d"],
+        hidden: Bool[Tensor, "batch n d"],
+        memories: list[Memory] | None = None,
+        seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n d e"]:
         """A vector an entry; with `memories`, each row attends to those and to itself alone."""
-        return self.dropout(self.encoder(self.embed(rows), memories, seen))
+        return self.dropout(self.encoder(self.embed(Rows(values, codes, hidden)), memories, seen))
 
     def embed(self, rows: Rows) -> Float[Tensor, "batch n d e"]:
         """Entries as vectors, before any attention."""
