@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -46,6 +47,17 @@ class Coded(NamedTuple):
     field: Field
     values: Float[np.ndarray, " n"]
     codes: Int[np.ndarray, " n"]
+
+
+class Read(NamedTuple):
+    """A context as it was read, and of which network and rows that is."""
+
+    device: torch.device
+    of: tuple[int, int]
+    memories: list[Memory]
+
+
+READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # apart from estimators, which predicting leaves as is
 
 
 class Datapoints(Estimator):
@@ -100,7 +112,7 @@ class Datapoints(Estimator):
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
-        self.context_, self.context_rows_, self._kept = samples.rows.take(chosen), chosen, None
+        self.context_, self.context_rows_ = samples.rows.take(chosen), chosen
         self._keep(columns, given)
         self.params_ = self._plain_params()
         return self
@@ -202,16 +214,12 @@ class Datapoints(Estimator):
             made.network_ = filled(lambda: made._network(sizes, **shape), weights, made.depth)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        made._kept = None
         return made
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}
 
     def _check(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)
@@ -316,10 +324,11 @@ class Datapoints(Estimator):
 
     def _memories(self, device: torch.device) -> list[Memory]:
         """The context as new rows see it, read once."""
-        if self._kept is None or self._kept[0] != device:
-            network = self.network_.to(device).eval()
-            self._kept = (device, network.memories(self.context_.to(device).within()))
-        return self._kept[1]
+        found = READ.get(self)
+        if found is None or found.device != device or found.of != (id(self.network_), id(self.context_)):
+            memories = self.network_.to(device).eval().memories(self.context_.to(device).within())
+            found = READ[self] = Read(device, (id(self.network_), id(self.context_)), memories)
+        return found.memories
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:
         data = self._rows(X)
@@ -342,8 +351,6 @@ class Datapoints(Estimator):
         return [None if h else number for h, number in zip(hidden, numbers, strict=True)]
 
     # What a target is, each estimator says for itself.
-
-    _kept: tuple[torch.device, list[Memory]] | None = None
 
     def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Targets, checked."""

@@ -85,10 +85,12 @@ def columns_of(X: Any) -> Columns:
         X = (X.double() if X.is_floating_point() else X).detach().cpu().numpy()
     if isinstance(X, np.ma.MaskedArray):
         X = np.ma.filled(X.astype(object), None)
-    try:
-        array = np.array(X, dtype=object) if isinstance(X, (list, tuple)) else np.asarray(X)
-    except ValueError:
-        raise ValueError("X must be a table (rows, columns), and its rows are not of one length") from None
+    if isinstance(X, (list, tuple)):
+        lengths = {len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in X}
+        if len(lengths) > 1:
+            raise ValueError("X must be a table (rows, columns), and its rows are not of one length")
+        X = np.array(X, dtype=object)
+    array = np.asarray(X)
     if array.ndim != 2:
         told = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
         raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {told}")
