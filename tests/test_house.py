@@ -114,18 +114,8 @@ def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
     promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += [
-        "PrimalAttention",
-        "ablate",
-        "causes",
-        "dial",
-        "distill",
-        "explain",
-        "project",
-        "register",
-        "regularizer",
-        "swap",
-    ]
+    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain"]
+    promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:

@@ -11,7 +11,7 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
-    from keyquery.estimators import EventModel, SeriesClassifier
+    from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier
     from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Attention,
         BochnerTime,
         Cache,
+        DatapointAttention,
         Decoder,
         Encoder,
         MercerTime,
@@ -41,11 +42,14 @@ _LAZY = {
     "Attention": "keyquery.layers",
     "BochnerTime": "keyquery.layers",
     "Cache": "keyquery.layers",
+    "DatapointAttention": "keyquery.layers",
     "Decoder": "keyquery.layers",
     "Encoder": "keyquery.layers",
     "EventModel": "keyquery.estimators",
     "Form": "keyquery.forms",
     "MercerTime": "keyquery.layers",
+    "NPTClassifier": "keyquery.estimators",
+    "NPTRegressor": "keyquery.estimators",
     "PrimalAttention": "keyquery.layers",
     "Reading": "keyquery.reading",
     "Rope": "keyquery.forms",
@@ -74,11 +78,14 @@ __all__ = [
     "Attention",
     "BochnerTime",
     "Cache",
+    "DatapointAttention",
     "Decoder",
     "Encoder",
     "EventModel",
     "Form",
     "MercerTime",
+    "NPTClassifier",
+    "NPTRegressor",
     "PrimalAttention",
     "Reading",
     "Rope",

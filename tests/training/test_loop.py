@@ -1,5 +1,6 @@
 """The training loop: repeatable, resumable after a kill, stopping early, over several processes."""
 
+import math
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.training import Lamb, Lookahead, Recipe, train
+from keyquery.training import Lamb, Lookahead, Recipe, schedule, train
 from keyquery.training.optimisers import make_optimiser
 
 TARGET = torch.tensor([[1.0, -2.0, 3.0]])
@@ -30,7 +31,7 @@ def small(dropout=0.0):
     return nn.Sequential(nn.Linear(3, 8), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "radam", "lamb", "lamb+lookahead"])
+@pytest.mark.parametrize("optimiser", ["adamw", "radam", "lamb", "lamb+lookahead", "npt"])
 @pytest.mark.parametrize("schedule", ["flat", "linear", "cosine", "flat+cosine"])
 def test_every_optimiser_learns(optimiser, schedule):
     model = small()
@@ -201,6 +202,83 @@ def test_a_step_of_lamb_is_as_long_as_the_weight():
     # The first Adam direction is the sign of the gradient, of length √2; the weight's length is 5.
     expected = torch.tensor([3.0, 4.0]) - 0.1 * 5 / 2**0.5 * torch.tensor([1.0, -1.0])
     assert torch.allclose(weight.detach(), expected, atol=1e-5)
+
+
+def by_hand(weight, gradients, lr, decay, unbiased, longest):
+    """LAMB, one tensor and one line of its definition at a time, in float64."""
+    mean = square = torch.zeros_like(weight)
+    for step, gradient in enumerate(gradients, 1):
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        first, second = (mean / (1 - 0.9**step), square / (1 - 0.999**step)) if unbiased else (mean, square)
+        update = first / (second**0.5 + 1e-6) + decay * weight
+        length, size = weight.norm().item(), update.norm().item()
+        ratio = min(length, longest) / size if length > 0 and size > 0 else 1.0
+        weight = weight - lr * ratio * update
+    return weight
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+@pytest.mark.parametrize("longest", [math.inf, 2.0])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lamb_is_its_definition(unbiased, longest, decay):
+    torch.manual_seed(1)
+    starts = [torch.randn(3, 2) * 4, torch.zeros(5), torch.randn(1) / 10]
+    gradients = [torch.randn(7, *start.shape) for start in starts]
+    gradients[2][:] = 0  # and with it the whole direction, where nothing decays
+    weights = [nn.Parameter(start.clone()) for start in starts]
+    optimiser = Lamb(weights, lr=0.05, weight_decay=decay, unbiased=unbiased, longest=longest)
+    for step in range(7):
+        for weight, own in zip(weights, gradients, strict=True):
+            weight.grad = own[step]
+        optimiser.step()
+    for weight, start, own in zip(weights, starts, gradients, strict=True):
+        expected = by_hand(start.double(), own.double(), 0.05, decay, unbiased, longest)
+        assert torch.allclose(weight.detach().double(), expected, atol=1e-5)
+
+
+def test_steps_without_the_correction_are_longer_only_where_nothing_normalises_them():
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    Lamb([weight], lr=1.0, unbiased=False).step()
+    assert weight.item() == pytest.approx(-0.1 / 0.001**0.5, rel=1e-4)
+
+
+def test_entries_of_gradients_are_cut_each_by_itself():
+    model = nn.Linear(2, 1, bias=False)
+    before = model.weight.detach().clone()
+    recipe = Recipe(1, lr=1.0, optimiser="lamb", schedule="flat", warmup=0, clip=None, clip_each=0.5)
+    seen = []
+    train(
+        model,
+        lambda step, generator: torch.tensor([[100.0, 0.1]]),
+        lambda model, x: model(x).sum(),
+        recipe,
+        after=lambda step, model: seen.append(None if model.weight.grad is None else model.weight.grad.clone()),
+    )
+    assert seen[0] is None
+    assert torch.allclose(seen[1], torch.tensor([[0.5, 0.1]]))
+    assert not torch.equal(before, model.weight)
+
+
+def test_a_cosine_begins_where_the_flat_part_ends():
+    found = [schedule("flat+cosine", step, 100, 0, flat=0.5) for step in (0, 50, 75, 99)]
+    assert found[:3] == pytest.approx([1.0, 1.0, 0.5])
+    assert 0 < found[3] < 0.01
+    assert schedule("flat+cosine", 69, 100, 0) == 1.0
+    with pytest.raises(ValueError, match="flat must be from 0 to below 1, got 1"):
+        Recipe(1, flat=1)
+
+
+def test_a_checkpoint_that_is_older_than_a_field_of_the_recipe_is_gone_on_from(tmp_path):
+    file, recipe = tmp_path / "run.checkpoint", Recipe(20, check_every=10)
+    train(small(), draw, loss, recipe, until=lambda step: step >= 10, checkpoint=file)
+    state = torch.load(file, weights_only=True)
+    for name in ("flat", "clip_each"):
+        del state["recipe"][name]
+    torch.save(state, file)
+    model, seen = small(), []
+    train(model, draw, loss, recipe, checkpoint=file, after=lambda step, model: seen.append(step))
+    assert seen == list(range(11, 21))
 
 
 def test_lookahead_goes_half_way_every_sixth_step():

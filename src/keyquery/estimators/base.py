@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -181,6 +181,31 @@ def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
     if fractions or labels.dtype.kind not in LABELS:
         raise ValueError(f"Unknown label type: y must hold classes, got {labels.dtype} such as {labels.tolist()[0]!r}")
     return labels
+
+
+def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
+    """Targets (n,) that are numbers, checked: one for each of `count` samples, all finite.
+
+    >>> numbers_of("NPTRegressor", [1, 2.5], 2)
+    array([1. , 2.5])
+    """
+    if y is None:
+        raise ValueError(f"{name} requires y to be passed, but the target y is None: give one number a sample")
+    numbers = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    if numbers.ndim == 2 and numbers.shape[1] == 1:
+        _warn_of_column()
+        numbers = numbers[:, 0]
+    if numbers.ndim != 1:
+        raise ValueError(f"y must be (n,), one number a sample, got shape {numbers.shape}")
+    if len(numbers) != count:
+        raise ValueError(f"y must have a number for each of the {count} samples of X, got {len(numbers)}")
+    try:
+        found = np.ma.filled(numbers, np.nan).astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"y must hold numbers, got {numbers.dtype} such as {numbers.tolist()[0]!r}") from None
+    if numbers.dtype.kind == "c" or not np.isfinite(found).all():
+        raise ValueError("y must have a finite number for every sample, got NaN, infinity or complex ones")
+    return found
 
 
 def is_missing(value: Any) -> bool:

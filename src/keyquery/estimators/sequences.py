@@ -158,7 +158,8 @@ def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndar
     there = ~np.isnan(values)
     counts = np.maximum(there.sum(0), 1)
     mean = np.where(there, values, 0.0).sum(0) / counts
-    spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
+    with np.errstate(over="ignore"):  # what is infinite is told below
+        spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
     if not (np.isfinite(mean).all() and np.isfinite(spread).all()):
         raise ValueError("X holds values too large to be standardised: their squares are infinite")
     still = spread <= 1e-9 * np.abs(mean)  # what does not vary, but for rounding

@@ -2,6 +2,7 @@
 
 from keyquery.layers.blocks import Block, Decoder, Encoder
 from keyquery.layers.cache import Cache
+from keyquery.layers.datapoints import AttributeAttention, DatapointAttention, DatapointEncoder
 from keyquery.layers.primal import PrimalAttention, regularizer
 from keyquery.layers.structured import Attention
 from keyquery.layers.time import BochnerTime, MercerTime, TimeAttention, TimeKernel
@@ -9,9 +10,12 @@ from keyquery.layers.words import LanguageModel, Shape
 
 __all__ = [
     "Attention",
+    "AttributeAttention",
     "Block",
     "BochnerTime",
     "Cache",
+    "DatapointAttention",
+    "DatapointEncoder",
     "Decoder",
     "Encoder",
     "LanguageModel",

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery.estimators import Importance, Interactions
+from keyquery.estimators import Importance, Interactions, Leaning
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Causes, Comparison, Look
 from keyquery.layers.time import TimeKernel
@@ -23,6 +23,7 @@ from keyquery.report.graph_figure import graph_figure
 from keyquery.report.graphs import svg as graphs_svg
 from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
+from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
@@ -55,6 +56,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},
+    Leaning: {"leaning": leaning},
 }
 
 

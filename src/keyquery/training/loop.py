@@ -32,7 +32,9 @@ class Recipe:
     schedule: str = "cosine"
     warmup: int = 100
     weight_decay: float = 0.01
-    clip: float | None = 1.0
+    flat: float = 0.7  # the share of steps before the cosine of "flat+cosine"
+    clip: float | None = 1.0  # the norm of all gradients together
+    clip_each: float | None = None  # every entry of a gradient by itself
     seed: int = 0
     bf16: bool | None = None  # None: on a GPU
     check_every: int = 100  # steps between validations, log lines and checkpoints
@@ -43,9 +45,16 @@ class Recipe:
             check_count(name, getattr(self, name), least=least)
         if self.patience is not None:
             check_count("patience", self.patience, least=1)
-        for name, value in (("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip)):
+        for name, value in (
+            ("lr", self.lr),
+            ("weight_decay", self.weight_decay),
+            ("clip", self.clip),
+            ("clip_each", self.clip_each),
+        ):
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a number from 0 on, got {value}")
+        if not 0 <= self.flat < 1:
+            raise ValueError(f"flat must be from 0 to below 1, got {self.flat}")
         for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"there is no {name} {getattr(self, name)!r}; known: {', '.join(known)}")
@@ -122,7 +131,7 @@ def train(
 def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Recipe, step: int) -> Tensor:
     """One update; the loss stays on its device, since reading it would wait for the GPU."""
     device = next(model.parameters()).device
-    factor = schedule(recipe.schedule, step, recipe.steps, recipe.warmup)
+    factor = schedule(recipe.schedule, step, recipe.steps, recipe.warmup, recipe.flat)
     for group in optimiser.param_groups:
         group["lr"] = recipe.lr * factor
     short = device.type == "cuda" if recipe.bf16 is None else recipe.bf16
@@ -130,6 +139,8 @@ def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Reci
         value = loss(model, batch)
     optimiser.zero_grad(set_to_none=True)
     value.backward()
+    if recipe.clip_each is not None:
+        nn.utils.clip_grad_value_(model.parameters(), recipe.clip_each)
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     optimiser.step()
@@ -203,7 +214,8 @@ class _Run:
             state = torch.load(self.path, map_location=device, weights_only=True)
         except (EOFError, RuntimeError, KeyError, pickle.UnpicklingError):
             raise ValueError(f"{self.path} is no whole checkpoint: delete it to begin anew") from None
-        if state["recipe"] != asdict(self.recipe):
+        older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # what checkpoints did not always tell
+        if {**older, **state["recipe"]} != asdict(self.recipe):
             raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, RAdam
 
-OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead")
+OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead", "npt")
 SCHEDULES = ("flat", "linear", "cosine", "flat+cosine")
 
 
 class Lamb(Optimizer):
-    """Adam's direction u = m̂/(√v̂ + ε) + λw, each tensor's step as long as the tensor itself: w ← w − lr·‖w‖/‖u‖·u."""
+    """Adam's direction u = m̂/(√v̂ + ε) + λw, each tensor's step as long as the tensor itself: w ← w − lr·‖w‖/‖u‖·u.
+
+    Without `unbiased`, m̂ and v̂ are the running means m and v as they are. `longest` cuts ‖w‖ off, so that the steps of
+    large tensors are no longer than lr times that. A tensor that is 0, or whose direction is, takes lr·u.
+    """
 
     def __init__(
         self,
@@ -24,8 +28,11 @@ class Lamb(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.0,
+        unbiased: bool = True,
+        longest: float = math.inf,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**options, "unbiased": unbiased, "longest": longest})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -33,23 +40,37 @@ class Lamb(Optimizer):
         if closure is not None:
             raise ValueError("a closure is not used: call backward before step")
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    weight -= group["lr"] * self._update(weight, group)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(weights, group)
 
-    def _update(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
-        state, (slow, slower), gradient = self.state[weight], group["betas"], weight.grad
-        assert gradient is not None
-        if not state:
-            state.update(step=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
-        state["step"] += 1
-        state["mean"].lerp_(gradient, 1 - slow)
-        state["square"].lerp_(gradient.square(), 1 - slower)
-        mean = state["mean"] / (1 - slow ** state["step"])
-        square = state["square"] / (1 - slower ** state["step"])
-        update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * weight
-        length, step = weight.norm(), update.norm()
-        return update * torch.where((length > 0) & (step > 0), length / step, 1.0)
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """All tensors of a group at a time: each by itself would cost more in calls than in arithmetic."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight].update(step=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
+            self.state[weight]["step"] += 1
+        states, (slow, slower) = [self.state[weight] for weight in weights], group["betas"]
+        means, squares = [state["mean"] for state in states], [state["square"] for state in states]
+        torch._foreach_lerp_(means, gradients, 1 - slow)
+        torch._foreach_mul_(squares, slower)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - slower)
+        roots = torch._foreach_sqrt(squares)
+        steps = [state["step"] for state in states]
+        if group["unbiased"]:
+            torch._foreach_div_(roots, [(1 - slower**step) ** 0.5 for step in steps])
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(means, roots)
+        if group["unbiased"]:
+            torch._foreach_div_(updates, [1 - slow**step for step in steps])
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        length, size = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
+        moving = (length > 0) & (size > 0)
+        ratios = torch.where(moving, length.clamp(max=group["longest"]) / size.where(moving, 1.0), 1.0)
+        torch._foreach_mul_(updates, list((group["lr"] * ratios).unbind()))
+        torch._foreach_sub_(weights, updates)
 
 
 class Lookahead(Optimizer):
@@ -107,12 +128,14 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
         return Lamb(groups, lr=lr)
     if name == "lamb+lookahead":
         return Lookahead(Lamb(groups, lr=lr))
+    if name == "npt":  # as attention between datapoints was published
+        return Lookahead(Lamb(groups, lr=lr, unbiased=False, longest=10.0))
     raise ValueError(f"there is no optimiser {name!r}; known: {', '.join(OPTIMISERS)}")
 
 
-def schedule(name: str, step: int, steps: int, warmup: int) -> float:
+def schedule(name: str, step: int, steps: int, warmup: int, flat: float = 0.7) -> float:
     """What the learning rate is multiplied by: a linear rise over `warmup` steps, then flat, linear, cosine, or flat
-    for seven tenths and a cosine after ("flat+cosine").
+    for a share `flat` of the rest and a cosine after ("flat+cosine").
 
     >>> [round(schedule("cosine", step, 100, 10), 2) for step in (0, 9, 55, 99)]
     [0.1, 1.0, 0.5, 0.0]
@@ -128,5 +151,5 @@ def schedule(name: str, step: int, steps: int, warmup: int) -> float:
         case "cosine":
             return (1 + math.cos(math.pi * done)) / 2
         case "flat+cosine":
-            return (1 + math.cos(math.pi * max(done - 0.7, 0) / 0.3)) / 2
+            return (1 + math.cos(math.pi * max(done - flat, 0) / (1 - flat))) / 2
     raise ValueError(f"there is no schedule {name!r}; known: {', '.join(SCHEDULES)}")

@@ -1,0 +1,248 @@
+"""How NPT learns: entries that are hidden or spoilt, what they cost, and rows that are held out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, pad
+
+from keyquery.estimators.table_network import TableNetwork
+from keyquery.estimators.tables import Rows
+from keyquery.layers.datapoints import Memory
+from keyquery.progress import Progress
+from keyquery.training import Recipe, train
+
+LONG = 2000  # steps of the published runs; a step of a shorter one goes further
+CHUNK = 64  # rows that are asked about at a time: always as many, so that none depends on how many there are
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the constructor of an estimator does not ask for. Studies have plans of their own."""
+
+    feature_share: float = 0.15  # of entries that are hidden
+    target_share: float = 0.5
+    spoilt: float = 0.1  # of those: not hidden, but replaced
+    trade: float = 1.0  # what features count for at first; by a cosine it falls to 0, and targets rise to 1
+    lr: float | None = None
+    flat: float = 0.7
+    dropout: float = 0.1
+    published: bool = False
+    points: int = 64
+    batch: int = 4096  # rows of a step, where every row attends to every row
+    holdout: float = 0.2
+    least: int = 20  # rows, below which none is held out
+    checks: int = 40
+    patience: int | None = 16
+
+    def rate(self, steps: int) -> float:
+        """1e-3 as published; in shorter runs as much more as steps are fewer, up to 2e-2.
+
+        >>> Plan().rate(10_000), Plan().rate(1_000), Plan().rate(50)
+        (0.001, 0.002, 0.02)
+        """
+        return min(1e-3 * max(LONG / max(steps, 1), 1.0), 2e-2) if self.lr is None else self.lr
+
+
+class Batch(NamedTuple):
+    """A table with entries hidden, and what stood there."""
+
+    rows: Rows
+    truth: Rows
+    asked: Bool[Tensor, "batch n d"]
+    trade: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Rows with their targets, and which of them are learned from, held out, and without a target."""
+
+    rows: Rows
+    learned: Int[np.ndarray, " learned"]
+    held: Int[np.ndarray, " held"]
+    bare: Int[np.ndarray, " bare"]  # rows that are seen without their targets
+
+    def without_target(self, index: Any) -> Rows:
+        """Rows whose target is hidden."""
+        some = self.rows.take(index)
+        hidden = some.hidden.clone()
+        hidden[..., -1] = True
+        return some._replace(hidden=hidden)
+
+
+def spoil(
+    rows: Rows, asked: Bool[Tensor, "n d"], sizes: tuple[int, ...], share: float, generator: torch.Generator
+) -> Rows:
+    """Entries that are asked for are hidden, or by a share replaced: by N(0, 1), or any of the categories.
+
+    >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
+    >>> asked = torch.tensor([[True, False]] * 5)
+    >>> torch.equal(spoil(rows, asked, (0, 3), 0.0, torch.Generator()).hidden, asked)
+    True
+    """
+    shape, device = asked.shape, asked.device
+    replaced = asked & (torch.rand(shape, generator=generator).to(device) < share)
+    noise = torch.randn(shape, generator=generator).to(device)
+    many = torch.tensor(sizes, device=device).clamp(min=1)
+    drawn = (torch.rand(shape, generator=generator).to(device) * many).long().minimum(many - 1)
+    return Rows(
+        torch.where(replaced, noise, rows.values),
+        torch.where(replaced, drawn, rows.codes),
+        rows.hidden | (asked & ~replaced),
+    )
+
+
+def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, most: int | None) -> Any:
+    """What draws the batch of a step: all rows or, where they are more than `most`, some of each kind."""
+    kinds = [samples.learned, samples.bare]
+    total = sum(map(len, kinds))
+    share = 1.0 if most is None else min(most / total, 1.0)
+    counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
+
+    def draw(step: int, generator: torch.Generator) -> Batch:
+        chosen = [
+            kind if count == len(kind) else kind[torch.randperm(len(kind), generator=generator)[:count].numpy()]
+            for kind, count in zip(kinds, counts, strict=True)
+        ]
+        truth = samples.rows.take(np.concatenate(chosen))
+        shape, device = truth.hidden.shape, truth.hidden.device
+        chance = torch.rand(shape, generator=generator).to(device)
+        asked = chance < plan.feature_share
+        asked[:, -1] = chance[:, -1] < plan.target_share
+        asked[torch.randint(counts[0], (1,), generator=generator).to(device), -1] = True  # at least one
+        asked[counts[0] :, -1] = False
+        asked &= ~truth.hidden
+        bare = truth.hidden.clone()
+        bare[counts[0] :, -1] = True  # targets of rows that are held out are never seen
+        rows = spoil(truth._replace(hidden=bare), asked, sizes, plan.spoilt, generator)
+        trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
+        return Batch(rows.within(), truth.within(), asked.unsqueeze(0), trade)
+
+    return draw
+
+
+def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """What targets and features cost that were asked for: squared errors and cross-entropies, each a mean."""
+    h, last = network(*batch.rows), len(network.sizes) - 1
+    sums = [h.new_zeros(()), h.new_zeros(())]
+    where = (batch.asked & network.numeric).nonzero(as_tuple=True)
+    if len(where[0]):
+        found = network.numbers(h[where], where[2]).float()
+        errors, target = (found - batch.truth.values[where]).square(), where[2] == last
+        sums = [sums[0] + (errors * target).sum(), sums[1] + (errors * ~target).sum()]
+    for column in network.categorical.tolist():
+        at = batch.asked[..., column]
+        logits = network.logits(h[..., column, :][at], column).float()
+        cost = cross_entropy(logits, batch.truth.codes[..., column][at], reduction="sum")
+        sums[int(column != last)] = sums[int(column != last)] + cost
+    count = batch.asked.sum((0, 1))
+    return sums[0] / count[last].clamp(min=1), sums[1] / count[:last].sum().clamp(min=1)
+
+
+def table_loss(model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+    """(1 − λ)·targets + λ·features."""
+    targets, features = losses(model, batch)  # type: ignore[arg-type]
+    return (1 - batch.trade) * targets + batch.trade * features
+
+
+@torch.no_grad()
+def answers(
+    network: TableNetwork,
+    rows: Rows,
+    memories: list[Memory],
+    seen: list[Tensor] | None = None,
+    progress: Progress | None = None,
+) -> Float[Tensor, "n k"]:
+    """What is said of the targets of rows, each in the context of `memories` and of nothing else.
+
+    Rows go through by CHUNK, the last chunk filled up: a row's result is the same whatever stands beside it.
+    """
+    found = []
+    firsts = range(0, len(rows.hidden), CHUNK)
+    for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
+        some = Rows(*(part[first : first + CHUNK] for part in rows))
+        count = len(some.hidden)
+        filled = Rows(*(pad(part, (0, 0, 0, CHUNK - count)) for part in some))
+        found.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
+    return torch.cat(found)
+
+
+def judged(network: TableNetwork, samples: Samples) -> float:
+    """What held-out targets cost in the context of all rows that are learned from."""
+    memories = network.memories(context_of(samples, samples.learned).within())
+    found = answers(network, samples.without_target(samples.held), memories).float()
+    truth = samples.rows.take(samples.held)
+    if network.sizes[-1]:
+        return float(cross_entropy(found, truth.codes[:, -1]))
+    return float(mse_loss(found[:, 0], truth.values[:, -1]))
+
+
+def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:
+    """Chosen rows with their targets, and those that never had one."""
+    return samples.rows.take(np.concatenate((chosen, samples.bare[np.isin(samples.bare, samples.held, invert=True)])))
+
+
+def learn(
+    network: TableNetwork,
+    samples: Samples,
+    plan: Plan,
+    steps: int,
+    most: int | None,
+    seed: int,
+    progress: Progress,
+) -> list[dict[str, float]]:
+    """Train in place and say how it went, a row a check."""
+    every = max(steps // plan.checks, 1)
+    recipe = Recipe(
+        steps=steps,
+        lr=plan.rate(steps),
+        optimiser="npt",
+        schedule="flat+cosine",
+        flat=plan.flat,
+        warmup=0,
+        weight_decay=0.0,
+        clip=None,
+        clip_each=1.0,
+        seed=seed,
+        check_every=every,
+        patience=plan.patience,
+    )
+
+    def validate(model: nn.Module) -> float:
+        return judged(model, samples)  # type: ignore[arg-type]
+
+    draw = drawing(samples, network.sizes, plan, steps, most)
+    try:
+        log = train(
+            network, draw, table_loss, recipe, validate=validate if len(samples.held) else None, progress=progress
+        )
+    except FloatingPointError as error:  # the loop names more than an estimator can be told
+        raise FloatingPointError(f"{str(error).split(':')[0]}: other steps or embedding may help") from None
+    return [
+        {
+            "step": row["step"],
+            "loss": row["loss"],
+            **({"held_out_loss": row["validation"]} if "validation" in row else {}),
+        }
+        for row in log.rows
+    ]
+
+
+def stratified(
+    strata: Float64[np.ndarray, " n"] | Int[np.ndarray, " n"], count: int, seed: int
+) -> Int[np.ndarray, " some"]:
+    """Which `count` of n rows to keep, as evenly over sorted `strata` as can be.
+
+    >>> stratified(np.array([0, 0, 0, 0, 1, 1]), 3, seed=0).tolist() != []
+    True
+    """
+    shuffled = np.random.default_rng(seed).permutation(len(strata))
+    ordered = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    places = (np.arange(count) + 0.5) * len(strata) / count
+    return np.sort(ordered[places.astype(int)])

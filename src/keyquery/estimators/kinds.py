@@ -1,0 +1,33 @@
+"""Estimators by name: what a file that one of them has saved holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from keyquery.estimators.datapoints import NPTClassifier, NPTRegressor
+from keyquery.estimators.events import EventModel
+from keyquery.estimators.series import SeriesClassifier
+
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (EventModel, NPTClassifier, NPTRegressor, SeriesClassifier)}
+
+
+def saved_network(path: str | Path) -> nn.Module | None:
+    """The network of an estimator that was saved to this file; None where the file is anything else.
+
+    >>> saved_network("there is none") is None
+    True
+    """
+    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
+    except (SafetensorError, json.JSONDecodeError, RecursionError):
+        return None
+    kind = KINDS.get(facts.get("kind", "")) if isinstance(facts, dict) else None
+    return None if kind is None else kind.load(path, device="cpu").network_

@@ -1,0 +1,108 @@
+"""Which rows and which columns a prediction leans on: attention, and what becomes of it without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from keyquery.estimators.datapoint_training import answers
+from keyquery.estimators.table_network import TableNetwork
+from keyquery.estimators.tables import Rows
+from keyquery.progress import Progress
+from keyquery.reading import Reading
+
+Odds = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Leaning(Reading, kind="leaning"):
+    """What one prediction leans on: every column of the row, and the rows of the context, the most attended first.
+
+    `attention` is of all rows of the context, and with `own`, that of the row on itself, sums to 1.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "attention": "mean over layers of rows and heads",
+        "own": "likewise, on the row itself",
+        "effect": "what the prediction loses without it: nats of log-odds of the class, or units of the target",
+    }
+
+    predicted: Any
+    probability: float | None  # of the class; a number has none
+    own: float
+    columns: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
+
+    def __repr__(self) -> str:
+        return f"Leaning(predicted {self.predicted!r}, {len(self.columns)} columns, {len(self.rows)} rows)"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a column, then one a row of the context."""
+        parts = [
+            {"part": "column", "name": one["column"], "value": one["value"], "attention": None, "effect": one["effect"]}
+            for one in self.columns
+        ]
+        parts += [
+            {
+                "part": "row",
+                "name": str(one["row"]),
+                "value": one["target"],
+                "attention": one["attention"],
+                "effect": one["effect"],
+            }
+            for one in self.rows
+        ]
+        return parts
+
+
+class Found(NamedTuple):
+    """What `lean` finds; rows by their place in the context."""
+
+    said: Float64[Tensor, " k"]
+    own: float
+    attention: list[float]
+    order: list[int]
+    columns: list[float]
+    rows: dict[int, float]
+
+
+@torch.no_grad()
+def lean(network: TableNetwork, context: Rows, row: Rows, rows: int, odds: Odds, progress: Progress) -> Found:
+    """Attention to every row of the context, and effects of columns and of the `rows` that are attended to most."""
+    gathered: list[Tensor] = []
+    memories = network.memories(context.within(), gathered)
+    attention, own = _attention(network, row, memories, gathered, len(context.hidden))
+    said = answers(network, row, memories).double().cpu()
+    chosen = int(said[0].argmax())
+    before = odds(said, chosen)
+    d = row.hidden.shape[1] - 1
+    hidden = row.hidden.expand(d, -1) | torch.eye(d, d + 1, dtype=torch.bool, device=row.hidden.device)
+    without = Rows(row.values.expand(d, -1), row.codes.expand(d, -1), hidden)
+    columns = before - odds(answers(network, without, memories).double().cpu(), chosen)
+    order = attention.argsort(descending=True, stable=True).tolist()
+    lost, tried = {}, order[:rows] if memories and len(order) > 1 else []
+    for place in progress(tried, "leaving rows out", len(tried)):
+        kept = [other for other in range(len(order)) if other != place]
+        fewer = network.memories(context.take(kept).within())
+        lost[place] = float(before - odds(answers(network, row, fewer).double().cpu(), chosen))
+    return Found(said[0], own, attention.tolist(), order, columns.tolist(), lost)
+
+
+def _attention(
+    network: TableNetwork, row: Rows, memories: list[Any], gathered: list[Tensor], count: int
+) -> tuple[Float64[Tensor, " m"], float]:
+    """The mean over layers; through points, what the row gives to each times what that has taken of every row."""
+    seen: list[Tensor] = []
+    network(*row.within(), memories, seen)
+    if not seen:
+        return torch.zeros(count, dtype=torch.float64), 1.0
+    if gathered:
+        each = [(there @ taken)[0, 0] for there, taken in zip(seen, gathered, strict=True)]
+        return torch.stack(each).double().mean(0).cpu(), 0.0
+    weights = torch.stack([one[0, 0] for one in seen]).double().mean(0).cpu()
+    return weights[:-1], float(weights[-1])

@@ -1,0 +1,256 @@
+"""Tables as users have them, with numbers, categories and gaps, to tensors as networks want them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from keyquery.data.tables import Table
+from keyquery.estimators.base import is_missing
+from keyquery.estimators.sequences import statistics
+
+SHOWN = 5  # names that an error lists
+
+
+class Rows(NamedTuple):
+    """Entries of a table: a standardised number or the code of a category; `hidden` where neither is to be seen."""
+
+    values: Float[Tensor, "*batch d"]
+    codes: Int[Tensor, "*batch d"]
+    hidden: Bool[Tensor, "*batch d"]
+
+    def take(self, index: Any) -> Rows:
+        """Some rows."""
+        chosen = torch.as_tensor(index, device=self.hidden.device)
+        return Rows(*(part[chosen] for part in self))
+
+    def to(self, device: Any) -> Rows:
+        """The same on another device."""
+        return Rows(*(part.to(device) for part in self))
+
+    def within(self) -> Rows:
+        """As a batch of one table."""
+        return Rows(*(part.unsqueeze(0) for part in self))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as it was in training: its mean and standard deviation, or its categories."""
+
+    name: str
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many categories; 0 of a column of numbers."""
+        return len(self.categories or ())
+
+
+class Columns(NamedTuple):
+    """Columns of one length: float64 with NaN, or objects, texts with None, where values are categories."""
+
+    names: list[str] | None  # where the table has told them
+    values: list[Shaped[np.ndarray, " n"]]
+
+    @property
+    def called(self) -> list[str]:
+        """A name for each."""
+        return self.names or [str(number) for number in range(len(self.values))]
+
+
+def columns_of(X: Any) -> Columns:
+    """Columns of a data frame, a `kq.data.Table` (but its target), an array or a list of rows.
+
+    >>> columns_of([[1.0, "red"], [None, "blue"]]).values
+    [array([ 1., nan]), array(['red', 'blue'], dtype=object)]
+    """
+    if isinstance(X, Table):
+        return _of_table(X)
+    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout is not torch.strided):
+        dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
+        raise TypeError(f"X is a sparse matrix; dense data is required: give {dense}")
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        return _of_frame(X)
+    if isinstance(X, Tensor):
+        X = (X.double() if X.is_floating_point() else X).detach().cpu().numpy()
+    if isinstance(X, np.ma.MaskedArray):
+        X = np.ma.filled(X.astype(object), None)
+    if isinstance(X, (list, tuple)):
+        lengths = {len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in X}
+        if len(lengths) > 1:
+            raise ValueError("X must be a table (rows, columns), and its rows are not of one length")
+        X = np.array(X, dtype=object)
+    array = np.asarray(X)
+    if array.ndim != 2:
+        told = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
+        raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {told}")
+    _require_some(array.shape)
+    return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
+
+
+def _require_some(shape: tuple[int, ...]) -> None:
+    if shape[0] == 0:
+        raise ValueError(f"X has no rows: 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
+    if shape[1] == 0:
+        raise ValueError(f"X has no columns: 0 feature(s) (shape={shape}) while a minimum of 1 is required.")
+
+
+def _of_table(table: Table) -> Columns:
+    kept = [number for number in range(len(table.columns)) if number != table.target]
+    _require_some((len(table), len(kept)))
+    values = [
+        named(table.values[number], table.categories[number])
+        if table.kinds[number] == "categorical"
+        else table.values[number]
+        for number in kept
+    ]
+    return Columns([table.columns[number] for number in kept], values)
+
+
+def named(codes: Int[np.ndarray, " n"], categories: Sequence[str]) -> Shaped[np.ndarray, " n"]:
+    """Texts of codes, None of −1.
+
+    >>> named(np.array([1, -1]), ["red", "blue"]).tolist()
+    ['blue', None]
+    """
+    return np.array([*categories, None], dtype=object)[codes]
+
+
+def _of_frame(frame: Any) -> Columns:
+    _require_some(frame.shape)
+    given = list(frame.columns)
+    texts = [isinstance(name, str) for name in given]
+    if any(texts) and not all(texts):
+        raise TypeError("X must have column names that are all texts, or none of them, got both")
+    twice = sorted({str(name) for name in given if given.count(name) > 1})
+    if twice:
+        raise ValueError(f"X must have columns of different names, got more than once: {', '.join(twice)}")
+    names = list(map(str, given))
+    values = []
+    for place, name in enumerate(names):
+        column = frame.iloc[:, place]
+        if str(column.dtype) == "category":
+            values.append(_texts(column.astype(object).to_numpy()))
+        else:
+            values.append(_column(name, column.to_numpy(dtype=object) if _boxed(column) else column.to_numpy()))
+    return Columns(names if all(texts) else None, values)
+
+
+def _boxed(column: Any) -> bool:
+    """Whether a dtype is pandas' own, such as Int64 or string."""
+    return not isinstance(column.dtype, np.dtype)
+
+
+def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    kind = values.dtype.kind
+    if kind == "c":
+        raise ValueError(f"Complex data not supported: column {name!r} of X")
+    if kind in "iuf":
+        return _finite(name, values.astype(np.float64))
+    if kind in "bUS":
+        return _texts(values.astype(object))
+    if kind == "O":
+        there = [value for value in values if not is_missing_entry(value)]
+        if all(isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) for value in there):
+            numbers = [np.nan if is_missing_entry(value) else float(value) for value in values]
+            return _finite(name, np.array(numbers, dtype=np.float64))
+        if all(isinstance(value, (str, bytes)) for value in there) or all(
+            isinstance(value, (bool, np.bool_)) for value in there
+        ):
+            return _texts(values)
+        kinds = sorted({type(value).__name__ for value in there})
+        raise TypeError(
+            f"column {name!r} of X holds {' and '.join(kinds[:SHOWN])}: the argument must be a table whose columns are "
+            "strings or categories, or numbers, each of one kind"
+        )
+    raise TypeError(
+        f"column {name!r} of X is of dtype {values.dtype}, which is neither numbers nor categories: of dates, give "
+        "numbers, such as days since one of them"
+    )
+
+
+def is_missing_entry(value: Any) -> bool:
+    """Whether an entry of a table is none; a list or a dict is something, if nothing that is taken.
+
+    >>> is_missing_entry(None), is_missing_entry([1])
+    (True, False)
+    """
+    scalar = value is None or np.ndim(value) == 0
+    return scalar and not isinstance(value, dict) and is_missing(value)
+
+
+def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    made = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        made[place] = None if is_missing_entry(value) else value.decode() if isinstance(value, bytes) else str(value)
+    return made
+
+
+def _finite(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    if np.isinf(values).any():
+        raise ValueError(f"column {name!r} of X holds infinity: values must be finite, or NaN where they are missing")
+    return values
+
+
+def fields_of(columns: Columns) -> list[Field]:
+    """What encoding needs to know of each column: of all values that are there.
+
+    >>> fields_of(columns_of([[1.0, "red"], [3.0, "blue"]]))[1]
+    Field(name='1', mean=0.0, scale=1.0, categories=('blue', 'red'))
+    """
+    found = []
+    for name, values in zip(columns.called, columns.values, strict=True):
+        if values.dtype == object:
+            found.append(Field(name, categories=tuple(sorted({value for value in values if value is not None}))))
+        else:
+            mean, scale = statistics([values[:, None]])
+            found.append(Field(name, float(mean[0]), float(scale[0])))
+    return found
+
+
+def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
+    """Columns as rows of tensors (n, d). A category that training did not have counts as missing, with a warning."""
+    n, d = len(columns.values[0]), len(fields)
+    values, codes = np.zeros((n, d), dtype=np.float32), np.zeros((n, d), dtype=np.int64)
+    hidden = np.zeros((n, d), dtype=bool)
+    for place, (field, given) in enumerate(zip(fields, columns.values, strict=True)):
+        if field.categories is None:
+            if given.dtype == object and any(value is not None for value in given):
+                raise ValueError(f"column {field.name!r} of X held numbers in training, and now holds categories")
+            numbers = given.astype(np.float64)
+            hidden[:, place] = np.isnan(numbers)
+            with np.errstate(over="ignore"):
+                values[:, place] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
+        else:
+            known = {name: code for code, name in enumerate(field.categories)}
+            texts = given if given.dtype == object else _texts(_whole(given))
+            codes[:, place] = [known.get(text, -1) for text in texts]
+            hidden[:, place] = codes[:, place] < 0
+            _warn_of_strange(field, {text for text in texts if text is not None and text not in known})
+    return Rows(torch.from_numpy(values), torch.from_numpy(codes.clip(min=0)), torch.from_numpy(hidden))
+
+
+def _whole(numbers: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    """Numbers where categories were: whole ones are told as such, as a category of pandas tells them."""
+    listed = [None if number != number else int(number) if number == int(number) else number for number in numbers]
+    return np.array(listed, dtype=object)
+
+
+def _warn_of_strange(field: Field, strange: set[str]) -> None:
+    if strange:
+        listed = ", ".join(map(repr, sorted(strange)[:SHOWN])) + (", …" if len(strange) > SHOWN else "")
+        warnings.warn(
+            f"column {field.name!r} of X holds categories that training did not: {listed}; they count as missing",
+            UserWarning,
+            stacklevel=6,
+        )

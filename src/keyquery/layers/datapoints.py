@@ -1,0 +1,329 @@
+"""Attention between datapoints: rows of a table attend to rows, then columns to columns, as in NPT.
+
+A table is (batch, n, d, e): n rows, d columns, e numbers for each entry. Nothing here knows the order of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers.structured import Attention
+
+ROWS = ("full", "induced", "none")
+MOST = 32768  # sequences that fused kernels take at a time
+
+
+class Memory(NamedTuple):
+    """Keys and values of rows, for others to attend to."""
+
+    key: Float[Tensor, "batch heads m r"]
+    value: Float[Tensor, "batch heads m r"]
+
+
+class Between(Attention):
+    """`kq.Attention` whose keys and values may be those of other tokens than its queries; all tokens see all.
+
+    With `full_scale` scores are divided by √dim, not by √r.
+    """
+
+    def __init__(self, dim: int, heads: int, full_scale: bool = False, **options: Any) -> None:
+        super().__init__(dim, heads, **options)
+        self.full_scale = full_scale
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return (self.dim if self.full_scale else self.head_dim) ** -0.5
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "batch n dim"],
+        source: Float[Tensor, "batch m dim"] | None = None,
+        memory: Memory | None = None,
+        alone: bool = False,
+        seen: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch n dim"]:
+        """x attends to `source` (None: to itself), or to a `memory` made earlier.
+
+        With `alone`, each token of x attends to the memory and to itself, whose key is of `source`: what it gives does
+        not depend on the other tokens of x. `seen` is given the weights, the mean over heads (batch, n, m), or with
+        `alone` (batch, n, m + 1).
+        """
+        if memory is None and source is None and seen is None:
+            return self._output(*self._attend(*self._project(x), None, None, False))
+        query = self.queries(x)
+        if memory is not None and alone:
+            return self._output(self._apart(query, memory, self.memory(x if source is None else source), seen))
+        found = self.memory(x if source is None else source) if memory is None else memory
+        if seen is not None:
+            seen.append(self._scores(query, found.key).softmax(-1).mean(1))
+        return self._output(*self._attend(query, *found, None, None, False))
+
+    def queries(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch heads n r"]:
+        """Queries, without keys."""
+        if self.query is not None:
+            return self._heads(self.query(x), self.heads)
+        assert self.shape is not None
+        return self.shape(self._heads(self.key(x), self.heads))
+
+    def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
+        """Keys and values of x."""
+        return Memory(self._heads(self.key(x), self.heads), self._heads(self.value(x), self.heads))
+
+    def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
+        scores = query @ key.mT
+        for term in self._key_norm(key):
+            scores = scores + term.unsqueeze(-2)
+        return scores * self.scale
+
+    def _apart(self, query: Tensor, memory: Memory, own: Memory, seen: list[Tensor] | None) -> Tensor:
+        """Each query over the memory and its own key, which stands last whichever query it is."""
+        beside = (query * own.key).sum(-1, keepdim=True)
+        for term in self._key_norm(own.key):
+            beside = beside + term.unsqueeze(-1)
+        weights = torch.cat((self._scores(query, memory.key), beside * self.scale), -1).softmax(-1)
+        if seen is not None:
+            seen.append(weights.mean(1))
+        return weights[..., :-1] @ memory.value + weights[..., -1:] * own.value
+
+
+class Induced(nn.Module):
+    """Attention through `points` learned tokens: they attend to all rows, and rows attend to them.
+
+    Its cost grows with the number of rows, not with its square, and the order of rows still does not matter; through
+    primal attention, which has a row of weights for each place, it would.
+    """
+
+    def __init__(self, dim: int, heads: int, points: int = 64, **options: Any) -> None:
+        super().__init__()
+        check_count("points", points, least=1)
+        self.points = nn.Parameter(torch.randn(points, dim))
+        self.gather, self.spread = Between(dim, heads, **options), Between(dim, heads, **options)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        source: Float[Tensor, "batch m dim"] | None = None,
+        memory: Memory | None = None,
+        alone: bool = False,
+        seen: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch n dim"]:
+        """x attends to the points, which have attended to `source`; with a `memory`, to what they were then.
+
+        `alone` changes nothing: x does not reach the points of a memory. `seen` has the weights of points.
+        """
+        found = self.memory(x if source is None else source) if memory is None else memory
+        return self.spread(x, memory=found, seen=seen)
+
+    def memory(self, x: Float[Tensor, "batch m dim"], seen: list[Tensor] | None = None) -> Memory:
+        """Keys and values of the points after they have attended to x; `seen` is given the weights (batch, p, m)."""
+        points = self.points.expand(len(x), -1, -1).to(x.dtype)
+        return self.spread.memory(points + self.gather(points, source=x, seen=seen))
+
+
+class _Block(nn.Module):
+    """R = W x + attention(norm(x)), then R + mlp(norm(R)), over tokens (batch, n, dim)."""
+
+    def __init__(self, dim: int, heads: int, dropout: float, published: bool, points: int | None, **options: Any):
+        super().__init__()
+        eps = 1e-12 if published else 1e-5
+        options = {"dropout": dropout, "full_scale": published, **options}
+        self.published = published
+        norm = nn.LayerNorm(dim, eps)
+        # A norm that feeds queries and keys alike stands beside the layer by this name, and is folded into its form.
+        self.query_norm: nn.LayerNorm | None = norm if published else None
+        self.attention_norm: nn.LayerNorm | None = None if published else norm
+        self.attention: Between | Induced
+        self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
+        self.residual = nn.Linear(dim, dim)
+        if not published:
+            nn.init.eye_(self.residual.weight)
+            nn.init.zeros_(self.residual.bias)
+        self.mlp_norm = nn.LayerNorm(dim, eps)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        normed = self._normed(x)
+        source = {"source": x} if self.published else {}
+        r = self.residual(x) + self.dropout(self.attention(normed, **source, **options))
+        return r + self.dropout(self.mlp(self.mlp_norm(r)))
+
+    def memory(self, x: Tensor, **options: Any) -> Memory:
+        return self.attention.memory(x if self.published else self._normed(x), **options)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        norm = self.query_norm or self.attention_norm
+        assert norm is not None
+        return norm(x)
+
+
+class DatapointAttention(nn.Module):
+    """Rows of a table attend to rows: (batch, n, d, e) as n tokens of width d·e, a residual block with pre-norm.
+
+        R = W x + attention(norm(x)),  out = R + mlp(norm(R))
+
+    `kernel` is any of `kq.Attention`, and `attention` holds its other options. `rows` is "full", every row to every
+    row, or "induced", through `points` learned tokens, whose cost grows with n and not with n². With `published`, the
+    layer is that of the released code: keys and values are of x as it stands, not of norm(x), scores are divided by
+    the root of the whole width d·e in place of a head's, norms have an eps of 1e-12, and W begins at random, not as
+    the identity.
+
+    >>> layer = kq.DatapointAttention(columns=3, embedding=8, heads=2, kernel="symmetric")
+    >>> layer(torch.randn(1, 20, 3, 8)).shape
+    torch.Size([1, 20, 3, 8])
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        embedding: int,
+        heads: int,
+        kernel: str = "general",
+        rows: str = "full",
+        points: int = 64,
+        dropout: float = 0.0,
+        published: bool = False,
+        **attention: Any,
+    ) -> None:
+        super().__init__()
+        check_count("columns", columns, least=1)
+        check_count("embedding", embedding, least=1)
+        check_choice("rows", rows, ROWS[:2])
+        self.columns, self.embedding, self.rows = columns, embedding, rows
+        count = points if rows == "induced" else None
+        self.block = _Block(columns * embedding, heads, dropout, published, count, kernel=kernel, **attention)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n d e"],
+        memory: Memory | None = None,
+        seen: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch n d e"]:
+        """Every row attends to every row of x; with a `memory`, to the rows that it holds and to itself alone."""
+        _check(x, self.columns, self.embedding)
+        options = {} if memory is None else {"memory": memory, "alone": True}
+        return self.block(x.flatten(2), seen=seen, **options).unflatten(2, x.shape[2:])
+
+    def memory(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> Memory:
+        """What rows that come later attend to, in the place of x; of an induced layer, `seen` is what points saw.
+
+        >>> layer, x = kq.DatapointAttention(3, 8, heads=2), torch.randn(1, 20, 3, 8)
+        >>> later = layer(torch.randn(1, 5, 3, 8), memory=layer.memory(x))
+        >>> later.shape
+        torch.Size([1, 5, 3, 8])
+        """
+        _check(x, self.columns, self.embedding)
+        options = {"seen": seen} if self.rows == "induced" else {}
+        return self.block.memory(x.flatten(2), **options)
+
+
+class AttributeAttention(nn.Module):
+    """Columns of a table attend to columns, within each row: (batch, n, d, e) as batch·n sequences of d tokens.
+
+    Otherwise as `DatapointAttention`; the order of columns does not matter either.
+
+    >>> AttributeAttention(embedding=8, heads=2)(torch.randn(1, 20, 3, 8)).shape
+    torch.Size([1, 20, 3, 8])
+    """
+
+    def __init__(
+        self,
+        embedding: int,
+        heads: int,
+        kernel: str = "general",
+        dropout: float = 0.0,
+        published: bool = False,
+        **attention: Any,
+    ) -> None:
+        super().__init__()
+        check_count("embedding", embedding, least=1)
+        self.embedding = embedding
+        self.block = _Block(embedding, heads, dropout, published, None, kernel=kernel, **attention)
+
+    def forward(self, x: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n d e"]:
+        """Every entry of a row attends to every entry of it."""
+        _check(x, x.shape[2] if x.ndim == 4 else 0, self.embedding)
+        parts = [self.block(part) for part in x.flatten(0, 1).split(MOST)]
+        return torch.cat(parts).unflatten(0, x.shape[:2])
+
+
+class DatapointEncoder(nn.Module):
+    """`depth` layers, rows to rows and columns to columns in turn, rows first; with `rows="none"` columns alone.
+
+    Other options are those of `kq.DatapointAttention`. With `thrifty` nothing within a layer is kept for backward: it
+    is computed again.
+
+    >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
+    >>> [type(layer).__name__ for layer in model.layers[:2]]
+    ['DatapointAttention', 'AttributeAttention']
+    >>> table, later = torch.randn(1, 20, 3, 8), torch.randn(1, 5, 3, 8)
+    >>> model(later, memories=model.memories(table)).shape
+    torch.Size([1, 5, 3, 8])
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        embedding: int,
+        depth: int,
+        heads: int,
+        rows: str = "full",
+        points: int = 64,
+        thrifty: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_count("depth", depth, least=1)
+        check_choice("rows", rows, ROWS)
+        self.thrifty = thrifty
+        layers: list[nn.Module] = []
+        for number in range(depth):
+            if number % 2 == 0 and rows != "none":
+                layers.append(DatapointAttention(columns, embedding, heads, rows=rows, points=points, **options))
+            else:
+                layers.append(AttributeAttention(embedding, heads, **options))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n d e"],
+        memories: list[Memory] | None = None,
+        seen: list[Tensor] | None = None,
+    ) -> Float[Tensor, "batch n d e"]:
+        """All layers; with `memories`, one a layer of rows, each row of x attends to those and to itself alone."""
+        at = 0
+        for layer in self.layers:
+            if isinstance(layer, AttributeAttention) or memories is None:
+                x = self._run(layer, x)
+            else:
+                x = layer(x, memories[at], seen)
+                at += 1
+        return x
+
+    @torch.no_grad()
+    def memories(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> list[Memory]:
+        """What later rows attend to in every layer of rows, when the rows of x attend to each other."""
+        found = []
+        for layer in self.layers:
+            if isinstance(layer, DatapointAttention):
+                found.append(layer.memory(x, seen))
+            x = layer(x)
+        return found
+
+    def _run(self, layer: nn.Module, x: Tensor) -> Tensor:
+        if not (self.thrifty and torch.is_grad_enabled()):
+            return layer(x)
+        return checkpoint(layer, x, use_reentrant=False)
+
+
+def _check(x: Tensor, columns: int, embedding: int) -> None:
+    if x.ndim != 4 or x.shape[2:] != (columns, embedding):
+        expected = f"(batch, n, {columns or 'd'}, {embedding})"
+        raise ValueError(f"x must be {expected}, got {tuple(x.shape)}")

@@ -1,0 +1,68 @@
+"""What a prediction leans on, columns and training rows, as a picture."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from keyquery.estimators.leaning import Leaning
+from keyquery.forms.checks import check_count
+from keyquery.report.stretches import AGAINST, FOR
+
+GREY = "#8c959f"
+LETTERS = 24  # of a name that are shown
+
+
+def leaning(reading: Leaning, pyplot: Any, most: int = 12) -> Any:
+    """Left, what the prediction loses without each column; right, attention to training rows, and their effects."""
+    check_count("most", most, least=1)
+    columns = sorted(reading.columns, key=lambda one: -abs(one["effect"]))[:most]
+    rows = [one for one in reading.rows if one["attention"] > 0][:most]
+    size = (7.2, 1.3 + 0.19 * max(len(columns), len(rows), 3))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=size, layout="constrained")
+    _bars(left, [f"{one['column']} = {_said(one['value'])}" for one in columns], [one["effect"] for one in columns])
+    left.set_xlabel(f"{_unit(reading)} lost without the column")
+    names = [f"row {one['row']}: {_said(one['target'])}" for one in rows]
+    right.barh(range(len(rows)), [one["attention"] for one in rows], color=GREY, alpha=0.45, height=0.7)
+    _names(right, names)
+    right.set_xlabel("attention (bars)")
+    tried = [(place, one["effect"]) for place, one in enumerate(rows) if one["effect"] is not None]
+    if tried:
+        above = right.twiny()
+        colours = [FOR if effect >= 0 else AGAINST for _, effect in tried]
+        above.scatter([effect for _, effect in tried], [place for place, _ in tried], c=colours, s=12, zorder=3)
+        above.axvline(0, color=GREY, linewidth=0.6)
+        above.set_xlabel(f"{_unit(reading)} lost without the row (dots)")
+        above.spines["right"].set_visible(False)
+    else:
+        right.spines["top"].set_visible(False)
+    right.spines["right"].set_visible(False)
+    sure = "" if reading.probability is None else f" ({reading.probability:.0%})"
+    figure.suptitle(f"predicted {_said(reading.predicted)}{sure}", x=0.01, ha="left", weight="bold", fontsize=9)
+    patch = import_module("matplotlib.patches").Patch
+    keys = [patch(color=colour, label=word) for word, colour in (("speaks for it", FOR), ("against", AGAINST))]
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _bars(axis: Any, names: list[str], effects: list[float]) -> None:
+    axis.barh(range(len(names)), effects, color=[FOR if effect >= 0 else AGAINST for effect in effects], height=0.7)
+    axis.axvline(0, color=GREY, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    _names(axis, names)
+
+
+def _names(axis: Any, names: list[str]) -> None:
+    """Names from the top down."""
+    axis.set_yticks(range(len(names)), names)
+    axis.tick_params(axis="y", length=0)
+    axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
+
+
+def _unit(reading: Leaning) -> str:
+    return "units of the target" if reading.probability is None else "log-odds"
+
+
+def _said(value: Any) -> str:
+    said = "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return said if len(said) <= LETTERS else said[: LETTERS - 1] + "…"
