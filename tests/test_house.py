@@ -112,7 +112,19 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
-    promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
+    promised += [
+        "Form",
+        "Reading",
+        "Rope",
+        "__version__",
+        "compare",
+        "ksvd",
+        "look",
+        "monge_gap",
+        "nystrom",
+        "read",
+        "testing",
+    ]
     promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
     promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain"]
     promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]

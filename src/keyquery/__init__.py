@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
     from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier
-    from keyquery.forms import Form, Rope, ksvd, nystrom
+    from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
@@ -65,6 +65,7 @@ _LAZY = {
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
+    "monge_gap": "keyquery.forms",
     "nystrom": "keyquery.forms",
     "project": "keyquery.surgery.project",
     "read": "keyquery.checkpoints",
@@ -102,6 +103,7 @@ __all__ = [
     "ksvd",
     "look",
     "models",
+    "monge_gap",
     "nystrom",
     "project",
     "read",
