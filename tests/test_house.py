@@ -126,8 +126,18 @@ def test_public_names():
         "testing",
     ]
     promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain"]
-    promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
+    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "TransportLens", "causes", "explain"]
+    promised += [
+        "PrimalAttention",
+        "ablate",
+        "dial",
+        "distill",
+        "project",
+        "register",
+        "regularizer",
+        "swap",
+        "transport",
+    ]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:

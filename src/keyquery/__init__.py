@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
+    from keyquery.instruments.transport import transport
+    from keyquery.instruments.transport_lens import TransportLens
     from keyquery.layers import (
         Attention,
         BochnerTime,
@@ -55,6 +57,7 @@ _LAZY = {
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
+    "TransportLens": "keyquery.instruments.transport_lens",
     "ablate": "keyquery.instruments.ablation",
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
@@ -73,6 +76,7 @@ _LAZY = {
     "regularizer": "keyquery.layers",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
+    "transport": "keyquery.instruments.transport",
 }
 
 __all__ = [
@@ -92,6 +96,7 @@ __all__ = [
     "Rope",
     "SeriesClassifier",
     "TimeAttention",
+    "TransportLens",
     "__version__",
     "ablate",
     "causes",
@@ -111,6 +116,7 @@ __all__ = [
     "regularizer",
     "swap",
     "testing",
+    "transport",
 ]
 
 

@@ -99,11 +99,24 @@ def bures(
     check_float("covariance", covariance, "d d", d=d)
     check_float("other_mean", other_mean, "d", d=d)
     check_float("other_covariance", other_covariance, "d d", d=d)
-    first, second = _root("covariance", covariance), _root("other_covariance", other_covariance)
-    # The trace is min over orthogonal U of ‖F₁ − U F₂‖², Σ = FᵀF. Taken as that, nothing cancels where both are alike.
-    left, _, right = torch.linalg.svd(first @ second.mT)
-    shape = (first - left @ right @ second).square().sum()
+    shape = _shapes(_root("covariance", covariance), _root("other_covariance", other_covariance))
     return ((mean.double() - other_mean.double()).square().sum() + shape).sqrt()
+
+
+def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """`bures` of the Gaussians with the means and covariances of two clouds, covariances as means over n points.
+
+    >>> from keyquery.forms.coupling import gaussian
+    >>> gaussian(torch.tensor([[0.0], [2.0]]), torch.tensor([[9.0], [1.0]]))   # means 1 and 5, deviations 1 and 4
+    tensor(5., dtype=torch.float64)
+    """
+    check_float("start", start, "n d")
+    check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
+    start, end = _double(start), _double(end)
+    first, second = (_centred(cloud) / math.sqrt(len(cloud)) for cloud in (start, end))  # Σ = FᵀF already
+    if len(start) > start.shape[1]:
+        first, second = torch.linalg.qr(first).R, torch.linalg.qr(second).R
+    return ((start.mean(0) - end.mean(0)).square().sum() + _shapes(first, second)).sqrt()
 
 
 def monge_gap(
@@ -186,6 +199,15 @@ def _costs(start: Tensor, end: Tensor) -> Tensor:
 
 def _epsilon(cost: Tensor) -> float:
     return EPSILON * float(cost.detach().mean()) or EPSILON
+
+
+def _shapes(first: Tensor, second: Tensor) -> Tensor:
+    """tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½) with Σ = FᵀF, as min over orthogonal U of ‖F₁ − U F₂‖².
+
+    Taken as that, nothing cancels where both are alike.
+    """
+    left, _, right = torch.linalg.svd(first @ second.mT)
+    return (first - left @ right @ second).square().sum()
 
 
 def _root(name: str, covariance: Tensor) -> Tensor:
