@@ -57,11 +57,12 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
     check_count("exact_limit", exact_limit, least=0)
     start, end = _double(start.detach()), _double(end.detach())
     stay = (start - end).square().sum(-1).mean()
-    if len(start) <= exact_limit:
-        partner = _assign(start, end)
-        cost = (start - end[partner]).square().sum(-1).mean()
-        if stay <= cost * (1 + 1e-12):
-            partner, cost = torch.arange(len(start), device=start.device), stay
+    if len(start) <= exact_limit or stay == 0:
+        partner, cost = torch.arange(len(start), device=start.device), stay
+        if stay > 0:
+            found = _assign(start, end)
+            least = (start - end[found]).square().sum(-1).mean()
+            partner, cost = (found, least) if least < stay * (1 - 1e-12) else (partner, cost)
         return Match(partner, end[partner], cost, cost, True)
     # The text is the same whatever the size: Python shows it once, not once a class or a step.
     warnings.warn(f"clouds of more than {exact_limit} points are coupled by Sinkhorn, not exactly", stacklevel=2)
