@@ -72,6 +72,8 @@ def test_figures_are_their_definitions():
     assert reading.efficiency == pytest.approx(moved.mean() / length.mean(), rel=1e-12)
     assert reading.monge_gap == reading.distance - reading.wasserstein
     assert reading.optimality == reading.wasserstein / reading.distance
+    pairs = ((path[0][:, None] - path[-1]) ** 2).sum(-1)
+    assert reading.random == pytest.approx(np.sqrt(pairs.mean()), rel=1e-12)
 
 
 @pytest.mark.unchecked
@@ -97,7 +99,7 @@ def test_squares_of_the_whole_are_means_of_the_classes_over_points():
     assert [row["class"] for row in reading.classes] == ["a", "b", "c"]
     sizes = np.array([row["points"] for row in reading.classes])
     assert sizes.tolist() == [4, 6, 20]
-    for name in ("distance", "wasserstein", "bures"):
+    for name in ("distance", "wasserstein", "bures", "random"):
         squares = np.array([row[name] ** 2 for row in reading.classes])
         assert getattr(reading, name) ** 2 == pytest.approx((sizes * squares).sum() / 30, rel=1e-12)
     for name in ("path_length", "matched"):

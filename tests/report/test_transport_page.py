@@ -65,7 +65,7 @@ def test_figures_are_those_of_the_reading_at_every_step(visit, reading):
     tab.locator("#when").fill("0")
     assert "optimality –" in tab.locator("#shown").inner_text()
     cells = tab.locator("#table tbody tr").nth(1).locator("td").all_inner_texts()
-    assert cells[:4] == [three(reading.classes[0][name]) for name in ("points", "distance", "wasserstein", "monge_gap")]
+    assert cells[:4] == [three(reading.classes[0][name]) for name in ("points", "distance", "wasserstein", "random")]
 
 
 def test_it_plays_to_the_end_and_pauses(visit, reading):

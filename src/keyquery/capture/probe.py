@@ -129,7 +129,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    device = _device(model)
+    device = device_of(model)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(evaluating(model))
@@ -145,7 +145,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     """Call the model, and give its arguments by name, as far as they have names."""
-    device = _device(model)
+    device = device_of(model)
     args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     kwargs = dict(batch) if isinstance(batch, Mapping) else {}
     args = tuple(value.to(device) if isinstance(value, Tensor) else value for value in args)
@@ -212,5 +212,10 @@ def _compiled(model: nn.Module) -> nn.Module | None:
     return inner if isinstance(inner, nn.Module) else None
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is.
+
+    >>> device_of(torch.nn.Linear(1, 1))
+    device(type='cpu')
+    """
     return next((weight.device for weight in model.parameters()), torch.device("cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +26,10 @@ class Store:
     (tensor([1., 1., 1.], dtype=torch.float64), tensor([3.4641, 3.4641], dtype=torch.float64))
     """
 
-    def __init__(self, start: Float[Tensor, "n d"], folder: str | Path | None = None) -> None:
+    def __init__(self, start: Float[Tensor, "n d"], folder: str | Path | None = None, device: Any = "cpu") -> None:
+        """`folder` is where the file lies, `device` where places are handed out."""
         self.start = self.last = start.float()
+        self.device = device
         self.steps = [0]
         self.count, width = start.shape
         self._scales: list[float] = []
@@ -54,15 +57,17 @@ class Store:
     def place(self, record: int) -> Float[Tensor, "n d"]:
         """Where the points were at a record, float64; 0 is the start."""
         if record == 0:
-            return self.start.double()
+            return self.start.to(self.device).double()
         if record == len(self.steps) - 1:
-            return self.last.double()
+            return self.last.to(self.device).double()
         moved = torch.from_numpy(self._read("moved", record).astype(np.float64))
-        return self.start.double() + moved * self._scales[record - 1]
+        return (self.start.double() + moved * self._scales[record - 1]).to(self.device)
 
     def gone(self, record: int) -> Float[Tensor, " n"]:
         """How long each point's way up to a record was, float64."""
-        return torch.zeros_like(self._gone) if record == 0 else torch.from_numpy(np.array(self._read("gone", record)))
+        if record == 0:
+            return torch.zeros_like(self._gone, device=self.device)
+        return torch.from_numpy(np.array(self._read("gone", record))).to(self.device)
 
     def _read(self, field: str, record: int) -> np.ndarray:
         return np.memmap(self._file, self._record, mode="r", shape=(len(self._scales),))[field][record - 1]

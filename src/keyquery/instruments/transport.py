@@ -25,7 +25,7 @@ from keyquery.reading import Reading, provenance
 
 FRAMES, POINTS = 25, 300  # steps that curves have and a page shows, and points that it shows
 CURVES = ("distance", "wasserstein", "optimality", "path_length", "efficiency")
-TOLD = ("points", "distance", "wasserstein", "monge_gap", *CURVES[2:], "matched", "bures", "exact")
+TOLD = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Transport(Reading, kind="transport"):
     units: ClassVar[Mapping[str, str]] = {
         "distance": "T = √(mean ‖p₀ − p_K‖²)",
         "wasserstein": "W₂ = √(min over matchings of the same mean); never across classes",
+        "random": "√(mean over all pairs of a class ‖p₀ᵢ − p_Kⱼ‖²): T of partners drawn by lot",
         "monge_gap": "T − W₂",
         "optimality": "W₂/T, 0 to 1; none where T = 0",
         "path_length": "mean of Σ ‖p_k+1 − p_k‖",
@@ -53,6 +54,7 @@ class Transport(Reading, kind="transport"):
     points: int
     distance: float
     wasserstein: float
+    random: float
     monge_gap: float
     optimality: float | None
     path_length: float
@@ -142,7 +144,7 @@ def measured(
     drawn = sketch(course, shown, groups, target, points) if frames else None
     steps = [course.steps[at] for at in shown]
     whole = _figures(parts, published)
-    del whole["least"]
+    del whole["least"]  # that of the classes is told with each
     return Transport(**told, **whole, published=published, classes=classes, steps=steps, curves=curves, sketch=drawn)
 
 
@@ -175,7 +177,7 @@ def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A class: its points, T², W₂² and its bound, mean ‖p₀ − p_K‖, path length, share matched, Gaussian W₂."""
+    """A class: its points, T², W₂² and its bound, mean ‖p₀ − p_K‖, path length, and what curves do without."""
 
     points: int
     square: float
@@ -183,6 +185,7 @@ class _Part:
     least: float
     straight: float
     length: float
+    random: float = 0.0  # squared
     matched: float = 0.0
     bures: float = 0.0
     exact: bool = True
@@ -211,6 +214,8 @@ def _class(
     part, coupling = _way(start, end, gone, limit)
     own = torch.arange(len(start), device=coupling.partner.device)
     more = {"matched": float((coupling.partner == own).double().mean()), "bures": float(gaussian(start, end))}
+    spread = sum(float((cloud - cloud.mean(0)).square().sum(-1).mean()) for cloud in (start, end))
+    more["random"] = float((start.mean(0) - end.mean(0)).square().sum()) + spread  # the mean over all pairs
     return _Part(**{**vars(part), **more}), coupling.target
 
 
@@ -221,23 +226,27 @@ def _figures(parts: Sequence[_Part], published: bool) -> Figures:
     def mean(of: Callable[[_Part], float]) -> float:
         return sum(part.points * of(part) for part in parts) / count
 
+    squares: list[Callable[[_Part], float]] = [
+        lambda part: part.square,
+        lambda part: part.best,
+        lambda part: part.random,
+        lambda part: part.least,
+    ]
     if published:
-        distance, wasserstein, least = (
-            sum((part.points * square) ** 0.5 for part, square in zip(parts, squares, strict=True))
-            for squares in ([p.square for p in parts], [p.best for p in parts], [p.least for p in parts])
+        distance, wasserstein, random, least = (
+            sum((part.points * square(part)) ** 0.5 for part in parts) for square in squares
         )
         length, straight = count * mean(lambda part: part.length), distance
         bures = sum(part.bures**2 for part in parts)
     else:
-        distance, wasserstein, least, bures = (
-            mean(square) ** 0.5
-            for square in (lambda p: p.square, lambda p: p.best, lambda p: p.least, lambda p: p.bures**2)
-        )
+        distance, wasserstein, random, least = (mean(square) ** 0.5 for square in squares)
         length, straight = mean(lambda part: part.length), mean(lambda part: part.straight)
+        bures = mean(lambda part: part.bures**2) ** 0.5
     return {
         "points": count,
         "distance": distance,
         "wasserstein": wasserstein,
+        "random": random,
         "monge_gap": distance - wasserstein,
         "optimality": wasserstein / distance if distance else None,
         "path_length": length,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from keyquery.capture.probe import Probe
+from keyquery.capture.probe import Probe, device_of
 from keyquery.capture.store import Store
 from keyquery.forms.checks import check_count
 from keyquery.forms.coupling import EXACT
@@ -80,7 +80,7 @@ class TransportLens:
         drawn = torch.randperm(self._all, generator=torch.Generator().manual_seed(seed))
         self._kept = drawn[: points or self._all].sort().values
         self.labels = self._labels(labels)
-        self.store = Store(start[self._kept], folder)
+        self.store = Store(start[self._kept], folder, device_of(self.probe.model))
         self._energies = Energies(self.probe.model) if heads else None
         if self._energies is not None:
             self._energies.add()
@@ -91,6 +91,11 @@ class TransportLens:
     def steps(self) -> list[int]:
         """Steps, or epochs, that are recorded; 0 is the start."""
         return list(self.store.steps)
+
+    @property
+    def unit(self) -> str:
+        """What is counted: "epoch" or "step"."""
+        return "epoch" if self.every == "epoch" else "step"
 
     @property
     def heads(self) -> list[dict[str, Any]]:
@@ -126,7 +131,6 @@ class TransportLens:
         last = len(self.steps) - 1
         shown = frames_of(last, frames)
         heads = [] if self._energies is None else self._energies.told(shown, self.steps)
-        unit = "epoch" if self.every == "epoch" else "step"
         facts: dict[str, Any] = {
             "records": last + 1,
             "every": self.every,
@@ -135,7 +139,7 @@ class TransportLens:
         if self._energies is not None and self._energies.missing:
             facts["heads"] = f"not read: {self._energies.missing}"
         model = {"name": self.name, "module": self.probe.module}
-        told = {"model": model, "unit": unit, "heads": heads, "provenance": provenance(**facts)}
+        told = {"model": model, "unit": self.unit, "heads": heads, "provenance": provenance(**facts)}
         return measured(self.store, self.labels, published, frames, points, exact_limit, progress, told)
 
     def callback(self) -> Any:
@@ -181,9 +185,10 @@ class TransportLens:
     def _count(self) -> None:
         self.count += 1
         if self.every == "epoch" or self.count % int(self.every) == 0:
-            place = self._points(f"{'epoch' if self.every == 'epoch' else 'step'} {self.count}")
+            when = f"{self.unit} {self.count}"
+            place = self._points(when)
             if len(place) != self._all:
-                then, now = f"{self._all} points at the start", f"{len(place)} at {self.count}"
+                then, now = f"{self._all} points at the start", f"{len(place)} at {when}"
                 raise ValueError(f"{self.probe.module or self.name} must give the same points again: {then}, {now}")
             self.store.add(self.count, place[self._kept])
             if self._energies is not None:

@@ -15,6 +15,7 @@ COLUMNS = {
     "points": "points",
     "distance": "distance",
     "wasserstein": "optimal",
+    "random": "random",
     "monge_gap": "gap",
     "optimality": "optimality",
     "path_length": "path",
@@ -51,6 +52,7 @@ def said(reading: Transport) -> list[str]:
     """What the figures mean, in words."""
     lines = [
         "distance: √(mean square from start to end); optimal: the least of any matching within classes;",
+        "random: that of one drawn by lot; where it is near optimal, an optimality near 1 says little;",
         "efficiency: how straight the way was; matched: share of points that are their own partner.",
     ]
     if reading.published:
