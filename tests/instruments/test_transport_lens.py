@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import sys
 import warnings
 
 import numpy as np
@@ -424,6 +425,19 @@ def test_a_lens_that_saw_nothing_says_what_to_do():
     _, lens = made(every=2)
     with lens, pytest.raises(ValueError, match="inside `with lens` the optimiser tells its steps"):
         lens.step()
+
+
+def test_without_pot_it_is_told_before_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
+        made()
+
+
+def test_epochs_are_told_by_hand_also_inside_a_block():
+    model, lens = made()
+    with lens:
+        fit(model, 2, lens.step)
+    assert lens.steps == [0, 1, 2]
 
 
 def test_a_failing_training_leaves_no_hook():

@@ -58,7 +58,7 @@ def test_the_slider_moves_the_cloud_as_the_path_did(visit, reading):
 
 def test_figures_are_those_of_the_reading_at_every_step(visit, reading):
     tab = visit(reading)
-    for name in ("distance", "wasserstein", "optimality", "efficiency"):
+    for name in ("distance", "wasserstein", "random", "optimality", "efficiency"):
         assert tab.locator(f'[data-figure="{name}"] b').inner_text() == three(getattr(reading, name))
     tab.locator("#when").fill("2")
     assert f"distance T {three(reading.curves['distance'][2])}" in tab.locator("#shown").inner_text()
@@ -146,4 +146,5 @@ def test_paths_of_one_dimension_one_class_and_one_step_draw(visit):
     assert tab.locator("#classes button").count() == tab.locator("#curves path.thin").count() == 0
     still = kq.transport(torch.zeros(3, 4, 2))  # nothing moves, and all stand in one place
     assert visit(still).locator('[data-figure="optimality"] b').inner_text() == "–"
+    assert "default-src 'none'" in page(still)
     assert "http" not in page(still).replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")

@@ -226,6 +226,16 @@ def _double(cloud: Tensor) -> Tensor:
     return (cloud.cpu() if cloud.device.type == "mps" else cloud).double()
 
 
+def check_installed(points: int) -> None:
+    """Refuse to begin what could not be ended: is there what couples so many points?
+
+    >>> check_installed(10)
+    """
+    _library("scipy.optimize")
+    if points > EXACT:
+        _library("ot.bregman")
+
+
 def _library(name: str) -> Any:
     try:
         return import_module(name)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from keyquery.capture.probe import Probe, device_of
 from keyquery.capture.store import Store
 from keyquery.forms.checks import check_count
-from keyquery.forms.coupling import EXACT
+from keyquery.forms.coupling import EXACT, check_installed
 from keyquery.instruments.energies import Energies
 from keyquery.instruments.transport import FRAMES, POINTS, Transport, frames_of, measured
 from keyquery.progress import Progress
@@ -79,6 +79,7 @@ class TransportLens:
         self._all = len(start)
         drawn = torch.randperm(self._all, generator=torch.Generator().manual_seed(seed))
         self._kept = drawn[: points or self._all].sort().values
+        check_installed(len(self._kept))  # now, not after hours of training
         self.labels = self._labels(labels)
         self.store = Store(start[self._kept], folder, device_of(self.probe.model))
         self._energies = Energies(self.probe.model) if heads else None

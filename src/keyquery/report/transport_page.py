@@ -12,7 +12,7 @@ from keyquery.reading import short
 from keyquery.report.colours import CLASSES, CLASSES_DARK, DEPTHS, depth_colour
 from keyquery.report.embedded import as_json
 from keyquery.report.policy import policy
-from keyquery.report.transported import heads_said, recorded, said
+from keyquery.report.wording import heads_said, recorded, said
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "transport.js")

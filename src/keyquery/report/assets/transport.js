@@ -223,7 +223,10 @@ function choices() {
 
 function whole() {
   const all = DATA.figures[0];
-  const shown = { distance: "travelled", wasserstein: "would have done", optimality: "optimality", efficiency: "efficiency" };
+  const shown = {
+    distance: "travelled", wasserstein: "would have done", random: "by lot", optimality: "optimality",
+    efficiency: "efficiency",
+  };
   put("summary", Object.entries(shown).map(([name, words]) => el("span", { title: DATA.units[name], "data-figure": name },
     el("b", {}, all[name] === null ? "–" : figure3(all[name])), words)));
 }
