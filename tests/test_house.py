@@ -112,10 +112,32 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
-    promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
+    promised += [
+        "Form",
+        "Reading",
+        "Rope",
+        "__version__",
+        "compare",
+        "ksvd",
+        "look",
+        "monge_gap",
+        "nystrom",
+        "read",
+        "testing",
+    ]
     promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain"]
-    promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
+    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "TransportLens", "causes", "explain"]
+    promised += [
+        "PrimalAttention",
+        "ablate",
+        "dial",
+        "distill",
+        "project",
+        "register",
+        "regularizer",
+        "swap",
+        "transport",
+    ]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:

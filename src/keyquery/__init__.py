@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
     from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier
-    from keyquery.forms import Form, Rope, ksvd, nystrom
+    from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
+    from keyquery.instruments.transport import transport
+    from keyquery.instruments.transport_lens import TransportLens
     from keyquery.layers import (
         Attention,
         BochnerTime,
@@ -55,6 +57,7 @@ _LAZY = {
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
+    "TransportLens": "keyquery.instruments.transport_lens",
     "ablate": "keyquery.instruments.ablation",
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
@@ -65,6 +68,7 @@ _LAZY = {
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
+    "monge_gap": "keyquery.forms",
     "nystrom": "keyquery.forms",
     "project": "keyquery.surgery.project",
     "read": "keyquery.checkpoints",
@@ -72,6 +76,7 @@ _LAZY = {
     "regularizer": "keyquery.layers",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
+    "transport": "keyquery.instruments.transport",
 }
 
 __all__ = [
@@ -91,6 +96,7 @@ __all__ = [
     "Rope",
     "SeriesClassifier",
     "TimeAttention",
+    "TransportLens",
     "__version__",
     "ablate",
     "causes",
@@ -102,6 +108,7 @@ __all__ = [
     "ksvd",
     "look",
     "models",
+    "monge_gap",
     "nystrom",
     "project",
     "read",
@@ -109,6 +116,7 @@ __all__ = [
     "regularizer",
     "swap",
     "testing",
+    "transport",
 ]
 
 

@@ -135,6 +135,13 @@ class Reading:
         """
         return _report().plot(self, what, **options)
 
+    def page(self, path: str | Path) -> None:
+        """Write the page of the reading to an HTML file, which opens offline; not every kind has one.
+
+        Looks, comparisons, causal graphs and paths of optimal transport do.
+        """
+        write_text(path, _report().page.page(self))
+
 
 def provenance(**facts: Any) -> dict[str, Any]:
     """Where figures come from: what the instrument says, and the versions that computed them.

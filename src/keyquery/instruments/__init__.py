@@ -5,6 +5,8 @@ from keyquery.instruments.causes import Causes, causes
 from keyquery.instruments.comparison import Comparison, compare
 from keyquery.instruments.explanation import Explanation, explain
 from keyquery.instruments.geometry import Look, look
+from keyquery.instruments.transport import Transport, transport
+from keyquery.instruments.transport_lens import TransportLens
 from keyquery.instruments.turned import Turned, turned
 
 __all__ = [
@@ -13,11 +15,14 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Look",
+    "Transport",
+    "TransportLens",
     "Turned",
     "ablate",
     "causes",
     "compare",
     "explain",
     "look",
+    "transport",
     "turned",
 ]

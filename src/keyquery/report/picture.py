@@ -11,7 +11,7 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Causes, Comparison, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Look, Transport
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.changed import changed
@@ -28,6 +28,7 @@ from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
+from keyquery.report.ways import ways
 from keyquery.report.worth import worth
 from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
@@ -53,6 +54,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     CausesStudy: {"changed": changed},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
+    Transport: {"ways": ways},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Turned
+from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Transport, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.caused import causes_lines, explanation_lines
@@ -24,6 +24,7 @@ from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
+from keyquery.report.transported import transport_lines
 from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
@@ -208,5 +209,6 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
     Explanation: explanation_lines,
+    Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
 }
