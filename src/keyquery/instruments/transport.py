@@ -250,7 +250,7 @@ def _figures(parts: Sequence[_Part], published: bool) -> Figures:
         "monge_gap": distance - wasserstein,
         "optimality": wasserstein / distance if distance else None,
         "path_length": length,
-        "efficiency": straight / length if length else None,
+        "efficiency": min(straight / length, 1.0) if length else None,  # above it by rounding alone
         "matched": mean(lambda part: part.matched),
         "bures": bures,
         "least": least,
