@@ -217,7 +217,7 @@ def test_tall_tables_are_learned_by_parts():
 
 def test_nothing_is_spoilt_where_nothing_is_asked():
     rows = Rows(torch.randn(5, 2), torch.randint(3, (5, 2)), torch.rand(5, 2) < 0.5)
-    found = spoil(rows, torch.zeros(5, 2, dtype=torch.bool), (0, 3), 0.5, torch.Generator())
+    found = spoil(rows, torch.zeros(5, 2, dtype=torch.bool), torch.tensor([0, 3]), 0.5, torch.Generator())
     assert all(torch.equal(one, other) for one, other in zip(found, rows, strict=True))
 
 

@@ -27,7 +27,7 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, stratified
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
@@ -112,7 +112,7 @@ class Datapoints(Estimator):
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
-        self.context_, self.context_rows_ = samples.rows.take(chosen), chosen
+        self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
         self._keep(columns, given)
         self.params_ = self._plain_params()
         return self

@@ -32,6 +32,7 @@ class TableNetwork(nn.Module):
     numeric: Bool[Tensor, " d"]
     categorical: Int[Tensor, " c"]
     first: Int[Tensor, " d"]
+    columns: Int[Tensor, " d"]
 
     def __init__(
         self, sizes: Sequence[int], embedding: int, depth: int, heads: int, dropout: float = 0.0, **options: Any
@@ -43,6 +44,7 @@ class TableNetwork(nn.Module):
             "numeric": [size == 0 for size in self.sizes],
             "categorical": [column for column, size in enumerate(self.sizes) if size],
             "first": starts,
+            "columns": list(range(len(self.sizes))),
         }
         for name, held in buffers.items():
             kind = torch.bool if name == "numeric" else torch.long
@@ -109,8 +111,8 @@ class TableNetwork(nn.Module):
         with torch.no_grad():
             return self.encoder.memories(self.embed(rows), seen)
 
-    def numbers(self, h: Float[Tensor, "*batch e"], columns: Int[Tensor, "*batch"] | int) -> Float[Tensor, "*batch"]:
-        """What vectors say of columns of numbers, standardised."""
+    def numbers(self, h: Float[Tensor, "*batch e"], columns: Int[Tensor, ...] | int) -> Float[Tensor, "*batch"]:
+        """What vectors say of columns of numbers, standardised; `columns` has the last axes of the batch, or all."""
         return (h * self.number[columns]).sum(-1) + self.number_bias[columns]
 
     def logits(self, h: Float[Tensor, "*batch e"], column: int) -> Float[Tensor, "*batch categories"]:

@@ -257,8 +257,8 @@ class AttributeAttention(nn.Module):
 class DatapointEncoder(nn.Module):
     """`depth` layers, rows to rows and columns to columns in turn, rows first; with `rows="none"` columns alone.
 
-    Other options are those of `kq.DatapointAttention`. With `thrifty` nothing within a layer is kept for backward: it
-    is computed again.
+    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel between columns, where that is to
+    be another one. With `thrifty` nothing within a layer is kept for backward: it is computed again.
 
     >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
     >>> [type(layer).__name__ for layer in model.layers[:2]]
@@ -277,6 +277,8 @@ class DatapointEncoder(nn.Module):
         rows: str = "full",
         points: int = 64,
         thrifty: bool = False,
+        kernel: str = "general",
+        column_kernel: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -286,9 +288,9 @@ class DatapointEncoder(nn.Module):
         layers: list[nn.Module] = []
         for number in range(depth):
             if number % 2 == 0 and rows != "none":
-                layers.append(DatapointAttention(columns, embedding, heads, rows=rows, points=points, **options))
+                layers.append(DatapointAttention(columns, embedding, heads, kernel, rows, points, **options))
             else:
-                layers.append(AttributeAttention(embedding, heads, **options))
+                layers.append(AttributeAttention(embedding, heads, column_kernel or kernel, **options))
         self.layers = nn.ModuleList(layers)
 
     def forward(
