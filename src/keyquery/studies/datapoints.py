@@ -1,0 +1,251 @@
+"""Study `datapoints`: what attention between the rows of a table is worth, against trees, neighbours and perceptrons.
+
+The claims: a network that sees the whole table tells rows as well as boosted trees do; it uses other rows, so that it
+errs more where those are corrupted; and it can learn to look a target up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from time import time
+from typing import Any
+
+from keyquery.capture.load import pick_device
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.jobs import Job, check_folder, device_name, finish
+from keyquery.studies.npt import PRECISIONS, PROTOCOLS, PUBLISHED, TableTrial, settings_of
+from keyquery.studies.rows import firsts
+from keyquery.studies.tabular import SMALL, TABLES, prepare_tables
+
+PARTS = ("npt", "kernels", "baselines", "lookup", "all")
+KERNELS = ("general", "symmetric", "psd", "skew", "split")
+FIGURES = ("rmse", "accuracy", "auroc", "nll")
+FEW = {"yacht": 3, "concrete": 3}  # folds without a word, of tables that are trained for 10,000 steps
+COMPARED = {"tables": ("boston", "breast"), "folds": (0, 1, 2), "embedding": 32, "steps": 1000}  # of kernels
+BYTES, PRODUCTS = 27e-12, 2e-14  # seconds a weight and a step, and more for each row: what takes longest comes first
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatapointStudy(Reading, kind="datapoint study"):
+    """How well rows of tables are told, training by training, and what networks do with other rows."""
+
+    npt: Sequence[Mapping[str, Any]]  # one a training: a table, a fold, a protocol
+    kernels: Sequence[Mapping[str, Any]]  # the same, by the kernel between rows
+    baselines: Sequence[Mapping[str, Any]]  # one a model of scikit-learn, on the same folds
+    lookup: Sequence[Mapping[str, Any]]  # one a way to look targets up, and a change of the table
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a training or model, named by its part; curves and heads are left to JSON."""
+        parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines, "lookup": self.lookup}
+        return [
+            {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
+            for part, rows in parts.items()
+            for row in rows
+        ]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and standard error over folds of every figure; a row a table and model, unfinished trainings left out.
+
+        `grows` is by what share the RMSE grows beside corrupted rows, from the means over folds, and of classes how
+        many more are wrong, a share of all. `symmetric` and `on_data` are means over the heads between rows, each with
+        what it was before training.
+        """
+        rows = [{**row, "part": part, "model": _called(row)} for part, row in self._told()]
+        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault((row["part"], row["table"], row["model"]), []).append(row)
+        found = []
+        for (part, table, model), alike in groups.items():
+            one: dict[str, Any] = {"part": part, "table": table, "model": model, "folds": len(alike)}
+            for name in FIGURES:
+                one |= over_folds(name, [row.get(name) for row in alike])
+            found.append({**one, **_grown(alike), **_heads(alike)})
+        return found
+
+    def _told(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines}
+        return ((part, row) for part, rows in parts.items() for row in rows if not row.get("partial"))
+
+    @classmethod
+    def joined(cls, *parts: DatapointStudy) -> DatapointStudy:
+        """One reading of runs that were made apart; of the same training, the one that ran longest counts."""
+
+        def longest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+            return firsts(sorted(rows, key=lambda row: -(row.get("steps_run") or 0)), ("name",))
+
+        fields = ("npt", "kernels", "baselines", "lookup")
+        found: dict[str, Any] = {
+            name: sorted(longest(row for part in parts for row in getattr(part, name)), key=_place) for name in fields
+        }
+        return cls(**found, provenance={"runs": [part.provenance for part in parts]})
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    tables = tuple(TABLES)
+    table = tables.index(row["table"]) if row.get("table") in tables else len(tables)
+    return (table, _called(row), row.get("fold", 0))
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    """A protocol, a kernel, or a model of scikit-learn."""
+    if "model" in row:
+        return str(row["model"])
+    return str(row["protocol"] if row["kernel"] == "general" and row["part_of"] == "npt" else row["kernel"])
+
+
+def over_folds(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
+    """A figure's mean and standard error, the standard deviation over √n; None where a fold has none.
+
+    >>> over_folds("rmse", [1.0, 3.0])
+    {'rmse': 2.0, 'rmse_se': 1.0}
+    """
+    there = [value for value in values if value is not None]
+    if len(there) < len(values) or not there:
+        return {name: None, f"{name}_se": None}
+    spread = stdev(there) / math.sqrt(len(there)) if len(there) > 1 else None
+    return {name: mean(there), f"{name}_se": spread}
+
+
+def _grown(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """By how much errors grow where other rows are corrupted."""
+    if any("corrupted" not in row for row in rows):
+        return {"grows": None, "grows_se": None}
+    if "rmse" in rows[0]["corrupted"]:
+        each = [row["corrupted"]["rmse"] / row["clean"]["rmse"] - 1 for row in rows]
+        whole = mean(row["corrupted"]["rmse"] for row in rows) / mean(row["clean"]["rmse"] for row in rows) - 1
+        return {**over_folds("grows", each), "grows": whole}
+    return over_folds("grows", [row["clean"]["accuracy"] - row["corrupted"]["accuracy"] for row in rows])
+
+
+def _heads(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """What heads between rows are like, each fold's mean first."""
+    if any("row_heads" not in row for row in rows):
+        return {}
+    found: dict[str, float | None] = {}
+    for name in ("symmetric", "on_data"):
+        found |= over_folds(name, [mean(head[name] for head in row["row_heads"]) for row in rows])
+        before = [mean(head["at_start"][name] for head in row["row_heads"]) for row in rows]
+        found[f"{name}_at_start"] = mean(before)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained."""
+
+    part: str = "all"
+    tables: tuple[str, ...] = SMALL
+    folds: tuple[int, ...] = ()  # none: all ten of Boston and breast cancer, three of Yacht and Concrete
+    protocols: tuple[str, ...] = PROTOCOLS
+    kernels: tuple[str, ...] = KERNELS
+    steps: int | None = None  # None: as the protocol says
+    embedding: int | None = None
+    depth: int = 8
+    precision: str | None = None
+    seed: int = 0
+    minutes: float | None = None  # after which trainings are broken off, all together
+
+    def __post_init__(self) -> None:
+        for name in ("tables", "folds", "protocols", "kernels"):  # a fold given twice is one
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        check_choice("part", self.part, PARTS)
+        for table in self.tables:
+            check_choice("table", table, tuple(TABLES))
+        for protocol in self.protocols:
+            check_choice("protocol", protocol, PROTOCOLS)
+        for kernel in self.kernels:
+            check_choice("kernel", kernel, KERNELS)
+        if self.precision is not None:
+            check_choice("precision", self.precision, PRECISIONS)
+        if self.minutes is not None and not self.minutes >= 0:
+            raise ValueError(f"minutes must be at least 0, got {self.minutes}")
+        self.trainings({table: {"digest": "", "rows": 1, "features": 1} for table in self.tables}, None)  # are checked
+
+    def has(self, part: str) -> bool:
+        """Whether a part is asked for."""
+        return self.part in (part, "all")
+
+    def folds_of(self, table: str) -> tuple[int, ...]:
+        """Those asked for, as far as the table has them."""
+        count = TABLES[table].folds
+        return tuple(fold for fold in self.folds if fold < count) or tuple(range(FEW.get(table, count)))
+
+    def trainings(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[TableTrial]:
+        """Every protocol on every fold; what takes longest comes first, so that it is not waited for alone."""
+        made = [
+            self._trial(facts, deadline, table=table, fold=fold, protocol=protocol, **settings_of(table, protocol))
+            for table in self.tables
+            for protocol in self.protocols
+            if protocol != "published" or table in PUBLISHED
+            for fold in self.folds_of(table)
+        ]
+        return sorted(made, key=lambda trial: -_cost(trial, facts[trial.table]))
+
+    def compared(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[TableTrial]:
+        """Every kernel between rows, on a few folds; smaller networks, and fewer steps."""
+        shape = {**settings_of("boston", "inductive"), "embedding": COMPARED["embedding"], "steps": COMPARED["steps"]}
+        return [
+            self._trial(facts, deadline, table=table, fold=fold, kernel=kernel, **shape)
+            for table in self.tables
+            if table in COMPARED["tables"]
+            for fold in self.folds or COMPARED["folds"]
+            for kernel in self.kernels
+        ]
+
+    def _trial(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None, **given: Any) -> TableTrial:
+        own = {"steps": self.steps, "embedding": self.embedding, "precision": self.precision}
+        given |= {name: value for name, value in own.items() if value is not None}
+        sizes: dict[str, Any] = {"digest": facts[given["table"]]["digest"], "depth": self.depth, "seed": self.seed}
+        return TableTrial(**given, **sizes, deadline=deadline)
+
+
+def _cost(trial: TableTrial, facts: Mapping[str, Any]) -> float:
+    """About how many seconds a GPU takes."""
+    weights = trial.depth / 2 * 13 * ((facts["features"] + 1) * trial.embedding) ** 2
+    return weights * trial.steps * (BYTES + PRODUCTS * facts["rows"])
+
+
+def tell_tables(
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    plan: Plan | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> DatapointStudy:
+    """Train what the plan says, test it fold by fold, and read what other rows are to it.
+
+    `data` is a folder of tables under their usual names. With `out` every result is kept there: what is done is not
+    done again, and what `plan.minutes` broke off goes on. `workers` processes share the device; models of scikit-learn
+    run on the processor.
+    """
+    plan = plan or Plan()
+    check_count("workers", workers)
+    chosen = pick_device(device)
+    deadline = None if plan.minutes is None else time() + 60 * plan.minutes
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder = Path(place)
+        check_folder(folder)
+        facts = prepare_tables(data, folder, plan.tables)
+        jobs: dict[str, Sequence[Job]] = {
+            "npt": plan.trainings(facts, deadline) if plan.has("npt") else [],
+            "kernels": plan.compared(facts, deadline) if plan.has("kernels") else [],
+        }
+        rows = finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress)
+    told, found = iter(rows), dict[str, list[Any]]()
+    for part, of_part in jobs.items():
+        found[part] = sorted(({**next(told), "name": job.name, "part_of": part} for job in of_part), key=_place)
+    return DatapointStudy(
+        **found,
+        baselines=[],
+        lookup=[],
+        provenance=provenance(plan=asdict(plan), tables=facts, device=device_name(chosen), workers=workers),
+    )
