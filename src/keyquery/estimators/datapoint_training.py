@@ -164,7 +164,7 @@ def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Floa
             logits = network.logits(h[..., column, :], column).float()
             cost = cross_entropy(logits.flatten(0, 1), batch.truth.codes[..., column].flatten(), reduction="none")
             costs.append(cost.view(batch.asked.shape[:2]))
-    found = network.numbers(h, network.columns).float()
+    found = network.numbers(h).float()
     cost = (found - batch.truth.values).square()
     if costs:
         cost = cost.index_copy(-1, network.categorical, torch.stack(costs, -1))

@@ -32,7 +32,6 @@ class TableNetwork(nn.Module):
     numeric: Bool[Tensor, " d"]
     categorical: Int[Tensor, " c"]
     first: Int[Tensor, " d"]
-    columns: Int[Tensor, " d"]
 
     def __init__(
         self, sizes: Sequence[int], embedding: int, depth: int, heads: int, dropout: float = 0.0, **options: Any
@@ -44,7 +43,6 @@ class TableNetwork(nn.Module):
             "numeric": [size == 0 for size in self.sizes],
             "categorical": [column for column, size in enumerate(self.sizes) if size],
             "first": starts,
-            "columns": list(range(len(self.sizes))),
         }
         for name, held in buffers.items():
             kind = torch.bool if name == "numeric" else torch.long
@@ -111,9 +109,10 @@ class TableNetwork(nn.Module):
         with torch.no_grad():
             return self.encoder.memories(self.embed(rows), seen)
 
-    def numbers(self, h: Float[Tensor, "*batch e"], columns: Int[Tensor, ...] | int) -> Float[Tensor, "*batch"]:
-        """What vectors say of columns of numbers, standardised; `columns` has the last axes of the batch, or all."""
-        return (h * self.number[columns]).sum(-1) + self.number_bias[columns]
+    def numbers(self, h: Float[Tensor, "*batch e"], column: int | None = None) -> Float[Tensor, "*batch"]:
+        """What vectors say of a column of numbers, or of all columns (batch, n, d, e), standardised."""
+        chosen = slice(None) if column is None else column
+        return (h * self.number[chosen]).sum(-1) + self.number_bias[chosen]
 
     def logits(self, h: Float[Tensor, "*batch e"], column: int) -> Float[Tensor, "*batch categories"]:
         """What vectors say of a column of categories."""
