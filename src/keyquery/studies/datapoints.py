@@ -20,7 +20,9 @@ from keyquery.capture.load import pick_device
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
+from keyquery.studies.baselines import MODELS, Baseline, require_sklearn
 from keyquery.studies.jobs import Job, check_folder, device_name, finish
+from keyquery.studies.lookups import VARIANTS, LookUp
 from keyquery.studies.npt import PRECISIONS, PROTOCOLS, PUBLISHED, TableTrial, settings_of
 from keyquery.studies.rows import firsts
 from keyquery.studies.tabular import SMALL, TABLES, prepare_tables
@@ -29,7 +31,12 @@ PARTS = ("npt", "kernels", "baselines", "lookup", "all")
 KERNELS = ("general", "symmetric", "psd", "skew", "split")
 FIGURES = ("rmse", "accuracy", "auroc", "nll")
 FEW = {"yacht": 3, "concrete": 3}  # folds without a word, of tables that are trained for 10,000 steps
-COMPARED = {"tables": ("boston", "breast"), "folds": (0, 1, 2), "embedding": 32, "steps": 1000}  # of kernels
+COMPARED: dict[str, Any] = {
+    "tables": ("boston", "breast"),
+    "folds": (0, 1, 2),
+    "embedding": 32,
+    "steps": 1000,
+}  # of kernels
 BYTES, PRODUCTS = 27e-12, 2e-14  # seconds a weight and a step, and more for each row: what takes longest comes first
 
 
@@ -96,8 +103,9 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _called(row: Mapping[str, Any]) -> str:
     """A protocol, a kernel, or a model of scikit-learn."""
-    if "model" in row:
-        return str(row["model"])
+    for key in ("model", "variant"):
+        if key in row:
+            return str(row[key])
     return str(row["protocol"] if row["kernel"] == "general" and row["part_of"] == "npt" else row["kernel"])
 
 
@@ -206,6 +214,24 @@ class Plan:
         sizes: dict[str, Any] = {"digest": facts[given["table"]]["digest"], "depth": self.depth, "seed": self.seed}
         return TableTrial(**given, **sizes, deadline=deadline)
 
+    def fitted(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[Baseline]:
+        """Every model of scikit-learn on the folds that networks are trained on."""
+        return [
+            Baseline(
+                table=table, digest=facts[table]["digest"], fold=fold, model=model, seed=self.seed, deadline=deadline
+            )
+            for table in self.tables
+            for fold in self.folds_of(table)
+            for model in MODELS
+        ]
+
+    def lookups(self, deadline: float | None) -> list[LookUp]:
+        """Every change of the table, and once without attention between rows."""
+        usual: dict[str, Any] = {"seed": self.seed, "deadline": deadline}
+        usual |= {} if self.steps is None else {"steps": self.steps}
+        made = [LookUp(variant=variant, **usual) for variant in VARIANTS]
+        return [*made, LookUp(variant="plain", rows="none", **usual)]
+
 
 def _cost(trial: TableTrial, facts: Mapping[str, Any]) -> float:
     """About how many seconds a GPU takes."""
@@ -230,22 +256,25 @@ def tell_tables(
     plan = plan or Plan()
     check_count("workers", workers)
     chosen = pick_device(device)
+    if plan.has("baselines"):
+        require_sklearn()
     deadline = None if plan.minutes is None else time() + 60 * plan.minutes
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
         folder = Path(place)
         check_folder(folder)
-        facts = prepare_tables(data, folder, plan.tables)
+        facts = {} if plan.part == "lookup" else prepare_tables(data, folder, plan.tables)
         jobs: dict[str, Sequence[Job]] = {
             "npt": plan.trainings(facts, deadline) if plan.has("npt") else [],
             "kernels": plan.compared(facts, deadline) if plan.has("kernels") else [],
+            "lookup": plan.lookups(deadline) if plan.has("lookup") else [],
+            "baselines": plan.fitted(facts, deadline) if plan.has("baselines") else [],
         }
-        rows = finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress)
-    told, found = iter(rows), dict[str, list[Any]]()
-    for part, of_part in jobs.items():
-        found[part] = sorted(({**next(told), "name": job.name, "part_of": part} for job in of_part), key=_place)
+        told = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
+    found: dict[str, Any] = {
+        part: sorted(({**next(told), "name": job.name, "part_of": part} for job in of_part), key=_place)
+        for part, of_part in jobs.items()
+    }
     return DatapointStudy(
         **found,
-        baselines=[],
-        lookup=[],
         provenance=provenance(plan=asdict(plan), tables=facts, device=device_name(chosen), workers=workers),
     )

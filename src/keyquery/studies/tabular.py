@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,7 @@ def _files(name: str, data: Path | None) -> list[str]:
 
 
 def _breast() -> Table:
-    from sklearn.datasets import load_breast_cancer
-
-    found = load_breast_cancer()
+    found = import_module("sklearn.datasets").load_breast_cancer()
     values = tuple(np.ascontiguousarray(column) for column in found.data.T)
     columns = (*map(str, found.feature_names), "target")
     kinds, categories = ("numeric",) * len(values), ((),) * len(values)
@@ -146,11 +145,12 @@ def _read(name: str, paths: Sequence[Path]) -> Table:
         table = _below(table, other)
     for prefix in source.apart:
         table = _together(table, prefix)
-    assert table.target is not None
-    for number in (*source.named, *([table.target] if source.classes else [])):
+    target = table.target
+    assert target is not None
+    for number in (*source.named, *([target] if source.classes else [])):
         table = _as_names(table, number)
-    if not source.classes and table.kinds[table.target] != "numeric":
-        raise ValueError(f"table {name!r} must have a target of numbers, got {table.categories[table.target][:3]}")
+    if not source.classes and table.kinds[target] != "numeric":
+        raise ValueError(f"table {name!r} must have a target of numbers, got {table.categories[target][:3]}")
     return table
 
 
@@ -215,7 +215,7 @@ def _pack(name: str, table: Table) -> tuple[dict[str, Any], bytes]:
     said = json.dumps([table.columns, table.kinds, table.categories, table.target])
     arrays = {f"column{number}": values for number, values in enumerate(table.values)}
     packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, said=np.array(said), **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(packed, allow_pickle=False, said=np.array(said), **arrays)
     digest = hashlib.sha256(said.encode() + b"".join(values.tobytes() for values in table.values)).hexdigest()[:16]
     assert table.target is not None
     sizes = {"rows": len(table), "features": len(table.columns) - 1, "classes": len(table.categories[table.target])}

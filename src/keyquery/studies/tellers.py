@@ -125,8 +125,8 @@ def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
     for hook in hooks:
         hook.remove()
     told = []
-    for depth, (layer, pair) in enumerate(zip(between, heard, strict=True)):
-        parts = _parts(*(part[0].double() for part in pair), layer.scale)
+    for depth, (layer, (query, key)) in enumerate(zip(between, heard, strict=True)):
+        parts = _parts(query[0].double(), key[0].double(), layer.scale)
         columns = {"symmetric": (1 + layer.form().symmetry) / 2, **parts}
         for head in range(layer.heads):
             told.append({"layer": depth, "head": head, **{name: float(of[head]) for name, of in columns.items()}})
