@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load, save
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import keyquery as kq
@@ -15,6 +16,7 @@ from keyquery.cli import app
 from keyquery.estimators.datapoint_training import CHUNK, Plan, Samples, drawing, losses, spoil, stratified, table_loss
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Rows, columns_of, encode, fields_of
+from keyquery.training.optimisers import make_optimiser
 
 SMALL = {"embedding": 8, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
 
@@ -213,6 +215,53 @@ def test_tall_tables_are_learned_by_parts():
     assert batch.rows.hidden[0, 20:, -1].all()  # a third of them, as in the table, without their targets
     assert not batch.asked[0, 20:, -1].any()
     assert batch.asked[0, :20, -1].any()
+
+
+class Ops(TorchDispatchMode):
+    """Every operation of torch, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("most", [None, 30])
+def test_a_step_never_waits_for_the_device(most):
+    sizes = (0, 3, 2)
+    network = TableNetwork(sizes, 8, 2, 2)
+    codes = torch.stack([torch.randint(max(size, 1), (60,)) for size in sizes], 1)
+    rows = Rows(torch.randn(60, 3), codes, torch.zeros(60, 3, dtype=torch.bool))
+    draw = drawing(Samples(rows, np.arange(40), np.arange(40, 60), np.arange(40, 60)), sizes, Plan(), 10, most)
+    optimiser = make_optimiser("npt", network, 1e-3, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    with Ops() as seen:
+        table_loss(network, draw(0, generator)).backward()
+        optimiser.step()
+    assert "aten.native_layer_norm.default" in seen.names  # it has seen the whole of it
+    asked = [name for name in seen.names if any(word in name for word in ("local_scalar", "nonzero", "item", "unique"))]
+    assert asked == []
+
+
+def test_where_all_targets_are_hidden_none_is_ever_seen():
+    rows = Rows(torch.randn(200, 3), torch.zeros(200, 3, dtype=torch.long), torch.zeros(200, 3, dtype=torch.bool))
+    samples = Samples(rows, np.arange(150), np.arange(150, 200), np.arange(150, 200))
+    batch = drawing(samples, (0, 0, 0), Plan(target_share=1.0), 10, None)(0, torch.Generator().manual_seed(0))
+    assert batch.rows.hidden[..., -1].all()
+    assert batch.asked[0, :, -1].tolist() == [True] * 150 + [False] * 50
+    spoilt = batch.asked & ~batch.rows.hidden
+    assert spoilt[..., :-1].any()  # of features, some are replaced as ever
+
+    class Hidden(kq.NPTRegressor):
+        plan = Plan(target_share=1.0)
+
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    model = Hidden(**SMALL, steps=4).fit(X, X[:, 0])
+    assert model.context_.hidden[:, -1].all()
+    assert model.explain(X[:1], rows=1).rows[0]["target"] is None
 
 
 def test_nothing_is_spoilt_where_nothing_is_asked():
