@@ -34,7 +34,8 @@ def datapoint_tables(reading: DatapointStudy, table: Callable[..., Table]) -> li
         if lines:
             shown += [*([""] if shown else []), Text(title, style="bold"), *lines]
     broken = sum(bool(row.get("partial")) for row in (*reading.npt, *reading.kernels, *reading.baselines))
-    return [*shown, *([f"{broken} trainings are not finished: the same command goes on with them."] if broken else [])]
+    left = f"{broken} training{'s are' if broken > 1 else ' is'} not finished: the same command goes on."
+    return [*shown, *([left] if broken else [])]
 
 
 def _errors(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
