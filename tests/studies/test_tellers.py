@@ -195,7 +195,7 @@ def test_heads_on_data_are_what_their_scores_are(published):
     block = network.encoder.layers[0].block
     with torch.no_grad():
         x = network.embed(rows.within()).flatten(2)
-        normed = (block.query_norm or block.attention_norm)(x)
+        normed = block.attention_norm(x)
         query = block.attention.queries(normed)[0]
         key = block.attention.memory(x if published else normed).key[0]
         scores = (query @ key.mT).double()

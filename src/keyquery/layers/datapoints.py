@@ -29,12 +29,13 @@ class Memory(NamedTuple):
 class Between(Attention):
     """`kq.Attention` whose keys and values may be those of other tokens than its queries; all tokens see all.
 
-    With `full_scale` scores are divided by √dim, not by √r.
+    With `full_scale` scores are divided by √dim, not by √r. With `cross` keys are never of the vectors that queries are
+    of, which whoever looks at its heads must know.
     """
 
-    def __init__(self, dim: int, heads: int, full_scale: bool = False, **options: Any) -> None:
+    def __init__(self, dim: int, heads: int, full_scale: bool = False, cross: bool = False, **options: Any) -> None:
         super().__init__(dim, heads, **options)
-        self.full_scale = full_scale
+        self.full_scale, self.kind = full_scale, "cross" if cross else "self"
 
     @property
     def scale(self) -> float:
@@ -104,7 +105,7 @@ class Induced(nn.Module):
         super().__init__()
         check_count("points", points, least=1)
         self.points = nn.Parameter(torch.randn(points, dim))
-        self.gather, self.spread = Between(dim, heads, **options), Between(dim, heads, **options)
+        self.gather, self.spread = (Between(dim, heads, **{**options, "cross": True}) for _ in range(2))
 
     def forward(
         self,
@@ -133,12 +134,9 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, published: bool, points: int | None, **options: Any):
         super().__init__()
         eps = 1e-12 if published else 1e-5
-        options = {"dropout": dropout, "full_scale": published, **options}
+        options = {"dropout": dropout, "full_scale": published, "cross": published, **options}
         self.published = published
-        norm = nn.LayerNorm(dim, eps)
-        # A norm that feeds queries and keys alike stands beside the layer by this name, and is folded into its form.
-        self.query_norm: nn.LayerNorm | None = norm if published else None
-        self.attention_norm: nn.LayerNorm | None = None if published else norm
+        self.attention_norm = nn.LayerNorm(dim, eps)  # as published, of queries alone
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
         self.residual = nn.Linear(dim, dim)
@@ -150,18 +148,13 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
-        normed = self._normed(x)
+        normed = self.attention_norm(x)
         source = {"source": x} if self.published else {}
         r = self.residual(x) + self.dropout(self.attention(normed, **source, **options))
         return r + self.dropout(self.mlp(self.mlp_norm(r)))
 
     def memory(self, x: Tensor, **options: Any) -> Memory:
-        return self.attention.memory(x if self.published else self._normed(x), **options)
-
-    def _normed(self, x: Tensor) -> Tensor:
-        norm = self.query_norm or self.attention_norm
-        assert norm is not None
-        return norm(x)
+        return self.attention.memory(x if self.published else self.attention_norm(x), **options)
 
 
 class DatapointAttention(nn.Module):
