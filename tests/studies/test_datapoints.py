@@ -42,7 +42,7 @@ def test_a_training_says_what_it_was_and_what_came_of_it(facts):
     assert row["clean"]["rmse"] == pytest.approx(row["rmse"])
     assert row["corrupted"]["rmse"] > 0
     assert len(row["row_heads"]) == 2
-    assert row["validation"] == min(validation for _, _, validation in row["curve"])
+    assert row["validation"] == pytest.approx(min(validation for _, _, validation in row["curve"]), rel=1e-4)
     assert json.loads(json.dumps(row)) == row
 
 
@@ -280,8 +280,8 @@ def test_the_command_line_runs_it(study, sheets, tmp_path):
     assert "rows: inductive" in run.output
     reading = kq.Reading.load(tmp_path / "a.json")
     assert [(row["table"], row["fold"], row["protocol"]) for row in reading.npt] == [
-        ("yacht", 0, "inductive"),
         ("yacht", 0, "published"),
+        ("yacht", 0, "inductive"),
     ]
     assert (tmp_path / "a.csv").read_text().count("\n") == 3
     assert "<svg" in (tmp_path / "a.svg").read_text()

@@ -29,6 +29,7 @@ from keyquery.studies.tabular import SMALL, TABLES, prepare_tables
 
 PARTS = ("npt", "kernels", "baselines", "lookup", "all")
 KERNELS = ("general", "symmetric", "psd", "skew", "split")
+ORDER = (*PROTOCOLS, *MODELS, *KERNELS, *VARIANTS)
 FIGURES = ("rmse", "accuracy", "auroc", "nll")
 FEW = {"yacht": 3, "concrete": 3}  # folds without a word, of tables that are trained for 10,000 steps
 COMPARED: dict[str, Any] = {
@@ -125,10 +126,10 @@ class DatapointStudy(Reading, kind="datapoint study"):
         return cls(**found, provenance={"runs": [part.provenance for part in parts]})
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    tables = tuple(TABLES)
-    table = tables.index(row["table"]) if row.get("table") in tables else len(tables)
-    return (table, _called(row), row.get("fold", 0))
+def _place(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """In the order of tables, models and folds."""
+    table = list(TABLES).index(row["table"]) if "table" in row else 0
+    return (table, ORDER.index(_called(row)), row.get("fold", 0))
 
 
 def _called(row: Mapping[str, Any]) -> str:

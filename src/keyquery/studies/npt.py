@@ -30,6 +30,7 @@ from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.kernels import KERNELS
+from keyquery.reading import short
 from keyquery.studies.folds import Fold
 from keyquery.studies.jobs import device_name, name_of
 from keyquery.studies.tabular import TABLES, load_kept, split_of, target_of
@@ -40,6 +41,8 @@ PROTOCOLS = ("published", "inductive")
 PRECISIONS = ("bf16", "tf32", "full")
 CORRUPTED = 200  # rows of a large table that are told beside corrupted ones; of a small one, all
 CHECKS = 100  # of a published run
+PARTS = ("symmetric", "on_data", "popularity")  # what is said of a head
+DIGITS = 5  # of curves and heads, of which there are many
 # Embedding, steps and learning rate as published; flat for half of the steps, then a cosine.
 PUBLISHED = {
     "boston": (128, 2000, 1e-3),
@@ -138,9 +141,10 @@ class TableTrial:
             facts = self._train(network, samples, folder, device)
             if not facts["partial"]:
                 facts |= self._tested(network, samples, fold, fields[-1], table)
+                heads = row_heads(network, _looked_at(samples, self.plan()))
                 facts["row_heads"] = [
-                    {**head, "at_start": {k: v for k, v in before.items() if k not in ("layer", "head")}}
-                    for head, before in zip(row_heads(network, _looked_at(samples, self.plan())), start, strict=True)
+                    {**short(head, DIGITS), "at_start": {name: short(before[name], DIGITS) for name in PARTS}}
+                    for head, before in zip(heads, start, strict=True)
                 ]
         sizes = {"learned": len(fold.learned), "held": len(fold.held), "test": len(fold.test)}
         parameters = sum(weight.numel() for weight in network.parameters())
@@ -173,7 +177,7 @@ class TableTrial:
             "best_step": log.best_step,
             "stopped": log.stopped,
             "validation": log.best if math.isfinite(log.best) else None,  # squared error, standardised, or NLL
-            "curve": [[int(row["step"]), row["loss"], row["validation"]] for row in log.rows],
+            "curve": short([[int(row["step"]), row["loss"], row["validation"]] for row in log.rows], DIGITS),
             "seconds": perf_counter() - before,  # in this process
         }
 
