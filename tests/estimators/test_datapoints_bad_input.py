@@ -188,4 +188,4 @@ def test_the_weights_of_the_estimate_are_those_of_the_network():
     count = sum(weight.numel() for weight in network.parameters())
     whole, thrifty = needed(3, 4, 2, 2, 0, "full")
     assert whole == thrifty
-    assert 0.7 < whole / (4 * 5 * count) < 1.1
+    assert 0.7 < whole / (4 * room.COPIES * count) < 1.1

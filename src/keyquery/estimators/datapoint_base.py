@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, stratified
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
@@ -50,11 +50,17 @@ class Coded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A context as it was read, and of which network and rows that is."""
+    """A context as it was read, and of which weights and rows that is, each with how often it was written to."""
 
     device: torch.device
-    of: tuple[int, int]
+    of: list[tuple[ReferenceType[Tensor], int]]
     memories: list[Memory]
+
+    def holds(self, tensors: list[Tensor]) -> bool:
+        """Whether it is of these tensors, as they are now."""
+        pairs = zip(self.of, tensors, strict=False)
+        same = all(one() is tensor and count == tensor._version for (one, count), tensor in pairs)
+        return same and len(self.of) == len(tensors)
 
 
 READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # apart from estimators, which predicting leaves as is
@@ -112,7 +118,7 @@ class Datapoints(Estimator):
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
-        self.context_, self.context_rows_ = samples.rows.take(chosen), chosen
+        self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
         self._keep(columns, given)
         self.params_ = self._plain_params()
         return self
@@ -323,11 +329,12 @@ class Datapoints(Estimator):
             warnings.warn((said if given is None else other).format(name), UserWarning, stacklevel=4)
 
     def _memories(self, device: torch.device) -> list[Memory]:
-        """The context as new rows see it, read once."""
-        found = READ.get(self)
-        if found is None or found.device != device or found.of != (id(self.network_), id(self.context_)):
-            memories = self.network_.to(device).eval().memories(self.context_.to(device).within())
-            found = READ[self] = Read(device, (id(self.network_), id(self.context_)), memories)
+        """The context as new rows see it, read once, and again where weights have changed."""
+        network = self.network_.to(device).eval()
+        found, tensors = READ.get(self), [*network.parameters(), *self.context_]
+        if found is None or found.device != device or not found.holds(tensors):
+            memories = network.memories(self.context_.to(device).within())
+            found = READ[self] = Read(device, [(ref(tensor), tensor._version) for tensor in tensors], memories)
         return found.memories
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:

@@ -29,12 +29,13 @@ class Memory(NamedTuple):
 class Between(Attention):
     """`kq.Attention` whose keys and values may be those of other tokens than its queries; all tokens see all.
 
-    With `full_scale` scores are divided by √dim, not by √r.
+    With `full_scale` scores are divided by √dim, not by √r. With `cross` keys are never of the vectors that queries are
+    of, which whoever looks at its heads must know.
     """
 
-    def __init__(self, dim: int, heads: int, full_scale: bool = False, **options: Any) -> None:
+    def __init__(self, dim: int, heads: int, full_scale: bool = False, cross: bool = False, **options: Any) -> None:
         super().__init__(dim, heads, **options)
-        self.full_scale = full_scale
+        self.full_scale, self.kind = full_scale, "cross" if cross else "self"
 
     @property
     def scale(self) -> float:
@@ -104,7 +105,7 @@ class Induced(nn.Module):
         super().__init__()
         check_count("points", points, least=1)
         self.points = nn.Parameter(torch.randn(points, dim))
-        self.gather, self.spread = Between(dim, heads, **options), Between(dim, heads, **options)
+        self.gather, self.spread = (Between(dim, heads, **{**options, "cross": True}) for _ in range(2))
 
     def forward(
         self,
@@ -133,12 +134,9 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, published: bool, points: int | None, **options: Any):
         super().__init__()
         eps = 1e-12 if published else 1e-5
-        options = {"dropout": dropout, "full_scale": published, **options}
+        options = {"dropout": dropout, "full_scale": published, "cross": published, **options}
         self.published = published
-        norm = nn.LayerNorm(dim, eps)
-        # A norm that feeds queries and keys alike stands beside the layer by this name, and is folded into its form.
-        self.query_norm: nn.LayerNorm | None = norm if published else None
-        self.attention_norm: nn.LayerNorm | None = None if published else norm
+        self.attention_norm = nn.LayerNorm(dim, eps)  # as published, of queries alone
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
         self.residual = nn.Linear(dim, dim)
@@ -150,18 +148,13 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
-        normed = self._normed(x)
+        normed = self.attention_norm(x)
         source = {"source": x} if self.published else {}
         r = self.residual(x) + self.dropout(self.attention(normed, **source, **options))
         return r + self.dropout(self.mlp(self.mlp_norm(r)))
 
     def memory(self, x: Tensor, **options: Any) -> Memory:
-        return self.attention.memory(x if self.published else self._normed(x), **options)
-
-    def _normed(self, x: Tensor) -> Tensor:
-        norm = self.query_norm or self.attention_norm
-        assert norm is not None
-        return norm(x)
+        return self.attention.memory(x if self.published else self.attention_norm(x), **options)
 
 
 class DatapointAttention(nn.Module):
@@ -257,8 +250,8 @@ class AttributeAttention(nn.Module):
 class DatapointEncoder(nn.Module):
     """`depth` layers, rows to rows and columns to columns in turn, rows first; with `rows="none"` columns alone.
 
-    Other options are those of `kq.DatapointAttention`. With `thrifty` nothing within a layer is kept for backward: it
-    is computed again.
+    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel between columns, where that is to
+    be another one. With `thrifty` nothing within a layer is kept for backward: it is computed again.
 
     >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
     >>> [type(layer).__name__ for layer in model.layers[:2]]
@@ -277,6 +270,8 @@ class DatapointEncoder(nn.Module):
         rows: str = "full",
         points: int = 64,
         thrifty: bool = False,
+        kernel: str = "general",
+        column_kernel: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -286,9 +281,9 @@ class DatapointEncoder(nn.Module):
         layers: list[nn.Module] = []
         for number in range(depth):
             if number % 2 == 0 and rows != "none":
-                layers.append(DatapointAttention(columns, embedding, heads, rows=rows, points=points, **options))
+                layers.append(DatapointAttention(columns, embedding, heads, kernel, rows, points, **options))
             else:
-                layers.append(AttributeAttention(embedding, heads, **options))
+                layers.append(AttributeAttention(embedding, heads, column_kernel or kernel, **options))
         self.layers = nn.ModuleList(layers)
 
     def forward(
