@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
+    from keyquery.instruments.depth import depth
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
+    from keyquery.instruments.separation import separation_rank
     from keyquery.layers import (
         Attention,
         BochnerTime,
@@ -59,6 +61,7 @@ _LAZY = {
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
+    "depth": "keyquery.instruments.depth",
     "dial": "keyquery.surgery.dial",
     "distill": "keyquery.surgery.distill",
     "explain": "keyquery.instruments.explanation",
@@ -70,6 +73,7 @@ _LAZY = {
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
     "regularizer": "keyquery.layers",
+    "separation_rank": "keyquery.instruments.separation",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
 }
@@ -96,6 +100,7 @@ __all__ = [
     "causes",
     "compare",
     "data",
+    "depth",
     "dial",
     "distill",
     "explain",
@@ -107,6 +112,7 @@ __all__ = [
     "read",
     "register",
     "regularizer",
+    "separation_rank",
     "swap",
     "testing",
 ]

@@ -3,21 +3,26 @@
 from keyquery.instruments.ablation import Ablation, ablate
 from keyquery.instruments.causes import Causes, causes
 from keyquery.instruments.comparison import Comparison, compare
+from keyquery.instruments.depth import Depth, depth
 from keyquery.instruments.explanation import Explanation, explain
 from keyquery.instruments.geometry import Look, look
+from keyquery.instruments.separation import separation_rank
 from keyquery.instruments.turned import Turned, turned
 
 __all__ = [
     "Ablation",
     "Causes",
     "Comparison",
+    "Depth",
     "Explanation",
     "Look",
     "Turned",
     "ablate",
     "causes",
     "compare",
+    "depth",
     "explain",
     "look",
+    "separation_rank",
     "turned",
 ]

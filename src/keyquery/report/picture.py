@@ -11,7 +11,7 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Causes, Comparison, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Depth, Look
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.changed import changed
@@ -26,6 +26,7 @@ from keyquery.report.lags import lags
 from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
+from keyquery.report.plane import plane
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
@@ -53,6 +54,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     CausesStudy: {"changed": changed},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
+    Depth: {"plane": plane},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},

@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Turned
+from keyquery.instruments import Ablation, Causes, Comparison, Depth, Explanation, Look, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
+from keyquery.report.advised import depth_lines
 from keyquery.report.caused import causes_lines, explanation_lines
 from keyquery.report.colours import DOES
 from keyquery.report.explained import causes_study_tables
@@ -207,6 +208,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Ablation: ablation_lines,
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
+    Depth: lambda reading: depth_lines(reading, _table),
     Explanation: explanation_lines,
     Turned: turned_lines,
 }
