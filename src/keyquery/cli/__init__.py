@@ -12,7 +12,7 @@ import typer
 from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
 from keyquery.cli.causes import causes
-from keyquery.cli.depth import depth
+from keyquery.cli.depth import depth, study_depth
 from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
 from keyquery.cli.surgery import ablate, dial
@@ -32,6 +32,7 @@ app.command()(dial)
 app.command()(ablate)
 app.command()(causes)
 app.command()(depth)
+study.command("depth")(study_depth)
 app.add_typer(study, name="study")
 
 

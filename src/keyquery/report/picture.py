@@ -17,6 +17,7 @@ from keyquery.reading import Reading
 from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
+from keyquery.report.depths import depths_figure
 from keyquery.report.dials import PICTURES
 from keyquery.report.gains import gains
 from keyquery.report.graph_figure import graph_figure
@@ -30,7 +31,7 @@ from keyquery.report.plane import plane
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, DepthStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -52,6 +53,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
+    DepthStudy: {"depths": depths_figure},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Depth: {"plane": plane},

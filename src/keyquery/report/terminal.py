@@ -19,13 +19,14 @@ from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
 from keyquery.report.caused import causes_lines, explanation_lines
 from keyquery.report.colours import DOES
+from keyquery.report.deepened import depth_study_tables
 from keyquery.report.explained import causes_study_tables
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, DepthStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -209,6 +210,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
     Depth: lambda reading: depth_lines(reading, _table),
+    DepthStudy: lambda reading: depth_study_tables(reading, _table),
     Explanation: explanation_lines,
     Turned: turned_lines,
 }

@@ -1,6 +1,7 @@
 """Published claims and our own, each re-run by one command."""
 
 from keyquery.studies.causes import CausesStudy, explain_blanks
+from keyquery.studies.depth import DepthStudy, depths
 from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
@@ -10,10 +11,12 @@ from keyquery.studies.time import TimeStudy, foretell
 __all__ = [
     "Abilities",
     "CausesStudy",
+    "DepthStudy",
     "Kernels",
     "Objectives",
     "PrimalStudy",
     "TimeStudy",
+    "depths",
     "dial_abilities",
     "explain_blanks",
     "foretell",
