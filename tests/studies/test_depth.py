@@ -105,6 +105,22 @@ def test_what_was_broken_off_goes_on_as_if_it_had_not_been(corpus, study, tmp_pa
     assert told == []  # nothing is trained twice
 
 
+def test_a_rate_that_diverges_is_told_and_not_taken(corpus, tmp_path, monkeypatch):
+    own = ShapedTraining._train
+
+    def fails_at_high_rates(self, *arguments):
+        if self.rate > 2e-3:
+            raise FloatingPointError("the loss is nan at step 1")
+        return own(self, *arguments)
+
+    monkeypatch.setattr(ShapedTraining, "_train", fails_at_high_rates)
+    reading = depths(corpus, tmp_path, replace(TINY, depths=(1,)), "cpu")
+    assert [(row["rate"], row["seed"]) for row in reading.rows] == [(1e-3, 0), (1e-3, 1)]
+    assert [(row["rate"], row["seed"]) for row in reading.diverged] == [(4e-3, 0)]
+    assert reading.provenance["missing"] == 0
+    assert "Diverged: 1 of 2,000 at 0.004." in shown(reading)
+
+
 def made(budget, layers, rate, seed, loss, validation=None, symmetry=0.0):
     """A row by hand."""
     parts = {"reciprocal": 0.4 + symmetry, "directional": 0.4 - symmetry, "popularity": 0.2}

@@ -27,6 +27,9 @@ def depth_study_tables(reading: DepthStudy, table: Callable[..., Table]) -> list
     what = "heads on text: compares : points : follows the crowd, % of the scores' variance"
     shown += ["", Text(what, style="bold"), _by_depth(rows, table, _mix), ""]
     shown += [_trend(found) for found in reading.trends()]
+    if reading.diverged:
+        lost = (f"{row['layers']} of {short(row['budget'])} at {row['rate']:g}" for row in reading.diverged)
+        shown.append(f"Diverged: {', '.join(lost)}.")
     if missing := reading.provenance.get("missing"):
         shown.append(f"{missing} trainings of the plan are not done yet: the same command goes on.")
     return shown

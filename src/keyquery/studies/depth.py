@@ -39,6 +39,7 @@ class DepthStudy(Reading, kind="depth study"):
     """How well every depth did at every budget, training by training, and what the heads were made of."""
 
     rows: Sequence[Mapping[str, Any]]  # one a training; `mix` has the means over heads of each layer
+    diverged: Sequence[Mapping[str, Any]] = ()  # what was given up: a learning rate too high for its shape
 
     def records(self) -> list[dict[str, Any]]:
         """One row a training; curves and layers are left to JSON."""
@@ -107,7 +108,8 @@ class DepthStudy(Reading, kind="depth study"):
     def joined(cls, *parts: DepthStudy) -> DepthStudy:
         """One reading of runs that were made apart."""
         rows = firsts((row for part in parts for row in part.rows), (*PLACE, "rate", "seed", "steps", "text"))
-        return cls(rows=rows, provenance={"runs": [part.provenance for part in parts]})
+        lost = firsts((row for part in parts for row in part.diverged), (*PLACE, "rate", "seed", "steps", "text"))
+        return cls(rows=rows, diverged=lost, provenance={"runs": [part.provenance for part in parts]})
 
 
 def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -200,9 +202,10 @@ class Plan:
         """The other seeds of every shape whose rates are all done, with the best of them."""
         found = []
         for layers, budget in self._shapes():
-            at = [row for row in rows if (row["budget"], row["layers"]) == (budget, layers)]
-            if len(at) == len(self.rates):
-                same: dict[str, Any] = {"budget": budget, "layers": layers, "rate": best_rate(at), **self._same()}
+            at = [row for row in rows if (row["budget"], row["layers"]) == (budget, layers) and not row.get("partial")]
+            able = [row for row in at if not row.get("diverged")]
+            if len(at) == len(self.rates) and able:
+                same: dict[str, Any] = {"budget": budget, "layers": layers, "rate": best_rate(able), **self._same()}
                 found += [ShapedTraining(seed=seed, **same, **common) for seed in self.seeds[1:]]
         return found
 
@@ -246,14 +249,13 @@ def depths(
         facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
         common: dict[str, Any] = {"text": facts["digest"], "until": until, "compiled": compiled}
         first = finish(plan.first(**common), folder, chosen, workers, progress)
-        done = [row for row in first if not row.get("partial")]
-        more = finish(plan.then(done, **common), folder, chosen, workers, progress)
-        rows = done + [row for row in more if not row.get("partial")]
+        found = first + finish(plan.then(first, **common), folder, chosen, workers, progress)
+    rows = [row for row in found if "loss" in row]
+    lost = [row for row in found if row.get("diverged")]
     planned = len(first) + len(plan.depths) * len(plan.budgets) * (len(plan.seeds) - 1)
-    devices = sorted({row["device"] for row in rows})
-    return DepthStudy(
-        rows=rows, provenance=provenance(corpus=facts, plan=asdict(plan), devices=devices, missing=planned - len(rows))
-    )
+    facts = {"corpus": facts, "plan": asdict(plan), "devices": sorted({row["device"] for row in rows})}
+    missing = planned - len(rows) - len(lost)
+    return DepthStudy(rows=rows, diverged=lost, provenance=provenance(**facts, missing=missing, workers=workers))
 
 
 def text_in(path: Path) -> Path:

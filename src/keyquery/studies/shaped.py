@@ -17,8 +17,8 @@ from keyquery.instruments.law import count
 from keyquery.layers import LanguageModel, Shape
 from keyquery.studies.jobs import device_name, name_of
 from keyquery.studies.language import EXAM, tasks
-from keyquery.studies.texts import BATCH, SHARES
-from keyquery.training import Recipe, train
+from keyquery.studies.texts import BATCH, SHARES, Task
+from keyquery.training import Log, Recipe, train
 
 HEAD = 32  # about how wide a head is
 USUAL = 128  # the width whose learning rate is the rate itself
@@ -95,20 +95,15 @@ class ShapedTraining:
             torch._dynamo.reset()  # what was compiled for other widths would count against its limit
             for block in model.body.blocks:
                 block.compile()
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        path = folder / "checkpoints" / self.name.replace(".json", ".pt")
         start = perf_counter()
-        log = train(
-            model,
-            task.draw,
-            task.loss,
-            self.recipe(),
-            validate=task.validate,
-            until=lambda step: self._late(),
-            checkpoint=path,
-        )
+        try:
+            log = self._train(model, task, folder)
+        except FloatingPointError:  # a learning rate that is too high is a finding, too
+            return {**self._settings(), "diverged": True}
         if not log.rows or log.rows[-1]["step"] < self.steps:
             return {**self._settings(), "partial": True}
+        if not math.isfinite(log.best):
+            return {**self._settings(), "diverged": True}
         return {
             **self._settings(),
             "width": model.config.width,
@@ -123,6 +118,12 @@ class ShapedTraining:
             "seconds": perf_counter() - start,  # since it was last gone on with
             "device": device_name(device),
         }
+
+    def _train(self, model: nn.Module, task: Task, folder: Path) -> Log:
+        path = folder / "checkpoints" / self.name.replace(".json", ".pt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {"validate": task.validate, "until": lambda step: self._late(), "checkpoint": path}
+        return train(model, task.draw, task.loss, self.recipe(), **options)
 
     def _late(self) -> bool:
         return self.until is not None and time() >= self.until
