@@ -151,6 +151,9 @@ def test_few_tokens_bound_the_width():
     assert any("embeddings of rank 256" in note for note in bound.notes)
     assert bound.usable["width"] <= 256
     assert kq.depth(params=1e8, vocabulary=50_000).exact == free.exact
+    for params in np.geomspace(1e7, 3e7, 20):  # also where layers are rounded down
+        found = kq.depth(params=params, vocabulary=256)
+        assert max(found.width, found.usable["width"]) <= 256
     shape = kq.depth(width=1138, layers=36, vocabulary=256)
     assert shape.verdict == "depth-efficient"
     assert kq.depth(width=1138, layers=36).verdict == "balanced"

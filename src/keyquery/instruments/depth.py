@@ -21,6 +21,7 @@ VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
 WIDEST = 10**7  # beyond any model; ranks are summed over the width
 HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # sizes of heads from a width on, the usual first
 USUAL = 64
+ERRORS = "recalled, not checked against the paper"
 ALIKE = 1.25  # parameters of blocks over 12·L·d², and the reverse, up to which a model is as the law counts
 CONTRARY = (
     "Kaplan et al. (2020): over a wide range the shape hardly matters",
@@ -95,8 +96,8 @@ def depth(
     between 0 and the difference.
 
     A `vocabulary` smaller than the width bounds the rank of the embeddings: the law's width is then min(d, rank), and
-    the rest of the budget goes into depth. `heads` of the shape are for the bounds of its separation rank, `head_dim`
-    is the size of a head in `.usable`. Another `law`, such as one of your own fit, may be given.
+    the rest of the budget goes into depth. `heads` are for the bounds of the separation rank, `head_dim` is the size of
+    a head in `.usable`; another `law`, such as one of your own fit, may be given.
 
     >>> reading = kq.depth(params=1.3e9)
     >>> reading.layers, reading.width, reading.usable["width"]
@@ -105,31 +106,31 @@ def depth(
     >>> reading.verdict, reading.layers, reading.width
     ('depth-efficient', 23, 555)
     """
-    given, notes = _check(params, width, layers, model, vocabulary, heads, head_dim), list[str]()
-    if model is not None:
-        given, notes = _shape_of(model)
+    given = _check(params, width, layers, model, vocabulary, heads, head_dim)
+    given, notes = (given, []) if model is None else _shape_of(model)
     ranks = [rank for rank in (vocabulary, given.pop("rank", None)) if rank is not None]
     used = replace(law or Law(), rank=min(ranks, default=None))
     shape = given if "width" in given and "layers" in given else None
     exact, budget = _asked(params, given, used)
     whole = max(round(exact[0]), 1)
-    wide = width if shape is None and width else round(_width(budget, whole))
+    goal = min(_width(budget, whole), used.rank or math.inf)  # fewer layers than the exact number would be wider
+    wide = width if shape is None and width else round(goal)
     ends = sorted(used.layers(budget, sigmas) for sigmas in (-SIGMAS, SIGMAS))
-    at = shape or {"layers": whole, "width": wide}
+    at, law_facts = shape or {"layers": whole, "width": wide}, {"law": asdict(used), "errors": ERRORS, "fitted": FITTED}
     return Depth(
         params=budget,
         layers=whole,
         width=wide,
         exact=exact,
         interval={"layers": ends, "width": [_width(budget, end) for end in reversed(ends)]},
-        usable=_usable(_width(budget, whole), whole, head_dim, used.rank),
+        usable=_usable(goal, whole, head_dim, used.rank),
         threshold=math.log(at["width"], 3),
         separation=_separation(at["layers"], at["width"], heads or at.get("heads")),
         shape=shape,
         **(_judged(shape, ends, used) if shape else {}),
         embedding_rank=used.rank,
         notes=[*_notes(exact, shape, used), *notes],
-        provenance=provenance(law=asdict(used), errors="recalled, not checked against the paper", fitted=FITTED),
+        provenance=provenance(**law_facts),
     )
 
 
