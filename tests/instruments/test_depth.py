@@ -17,6 +17,7 @@ from keyquery.instruments.depth import CONTRARY
 from keyquery.instruments.law import Law, count
 from keyquery.report import terminal
 from keyquery.report.plane import KNOWN
+from keyquery.testing.families import tiny_model
 
 budgets = st.floats(320_000, 1e15)
 run = CliRunner().invoke
@@ -192,6 +193,15 @@ def test_a_live_model_and_blocks_that_are_not_as_the_law_counts():
     assert len(kq.depth(model=torch.nn.TransformerEncoder(usual, 3)).notes) == 1
     with pytest.raises(ValueError, match="not in one stack"):
         kq.depth(model=torch.nn.Transformer(8, 2, 1, 1, batch_first=True))
+
+
+@pytest.mark.parametrize("family", ["albert", "deepseek", "gpt2", "llama"])  # a shared block, and two kernels a layer
+def test_layers_are_counted_as_the_config_does(family):
+    pytest.importorskip("transformers", reason="the tiny models need the extra hf")
+    model = tiny_model(family)
+    found = kq.read(model)
+    assert found.depth() == model.config.num_hidden_layers
+    assert found.embedding_shape == tuple(model.get_input_embeddings().weight.shape)
 
 
 def test_narrow_embeddings_bound_the_rank():
