@@ -111,31 +111,45 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 
 def test_public_names():
-    promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
-    promised += [
+    promised = [
+        "Attention",
+        "BochnerTime",
+        "Cache",
+        "DatapointAttention",
+        "Decoder",
+        "Encoder",
+        "EventModel",
         "Form",
+        "MercerTime",
+        "NPTClassifier",
+        "NPTRegressor",
+        "PrimalAttention",
         "Reading",
         "Rope",
+        "SeriesClassifier",
+        "TimeAttention",
+        "TransportLens",
         "__version__",
-        "compare",
-        "ksvd",
-        "look",
-        "monge_gap",
-        "nystrom",
-        "read",
-        "testing",
-    ]
-    promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "TransportLens", "causes", "explain"]
-    promised += [
-        "PrimalAttention",
         "ablate",
+        "causes",
+        "compare",
+        "data",
+        "depth",
         "dial",
         "distill",
+        "explain",
+        "ksvd",
+        "look",
+        "models",
+        "monge_gap",
+        "nystrom",
         "project",
+        "read",
         "register",
         "regularizer",
+        "separation_rank",
         "swap",
+        "testing",
         "transport",
     ]
     assert sorted(kq.__all__) == sorted(promised)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
+    from keyquery.instruments.depth import depth
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
+    from keyquery.instruments.separation import separation_rank
     from keyquery.instruments.transport import transport
     from keyquery.instruments.transport_lens import TransportLens
     from keyquery.layers import (
@@ -62,6 +64,7 @@ _LAZY = {
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
+    "depth": "keyquery.instruments.depth",
     "dial": "keyquery.surgery.dial",
     "distill": "keyquery.surgery.distill",
     "explain": "keyquery.instruments.explanation",
@@ -74,6 +77,7 @@ _LAZY = {
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
     "regularizer": "keyquery.layers",
+    "separation_rank": "keyquery.instruments.separation",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
     "transport": "keyquery.instruments.transport",
@@ -102,6 +106,7 @@ __all__ = [
     "causes",
     "compare",
     "data",
+    "depth",
     "dial",
     "distill",
     "explain",
@@ -114,6 +119,7 @@ __all__ = [
     "read",
     "register",
     "regularizer",
+    "separation_rank",
     "swap",
     "testing",
     "transport",

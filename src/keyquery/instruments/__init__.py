@@ -3,8 +3,10 @@
 from keyquery.instruments.ablation import Ablation, ablate
 from keyquery.instruments.causes import Causes, causes
 from keyquery.instruments.comparison import Comparison, compare
+from keyquery.instruments.depth import Depth, depth
 from keyquery.instruments.explanation import Explanation, explain
 from keyquery.instruments.geometry import Look, look
+from keyquery.instruments.separation import separation_rank
 from keyquery.instruments.transport import Transport, transport
 from keyquery.instruments.transport_lens import TransportLens
 from keyquery.instruments.turned import Turned, turned
@@ -13,6 +15,7 @@ __all__ = [
     "Ablation",
     "Causes",
     "Comparison",
+    "Depth",
     "Explanation",
     "Look",
     "Transport",
@@ -21,8 +24,10 @@ __all__ = [
     "ablate",
     "causes",
     "compare",
+    "depth",
     "explain",
     "look",
     "transport",
+    "separation_rank",
     "turned",
 ]

@@ -2,6 +2,7 @@
 
 from keyquery.studies.causes import CausesStudy, explain_blanks
 from keyquery.studies.datapoints import DatapointStudy, tell_tables
+from keyquery.studies.depth import DepthStudy, depths
 from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
@@ -12,10 +13,12 @@ __all__ = [
     "Abilities",
     "CausesStudy",
     "DatapointStudy",
+    "DepthStudy",
     "Kernels",
     "Objectives",
     "PrimalStudy",
     "TimeStudy",
+    "depths",
     "dial_abilities",
     "explain_blanks",
     "foretell",
