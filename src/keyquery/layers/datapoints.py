@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers.attend import extend
+from keyquery.layers.dropping import Dropout, drop_and_attend
 from keyquery.layers.structured import Attention
 
 ROWS = ("full", "induced", "none")
@@ -55,15 +57,13 @@ class Between(Attention):
         not depend on the other tokens of x. `seen` is given the weights, the mean over heads (batch, n, m), or with
         `alone` (batch, n, m + 1).
         """
-        if memory is None and source is None and seen is None:
-            return self._output(*self._attend(*self._project(x), None, None, False))
         query = self.queries(x)
         if memory is not None and alone:
             return self._output(self._apart(query, memory, self.memory(x if source is None else source), seen))
         found = self.memory(x if source is None else source) if memory is None else memory
         if seen is not None:
             seen.append(self._scores(query, found.key).softmax(-1).mean(1))
-        return self._output(*self._attend(query, *found, None, None, False))
+        return self._output(self._mixed(query, *found))
 
     def queries(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch heads n r"]:
         """Queries, without keys."""
@@ -75,6 +75,13 @@ class Between(Attention):
     def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
         """Keys and values of x."""
         return Memory(self._heads(self.key(x), self.heads), self._heads(self.value(x), self.heads))
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
+        """Values by the weights of their keys, fused; on a processor torch has nothing fused that drops any."""
+        if not (self.training and self.dropout) or query.is_cuda or torch.compiler.is_compiling():
+            return self._attend(query, key, value, None, None, False)[0]
+        parts = extend(query, key, value, self._key_norm(key))
+        return drop_and_attend(*parts, self.scale, self.dropout)[..., : value.shape[-1]]
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
         scores = query @ key.mT
@@ -146,8 +153,8 @@ class _Block(nn.Module):
             nn.init.eye_(self.residual.weight)
             nn.init.zeros_(self.residual.bias)
         self.mlp_norm = nn.LayerNorm(dim, eps)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
-        self.dropout = nn.Dropout(dropout)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), Dropout(dropout), nn.Linear(4 * dim, dim))
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         normed = self._normed(x)
@@ -161,7 +168,7 @@ class _Block(nn.Module):
     def _normed(self, x: Tensor) -> Tensor:
         norm = self.query_norm or self.attention_norm
         assert norm is not None
-        return norm(x)
+        return norm(x).to(x.dtype)  # under autocast norms give float32, and each map would make it short again
 
 
 class DatapointAttention(nn.Module):
@@ -209,7 +216,7 @@ class DatapointAttention(nn.Module):
         """Every row attends to every row of x; with a `memory`, to the rows that it holds and to itself alone."""
         _check(x, self.columns, self.embedding)
         options = {} if memory is None else {"memory": memory, "alone": True}
-        return self.block(x.flatten(2), seen=seen, **options).unflatten(2, x.shape[2:])
+        return self.block(x.flatten(2), seen=seen, **options).view(x.shape)
 
     def memory(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> Memory:
         """What rows that come later attend to, in the place of x; of an induced layer, `seen` is what points saw.
@@ -250,8 +257,9 @@ class AttributeAttention(nn.Module):
     def forward(self, x: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n d e"]:
         """Every entry of a row attends to every entry of it."""
         _check(x, x.shape[2] if x.ndim == 4 else 0, self.embedding)
-        parts = [self.block(part) for part in x.flatten(0, 1).split(MOST)]
-        return torch.cat(parts).unflatten(0, x.shape[:2])
+        rows = x.flatten(0, 1)
+        out = self.block(rows) if len(rows) <= MOST else torch.cat([self.block(part) for part in rows.split(MOST)])
+        return out.view(x.shape)
 
 
 class DatapointEncoder(nn.Module):
