@@ -12,7 +12,17 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery.cli import app
-from keyquery.estimators.datapoint_training import CHUNK, Plan, Samples, drawing, losses, spoil, stratified, table_loss
+from keyquery.estimators.datapoint_training import (
+    Plan,
+    Samples,
+    answers,
+    drawing,
+    losses,
+    spoil,
+    stratified,
+    table_loss,
+)
+from keyquery.estimators.room import CHUNK, at_a_time
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Rows, columns_of, encode, fields_of
 
@@ -83,6 +93,32 @@ def test_a_prediction_depends_on_the_targets_of_the_context(numbers):
     again.context_ = again.context_._replace(values=values)
     assert not np.allclose(again.predict(X), before)
     assert np.array_equal(model.predict(X), before)
+
+
+@pytest.mark.parametrize("rows", ["full", "induced", "none"])
+def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatch, rows):
+    torch.manual_seed(0)
+    network = TableNetwork((0, 3, 0), 8, 4, 2, rows=rows, points=5).double().eval()
+    context, later = (
+        Rows(torch.randn(n, 3).double(), torch.randint(3, (n, 3)), torch.rand(n, 3) < 0.3) for n in (30, 50)
+    )
+    memories = network.memories(context.within())
+    said = []
+    for size in (1, 7, 64, 256):
+        monkeypatch.setattr("keyquery.estimators.datapoint_training.at_a_time", lambda *_, size=size: size)
+        said.append(answers(network, later, memories))
+    assert said[0].std() > 1e-3
+    assert max((one - said[0]).abs().max().item() for one in said[1:]) < 1e-12
+
+
+def test_a_gpu_predicts_as_many_at_a_time_as_it_has_room_for(monkeypatch):
+    gpu, rooms = torch.device("cuda"), {}
+    for free in (1e6, 1e9, 1e11):
+        monkeypatch.setattr("keyquery.estimators.room.free", lambda device, free=free: free)
+        rooms[free] = at_a_time(100_000, 640, 8, 4096, gpu)
+    assert rooms == {1e6: 64, 1e9: 512, 1e11: 8192}
+    assert at_a_time(100, 640, 8, 4096, gpu) == 128  # no more than are asked
+    assert at_a_time(100_000, 640, 8, 4096, torch.device("cpu")) == 64
 
 
 def test_the_context_is_what_was_learned_from_some_of_it_or_all():

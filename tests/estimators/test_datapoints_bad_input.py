@@ -7,7 +7,7 @@ import torch
 
 import keyquery as kq
 from keyquery.estimators import room
-from keyquery.estimators.room import needed
+from keyquery.estimators.room import HELD, STEP, needed
 
 SMALL = {"embedding": 4, "depth": 2, "heads": 2, "steps": 2, "device": "cpu", "random_state": 0}
 X = np.random.default_rng(0).normal(size=(12, 2))
@@ -170,7 +170,7 @@ def test_a_table_that_does_not_fit_is_told_before_the_work():
 
 
 def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
-    whole, thrifty = needed(3, 4, 2, 2, 12, "full")
+    whole, thrifty = needed(3, 4, 2, 2, 2, 12, "full", "cpu")
     monkeypatch.setattr(room, "free", lambda device: whole * 1.5)
     usual = kq.NPTClassifier(**SMALL).fit(X, Y)
     assert usual.network_.encoder.thrifty
@@ -186,6 +186,6 @@ def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
 def test_the_weights_of_the_estimate_are_those_of_the_network():
     network = kq.NPTClassifier(**SMALL)._network([0, 0, 2])
     count = sum(weight.numel() for weight in network.parameters())
-    whole, thrifty = needed(3, 4, 2, 2, 0, "full")
+    whole, thrifty = needed(3, 4, 2, 2, 2, 0, "full", "cuda")
     assert whole == thrifty
-    assert 0.7 < whole / (4 * 5 * count) < 1.1
+    assert 0.7 < whole / (4 * (HELD + STEP) * count) < 1.1

@@ -123,7 +123,7 @@ class Datapoints(Estimator):
         sizes, seen = [field.size for field in fields], len(samples.learned) + len(samples.bare)
         most = None if self.row_attention == "induced" else self.plan.batch
         rows = seen if most is None else min(seen, most)
-        shape = (len(fields), self.embedding, self.depth, sum(sizes))
+        shape = (len(fields), self.embedding, self.depth, self.heads, sum(sizes))
         thrifty = require_room(*shape, rows, self.row_attention, device)
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(sizes, thrifty=thrifty).to(device)
