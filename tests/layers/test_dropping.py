@@ -70,7 +70,7 @@ def test_its_mean_is_attention_and_its_weights_are_whole_or_gone(by):
     ratio = found / weights
     assert torch.all((ratio.abs() < 1e-12) | ((ratio - 1 / 0.75).abs() < 1e-9))
     assert (ratio == 0).double().mean().item() == pytest.approx(0.25, abs=0.005)
-    assert (ratio.mean(0) - 1).abs().max() < 0.08
+    assert (ratio.mean(0) - 1).abs().max() < 0.13
 
 
 def test_the_seed_of_torch_says_what_is_dropped(by):
