@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -95,6 +96,26 @@ def test_a_prediction_depends_on_the_targets_of_the_context(numbers):
     assert np.array_equal(model.predict(X), before)
 
 
+def test_what_predictions_attend_to_is_read_anew_when_anything_has_changed():
+    X, y = table(30)
+    model = kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
+
+    def afresh():
+        return pickle.loads(pickle.dumps(model)).predict_proba(X)
+
+    said = [model.predict_proba(X)]
+    with torch.no_grad():
+        model.network_.encoder.layers[0].block.attention.value.weight.mul_(3)  # in place
+    said.append(model.predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    model.context_.values[:, 0] += 1
+    said.append(model.predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    said.append(model.set_params(random_state=1).fit(X, y).predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    assert all(not np.allclose(one, other) for one, other in pairwise(said))
+
+
 @pytest.mark.parametrize("rows", ["full", "induced", "none"])
 def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatch, rows):
     torch.manual_seed(0)
@@ -143,6 +164,17 @@ def test_rows_without_a_target_are_seen_where_that_is_asked_for():
     assert len(model.classes_) == 2
     with pytest.raises(ValueError, match="y must have a label for every sample, got None or NaN"):
         kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
+    some = kq.NPTClassifier(**SMALL, steps=2, semi_supervised=True, context=12).fit(X, y)
+    assert len(some.context_rows_) == 12  # of which as many have no target as of all
+    assert some.context_.hidden[:, -1].sum() == round(12 * 20 / 52)
+
+
+def test_targets_that_are_masked_are_missing():
+    X, target = table(30)[0], np.ma.masked_array(np.arange(30.0), np.arange(30) < 6)
+    model = kq.NPTRegressor(**SMALL, steps=2, semi_supervised=True).fit(X, target)
+    assert {*model.context_rows_[model.context_.hidden[:, -1].numpy()]} == {*range(6)}
+    with pytest.raises(ValueError, match="y must have a number for every sample, got masked ones"):
+        kq.NPTRegressor(**SMALL, steps=2).fit(X, target)
 
 
 @pytest.mark.parametrize("semi_supervised", [False, True])
@@ -303,6 +335,17 @@ def test_a_category_that_training_did_not_have_counts_as_missing(fitted):
     with pytest.warns(UserWarning, match="column 'colour' of X holds categories .*: 'green', 'pink'; they"):
         found = fitted.predict_proba(strange)
     assert np.array_equal(found, fitted.predict_proba(missing))
+
+
+def test_numbers_that_are_names_are_the_same_with_gaps_and_without():
+    whole = pd.DataFrame({"kind": pd.Series([1, 2, 3]).astype("category")})
+    gaps = pd.DataFrame({"kind": pd.Series([1, None, 3]).astype("category")})  # of floats, by pandas
+    fields = fields_of(columns_of(whole))
+    assert fields[0].categories == ("1", "2", "3")
+    found = encode(columns_of(gaps), fields)
+    assert found.codes[:, 0].tolist() == [0, 0, 2]
+    assert found.hidden[:, 0].tolist() == [False, True, False]
+    assert not encode(columns_of(np.array([[1.0], [2.0]])), fields).hidden.any()
 
 
 # Keeping

@@ -43,6 +43,7 @@ TABLES = {
     "complex": (X + 1j, ValueError, "Complex data not supported: column '0' of X"),
     "one axis": (X[0], ValueError, r"X must be a table \(rows, columns\), got shape \(2,\)\. Reshape your data"),
     "three axes": (X[None], ValueError, r"got shape \(1, 12, 2\)\. a table has two axes"),
+    "nothing": (None, ValueError, r"X must be a table \(rows, columns\), got NoneType"),
     "no rows": (X[:0], ValueError, r"X has no rows: 0 sample\(s\)"),
     "no columns": (X[:, :0], ValueError, r"X has no columns: 0 feature\(s\)"),
     "uneven": ([[1, 2], [3]], ValueError, "its rows are not of one length"),
@@ -64,6 +65,7 @@ TARGETS = {
     "too few": (Y[:3], "y must have a number for each of the 12 samples of X, got 3"),
     "texts": (["a"] * 12, "y must hold numbers, got <U1 such as 'a'"),
     "missing": ([np.nan] * 12, "y must have a finite number for every sample, got NaN"),
+    "huge": (np.arange(12) * 1e300, "y holds values too large to be standardised"),
     "complex": (Y + 1j, "y must have a finite number|y must hold numbers"),
 }
 

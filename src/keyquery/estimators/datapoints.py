@@ -124,7 +124,7 @@ class NPTRegressor(Datapoints):
         return np.zeros(len(given))
 
     def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        mean, scale = statistics([given[learned, None]])
+        mean, scale = statistics([given[learned, None]], "y")
         field = Field("target", float(mean[0]), float(scale[0]))
         return Coded(field, (given - field.mean) / field.scale, np.zeros(len(given), dtype=np.int64))
 

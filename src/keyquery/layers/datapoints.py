@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.attend import extend
+from keyquery.layers.blocks import PLACE
 from keyquery.layers.dropping import Dropout, drop_and_attend
 from keyquery.layers.structured import Attention
 
@@ -35,6 +36,9 @@ class Between(Attention):
     """
 
     def __init__(self, dim: int, heads: int, full_scale: bool = False, **options: Any) -> None:
+        for name in ("rope", "kv_heads"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name} must be None between datapoints, got {options[name]!r}")
         super().__init__(dim, heads, **options)
         self.full_scale = full_scale
 
@@ -110,7 +114,8 @@ class Induced(nn.Module):
     def __init__(self, dim: int, heads: int, points: int = 64, **options: Any) -> None:
         super().__init__()
         check_count("points", points, least=1)
-        self.points = nn.Parameter(torch.randn(points, dim))
+        place: dict[str, Any] = {name: options.get(name) for name in PLACE}
+        self.points = nn.Parameter(torch.randn(points, dim, **place))
         self.gather, self.spread = Between(dim, heads, **options), Between(dim, heads, **options)
 
     def forward(
@@ -140,20 +145,22 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, published: bool, points: int | None, **options: Any):
         super().__init__()
         eps = 1e-12 if published else 1e-5
+        place: dict[str, Any] = {name: options.get(name) for name in PLACE}
         options = {"dropout": dropout, "full_scale": published, **options}
         self.published = published
-        norm = nn.LayerNorm(dim, eps)
+        norm = nn.LayerNorm(dim, eps, **place)
         # A norm that feeds queries and keys alike stands beside the layer by this name, and is folded into its form.
         self.query_norm: nn.LayerNorm | None = norm if published else None
         self.attention_norm: nn.LayerNorm | None = None if published else norm
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
-        self.residual = nn.Linear(dim, dim)
+        self.residual = nn.Linear(dim, dim, **place)
         if not published:
             nn.init.eye_(self.residual.weight)
             nn.init.zeros_(self.residual.bias)
-        self.mlp_norm = nn.LayerNorm(dim, eps)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), Dropout(dropout), nn.Linear(4 * dim, dim))
+        self.mlp_norm = nn.LayerNorm(dim, eps, **place)
+        wide, back = nn.Linear(dim, 4 * dim, **place), nn.Linear(4 * dim, dim, **place)
+        self.mlp = nn.Sequential(wide, nn.GELU(), Dropout(dropout), back)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
