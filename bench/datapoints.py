@@ -47,28 +47,33 @@ SPEED = {
     "cuda": [*((n, *PROTEIN) for n in (256, 1024, 4096)), (16_384, 10, 64, 2), (354, *BOSTON)],
 }
 MEMORY = {"cpu": (512, 1024, 2048, 4096), "cuda": (4096, 16_384, 65_536, 100_000)}
-ESTIMATES = {
+ESTIMATES = {  # rows, columns, embedding, depth, attention between rows, and whether layers are computed again
     "cpu": [
-        (500, 10, 64, 8, "full"),
-        (500, 10, 64, 8, "induced"),
-        (2000, 10, 64, 4, "full"),
-        (8000, 10, 64, 4, "induced"),
-        (300, 14, 128, 4, "full"),
-        (2000, 5, 32, 8, "full"),
-        (100, 60, 32, 4, "induced"),
-        (3000, 4, 16, 2, "full"),
-        (3000, 30, 16, 4, "none"),
-        (1000, 10, 64, 16, "full"),
+        (500, 10, 64, 8, "full", False),
+        (500, 10, 64, 8, "induced", False),
+        (2000, 10, 64, 4, "full", False),
+        (6000, 10, 64, 2, "induced", False),
+        (6000, 10, 64, 2, "induced", True),
+        (300, 14, 128, 4, "full", False),
+        (300, 14, 128, 4, "full", True),
+        (4000, 5, 32, 8, "full", False),
+        (100, 60, 32, 2, "induced", False),
+        (2000, 30, 16, 4, "none", False),
+        (2000, 30, 16, 4, "none", True),
+        (1000, 20, 32, 8, "induced", True),
     ],
     "cuda": [
-        (4096, 10, 64, 8, "full"),
-        (16_384, 10, 64, 8, "full"),
-        (16_384, 10, 64, 8, "induced"),
-        (354, 14, 128, 8, "full"),
-        (4096, 55, 32, 8, "full"),
-        (65_536, 5, 32, 8, "induced"),
-        (30_000, 30, 16, 4, "none"),
-        (4096, 10, 64, 16, "full"),
+        (4096, 10, 64, 8, "full", False),
+        (16_384, 10, 64, 8, "full", False),
+        (16_384, 10, 64, 8, "full", True),
+        (16_384, 10, 64, 8, "induced", False),
+        (100_000, 10, 64, 8, "induced", True),
+        (354, 14, 128, 8, "full", False),
+        (4096, 55, 32, 8, "full", False),
+        (4096, 55, 32, 8, "full", True),
+        (65_536, 5, 32, 8, "induced", False),
+        (30_000, 30, 16, 4, "none", False),
+        (4096, 10, 64, 16, "full", True),
     ],
 }
 
@@ -193,13 +198,13 @@ def release(device):
 
 
 def one_training(rows, columns, embedding, depth, kind, device, thrifty=False):
-    """Peak bytes and seconds of two training steps, with an eighth more rows held out."""
+    """Peak bytes of two training steps, with an eighth more rows held out; seconds of one, its validation included."""
     samples = samples_of(rows, columns, device)
     trained(samples_of(16, 2, device), 8, 2, kind, device, thrifty)  # what torch loads on its first step is no table's
-    before = begin(device)
-    start = time.perf_counter()
+    before, clock = begin(device), time.perf_counter if device == "cuda" else time.process_time
+    start = clock()
     trained(samples, embedding, depth, kind, device, thrifty)
-    return end(device) - before, (time.perf_counter() - start) / 2
+    return end(device) - before, (clock() - start) / 2
 
 
 def samples_of(rows, columns, device):
@@ -254,15 +259,14 @@ def measured(shape, device, thrifty=False):
 def estimates(device):
     """What `fit` says that it needs, over what it takes."""
     rows = []
-    for shape in ESTIMATES[device]:
+    for *shape, thrifty in ESTIMATES[device]:
         n, columns, embedding, depth, kind = shape
-        for thrifty in (False, True):
-            said = room.needed(columns, embedding, depth, HEADS, 0, n, kind, device)[thrifty]
-            took, _ = measured(shape, device, thrifty)
-            what = f"{n:,} × {columns}, embedding {embedding}, depth {depth}, {kind}{', thrifty' if thrifty else ''}"
-            told = row(f"estimate of memory over the peak: {what}, {where(device)}", [said / took], "×", "0.8 to 1.5 ×")
-            rows.append(told | {"shape": shape, "thrifty": thrifty, "bytes": took, "shown": False})
-            print(f"  {took / 1e9:.3f} GB", flush=True)
+        said = room.needed(columns, embedding, depth, HEADS, 0, n, kind, device)[thrifty]
+        took, _ = measured(shape, device, thrifty)
+        what = f"{n:,} × {columns}, embedding {embedding}, depth {depth}, {kind}{', thrifty' if thrifty else ''}"
+        told = row(f"estimate of memory over the peak: {what}, {where(device)}", [said / took], "×", "0.8 to 1.5 ×")
+        rows.append(told | {"shape": shape, "thrifty": thrifty, "gb": took / 1e9, "shown": False})
+        print(f"  {took / 1e9:.3f} GB", flush=True)
     ratios = [r["value"] for r in rows]
     print(f"estimates: {min(ratios):.2f} to {max(ratios):.2f} of the peak", flush=True)
     return rows

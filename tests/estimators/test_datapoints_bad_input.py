@@ -191,3 +191,10 @@ def test_the_weights_of_the_estimate_are_those_of_the_network():
     whole, thrifty = needed(3, 4, 2, 2, 2, 0, "full", "cuda")
     assert whole == thrifty
     assert 0.7 < whole / (4 * (HELD + STEP) * count) < 1.1
+
+
+def test_what_torch_holds_of_a_gpu_and_does_not_use_is_free(monkeypatch):
+    told = {"mem_get_info": (10, 100), "memory_reserved": 50, "memory_allocated": 20}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert room.free("cuda") == 40

@@ -65,9 +65,11 @@ def at_a_time(rows: int, wide: int, heads: int, context: int, device: torch.devi
 
 
 def free(device: str) -> float:
-    """Bytes of memory that are free on a device."""
+    """Bytes of memory that are free on a device; on a GPU also those that torch holds and does not use."""
     if torch.device(device).type == "cuda":
-        return float(torch.cuda.mem_get_info(torch.device(device))[0])
+        own = torch.device(device)
+        unused = torch.cuda.memory_reserved(own) - torch.cuda.memory_allocated(own)
+        return float(torch.cuda.mem_get_info(own)[0] + unused)
     told = Path("/proc/meminfo")
     lines = told.read_text().splitlines() if told.is_file() else []
     found = [float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
