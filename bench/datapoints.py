@@ -113,7 +113,7 @@ class Plain(nn.Module):
 def weights_of(block):
     own = block.attention
     parts = {"q": own.query, "k": own.key, "v": own.value, "mix": own.output, "res": block.residual}
-    parts |= {"up": block.mlp[0], "down": block.mlp[3], "norm": block.query_norm, "mlp_norm": block.mlp_norm}
+    parts |= {"up": block.mlp[0], "down": block.mlp[3], "norm": block.attention_norm, "mlp_norm": block.mlp_norm}
     copies = {name: (part.weight.detach().clone(), part.bias.detach().clone()) for name, part in parts.items()}
     return {name: nn.ParameterList(map(nn.Parameter, pair)) for name, pair in copies.items()}
 

@@ -44,7 +44,7 @@ def network(rows="full", published=False, kernel="general", sizes=SIZES, **optio
 def plain(block, x, published):
     """The block by hand, with a matrix of scores, for kernel "general"."""
     norm = torch.nn.functional.layer_norm
-    gains = block.query_norm if published else block.attention_norm
+    gains = block.attention_norm
     normed = norm(x, x.shape[-1:], gains.weight, gains.bias, gains.eps)
     source, own = x if published else normed, block.attention
     query, key, value = own.query(normed), own.key(source), own.value(source)
@@ -330,3 +330,31 @@ def test_the_look_up_oracle():
 def test_without_attention_between_rows_there_is_nothing_to_look_up():
     made = looked_up(n=16, embedding=16, depth=4, heads=4, steps=200, lr=1e-3, rows="none")
     assert abs(correlation(made, 16)) < 0.1
+
+
+# What is said of its heads
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_norm_is_folded_into_what_it_feeds(published):
+    network = TableNetwork((0,) * 3, 8, 2, 2, published=published)
+    block, x = network.encoder.layers[0].block, torch.randn(1, 10, 24)
+    torch.nn.init.normal_(block.attention_norm.weight)
+    torch.nn.init.normal_(block.attention_norm.bias)
+    layer = kq.read(network)[0]
+    normed = block.attention_norm(x)
+    scores = block.attention.queries(normed) @ block.attention.memory(x if published else normed).key.mT
+    plain = torch.nn.functional.layer_norm(x[0], (24,), eps=block.attention_norm.eps)
+    ones = torch.ones(10, 1)
+    query, key = (torch.cat((tokens, ones), 1) for tokens in (plain, x[0] if published else plain))
+    found = query @ layer.folded.query.mT @ layer.folded.key @ key.mT
+    assert torch.allclose(found, scores[0], atol=1e-4)
+    assert layer.kind == ("cross" if published else "self")
+
+
+def test_on_data_only_rows_that_attend_to_themselves_are_split():
+    table = Rows(torch.randn(1, 30, 3), torch.zeros(1, 30, 3).long(), torch.zeros(1, 30, 3).bool())._asdict()
+    heads = kq.look(TableNetwork((0,) * 3, 8, 2, 2, rows="induced", points=4), inputs=[table]).heads
+    assert [(head["kind"], head["on_data"] is None) for head in heads] == [("cross", True)] * 4 + [("self", False)] * 2
+    with pytest.raises(ValueError, match="only self-attention is split"):
+        kq.look(TableNetwork((0,) * 3, 8, 2, 2, published=True), inputs=[table])

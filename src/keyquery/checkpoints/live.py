@@ -55,7 +55,7 @@ class FormedHeads(Heads):
         return Layer(
             index=index,
             name=name or "attention",
-            kind="self",
+            kind=getattr(module, "kind", "self"),
             causal=self._causal(name),
             weights=_projections(module),
             scale=module.scale,

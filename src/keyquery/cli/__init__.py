@@ -14,6 +14,7 @@ from keyquery.checkpoints.sources import first_line
 from keyquery.cli.causes import causes
 from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
+from keyquery.cli.study_tables import datapoints
 from keyquery.cli.surgery import ablate, dial
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command()(compare)
 app.command()(dial)
 app.command()(ablate)
 app.command()(causes)
+study.command()(datapoints)
 app.add_typer(study, name="study")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, stratified
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
@@ -49,17 +49,17 @@ class Coded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A context as it was read, and of what: weights and rows, and how often each had been changed by then."""
+    """A context as it was read, and of which weights and rows that is, each with how often it was written to."""
 
-    of: list[Tensor]
-    versions: list[int]
+    device: torch.device
+    of: list[tuple[ReferenceType[Tensor], int]]
     memories: list[Memory]
 
-    def holds(self, of: list[Tensor], device: torch.device) -> bool:
-        """Whether it is what would be read now."""
-        same = len(of) == len(self.of) and all(one is other for one, other in zip(of, self.of, strict=True))
-        here = all(memory.key.device == device for memory in self.memories)
-        return same and here and self.versions == [tensor._version for tensor in of]
+    def holds(self, tensors: list[Tensor]) -> bool:
+        """Whether it is of these tensors, as they are now."""
+        pairs = zip(self.of, tensors, strict=False)
+        same = all(one() is tensor and count == tensor._version for (one, count), tensor in pairs)
+        return same and len(self.of) == len(tensors)
 
 
 READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # apart from estimators, which predicting leaves as is
@@ -118,7 +118,7 @@ class Datapoints(Estimator):
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
-        self.context_, self.context_rows_ = samples.rows.take(chosen), chosen
+        self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
         self._keep(columns, given)
         self.params_ = self._plain_params()
         return self
@@ -305,12 +305,12 @@ class Datapoints(Estimator):
         return whole.to(pick_device(self.device))
 
     def _memories(self, device: torch.device) -> list[Memory]:
-        """The context as new rows see it, read once."""
-        network, found = self.network_.to(device).eval(), READ.get(self)
-        of = [*network.parameters(), *self.context_]
-        if found is None or not found.holds(of, device):
+        """The context as new rows see it, read once, and again where weights have changed."""
+        network = self.network_.to(device).eval()
+        found, tensors = READ.get(self), [*network.parameters(), *self.context_]
+        if found is None or found.device != device or not found.holds(tensors):
             memories = network.memories(self.context_.to(device).within())
-            found = READ[self] = Read(of, [tensor._version for tensor in of], memories)
+            found = READ[self] = Read(device, [(ref(tensor), tensor._version) for tensor in tensors], memories)
         return found.memories
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:

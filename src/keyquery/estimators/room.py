@@ -9,7 +9,7 @@ import torch
 
 FLOAT = 4  # bytes
 HELD = 6  # copies of a weight: itself, its gradient, two means of LAMB's, Lookahead's slow weights, the best so far
-STEP = 2  # and those that LAMB makes while it steps
+STEP = 1  # and what LAMB makes while it steps
 SHORT = 0.5  # the copy in bfloat16 that a GPU has
 KEPT = {"cpu": 17.5, "cuda": 13.0}  # numbers that a layer keeps for backward, for each number of its input
 PASSING = 10.0  # those that its backward makes

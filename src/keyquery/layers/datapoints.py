@@ -32,15 +32,16 @@ class Memory(NamedTuple):
 class Between(Attention):
     """`kq.Attention` whose keys and values may be those of other tokens than its queries; all tokens see all.
 
-    With `full_scale` scores are divided by √dim, not by √r.
+    With `full_scale` scores are divided by √dim, not by √r. With `cross` keys are never of the vectors that queries are
+    of, which whoever looks at its heads must know.
     """
 
-    def __init__(self, dim: int, heads: int, full_scale: bool = False, **options: Any) -> None:
+    def __init__(self, dim: int, heads: int, full_scale: bool = False, cross: bool = False, **options: Any) -> None:
         for name in ("rope", "kv_heads"):
             if options.get(name) is not None:
                 raise ValueError(f"{name} must be None between datapoints, got {options[name]!r}")
         super().__init__(dim, heads, **options)
-        self.full_scale = full_scale
+        self.full_scale, self.kind = full_scale, "cross" if cross else "self"
 
     @property
     def scale(self) -> float:
@@ -116,7 +117,7 @@ class Induced(nn.Module):
         check_count("points", points, least=1)
         place: dict[str, Any] = {name: options.get(name) for name in PLACE}
         self.points = nn.Parameter(torch.randn(points, dim, **place))
-        self.gather, self.spread = Between(dim, heads, **options), Between(dim, heads, **options)
+        self.gather, self.spread = (Between(dim, heads, **{**options, "cross": True}) for _ in range(2))
 
     def forward(
         self,
@@ -146,12 +147,9 @@ class _Block(nn.Module):
         super().__init__()
         eps = 1e-12 if published else 1e-5
         place: dict[str, Any] = {name: options.get(name) for name in PLACE}
-        options = {"dropout": dropout, "full_scale": published, **options}
+        options = {"dropout": dropout, "full_scale": published, "cross": published, **options}
         self.published = published
-        norm = nn.LayerNorm(dim, eps, **place)
-        # A norm that feeds queries and keys alike stands beside the layer by this name, and is folded into its form.
-        self.query_norm: nn.LayerNorm | None = norm if published else None
-        self.attention_norm: nn.LayerNorm | None = None if published else norm
+        self.attention_norm = nn.LayerNorm(dim, eps, **place)  # as published, of queries alone
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
         self.residual = nn.Linear(dim, dim, **place)
@@ -173,9 +171,9 @@ class _Block(nn.Module):
         return self.attention.memory(x if self.published else self._normed(x), **options)
 
     def _normed(self, x: Tensor) -> Tensor:
-        norm = self.query_norm or self.attention_norm
-        assert norm is not None
-        return norm(x).to(x.dtype)  # under autocast norms give float32, and each map would make it short again
+        return self.attention_norm(x).to(
+            x.dtype
+        )  # under autocast it is float32, and each map would make it short again
 
 
 class DatapointAttention(nn.Module):
@@ -272,8 +270,8 @@ class AttributeAttention(nn.Module):
 class DatapointEncoder(nn.Module):
     """`depth` layers, rows to rows and columns to columns in turn, rows first; with `rows="none"` columns alone.
 
-    Other options are those of `kq.DatapointAttention`. With `thrifty` nothing within a layer is kept for backward: it
-    is computed again.
+    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel between columns, where that is to
+    be another one. With `thrifty` nothing within a layer is kept for backward: it is computed again.
 
     >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
     >>> [type(layer).__name__ for layer in model.layers[:2]]
@@ -292,6 +290,8 @@ class DatapointEncoder(nn.Module):
         rows: str = "full",
         points: int = 64,
         thrifty: bool = False,
+        kernel: str = "general",
+        column_kernel: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -301,9 +301,9 @@ class DatapointEncoder(nn.Module):
         layers: list[nn.Module] = []
         for number in range(depth):
             if number % 2 == 0 and rows != "none":
-                layers.append(DatapointAttention(columns, embedding, heads, rows=rows, points=points, **options))
+                layers.append(DatapointAttention(columns, embedding, heads, kernel, rows, points, **options))
             else:
-                layers.append(AttributeAttention(embedding, heads, **options))
+                layers.append(AttributeAttention(embedding, heads, column_kernel or kernel, **options))
         self.layers = nn.ModuleList(layers)
 
     def forward(

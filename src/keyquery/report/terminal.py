@@ -23,8 +23,9 @@ from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
+from keyquery.report.told import datapoint_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, DatapointStudy, Kernels, Objectives, PrimalStudy, TimeStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -207,6 +208,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Ablation: ablation_lines,
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
+    DatapointStudy: lambda reading: datapoint_tables(reading, _table),
     Explanation: explanation_lines,
     Turned: turned_lines,
 }

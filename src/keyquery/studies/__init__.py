@@ -1,6 +1,7 @@
 """Published claims and our own, each re-run by one command."""
 
 from keyquery.studies.causes import CausesStudy, explain_blanks
+from keyquery.studies.datapoints import DatapointStudy, tell_tables
 from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
@@ -10,6 +11,7 @@ from keyquery.studies.time import TimeStudy, foretell
 __all__ = [
     "Abilities",
     "CausesStudy",
+    "DatapointStudy",
     "Kernels",
     "Objectives",
     "PrimalStudy",
@@ -20,4 +22,5 @@ __all__ = [
     "kernels",
     "objectives",
     "primal",
+    "tell_tables",
 ]
