@@ -78,6 +78,14 @@ def test_targets(name):
         kq.NPTRegressor(**SMALL).fit(X, given)
 
 
+def test_a_target_that_is_held_out_and_far_from_all_others_is_told():
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = kq.NPTRegressor(**SMALL).fit(X, X[:, 0])
+    held = np.setdiff1d(np.arange(30), model.context_rows_)
+    with pytest.raises(ValueError, match=r"y holds values too large: up to 1e.* standard deviations of the others"):
+        model.fit(X, np.where(np.arange(30) == held[0], 1e200, X[:, 0]))
+
+
 def test_targets_that_are_all_missing():
     for model in (kq.NPTClassifier, kq.NPTRegressor):
         with pytest.raises(ValueError, match="y holds no target at all: all 12 are missing"):
