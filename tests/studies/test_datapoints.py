@@ -285,6 +285,8 @@ def test_the_command_line_runs_it(study, sheets, tmp_path):
     ]
     assert (tmp_path / "a.csv").read_text().count("\n") == 3
     assert "<svg" in (tmp_path / "a.svg").read_text()
+    given = ["study", "datapoints", "--part", "lookup", "--picture", str(tmp_path / "b.svg")]
+    assert "not lookup" in str(CliRunner().invoke(cli.app, given).exception)
     told = " ".join(CliRunner().invoke(cli.app, ["study", "datapoints", "--help"]).output.split())
     for words in ("--minutes", "--protocol", "--precision", "--fold"):
         assert words in told

@@ -54,7 +54,12 @@ Precision = Annotated[
 
 def datapoints(
     data: Annotated[
-        Path | None, typer.Option(file_okay=False, help="A folder of tables, packed or not, by their usual names.")
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="A folder of tables, packed or not: uci_boston_data.txt, uci_yacht_data.txt, uci_concrete_data.txt; "
+            "breast_cancer.csv, which an earlier run leaves in --out, if scikit-learn is not there.",
+        ),
     ] = None,
     out: Out = None,
     part: Annotated[str, typer.Option(help="npt, kernels, baselines, lookup, or all.")] = "all",
@@ -84,6 +89,8 @@ def datapoints(
     from keyquery.studies.datapoints import Plan, tell_tables
 
     files = targets(force, json=json, csv=csv, picture=picture)
+    if picture is not None and part == "lookup":
+        raise ValueError("--picture draws the parts npt, baselines and kernels, not lookup")
     named = {"tables": table, "folds": fold, "protocols": protocol, "kernels": kernel}
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"part": part, "steps": steps, "embedding": embedding, "depth": depth}
