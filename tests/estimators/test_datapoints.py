@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery.cli import app
-from keyquery.estimators.datapoint_base import READ
-from keyquery.estimators.datapoint_training import CHUNK, Plan, Samples, drawing, table_loss
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, drawing, table_loss
+from keyquery.estimators.room import CHUNK, at_a_time
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Rows, columns_of, encode, fields_of
 
@@ -86,6 +87,52 @@ def test_a_prediction_depends_on_the_targets_of_the_context(numbers):
     assert np.array_equal(model.predict(X), before)
 
 
+def test_what_predictions_attend_to_is_read_anew_when_anything_has_changed():
+    X, y = table(30)
+    model = kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
+
+    def afresh():
+        return pickle.loads(pickle.dumps(model)).predict_proba(X)
+
+    said = [model.predict_proba(X)]
+    with torch.no_grad():
+        model.network_.encoder.layers[0].block.attention.value.weight.mul_(3)  # in place
+    said.append(model.predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    model.context_.values[:, 0] += 1
+    said.append(model.predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    said.append(model.set_params(random_state=1).fit(X, y).predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    assert all(not np.allclose(one, other) for one, other in pairwise(said))
+
+
+@pytest.mark.parametrize("rows", ["full", "induced", "none"])
+def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatch, rows):
+    torch.manual_seed(0)
+    network = TableNetwork((0, 3, 0), 8, 4, 2, rows=rows, points=5).double().eval()
+    context, later = (
+        Rows(torch.randn(n, 3).double(), torch.randint(3, (n, 3)), torch.rand(n, 3) < 0.3) for n in (30, 50)
+    )
+    memories = network.memories(context.within())
+    said = []
+    for size in (1, 7, 64, 256):
+        monkeypatch.setattr("keyquery.estimators.datapoint_training.at_a_time", lambda *_, size=size: size)
+        said.append(answers(network, later, memories))
+    assert said[0].std() > 1e-3
+    assert max((one - said[0]).abs().max().item() for one in said[1:]) < 1e-12
+
+
+def test_a_gpu_predicts_as_many_at_a_time_as_it_has_room_for(monkeypatch):
+    gpu, rooms = torch.device("cuda"), {}
+    for free in (1e6, 1e9, 1e11):
+        monkeypatch.setattr("keyquery.estimators.room.free", lambda device, free=free: free)
+        rooms[free] = at_a_time(100_000, 640, 8, 4096, gpu)
+    assert rooms == {1e6: 64, 1e9: 512, 1e11: 8192}
+    assert at_a_time(100, 640, 8, 4096, gpu) == 128  # no more than are asked
+    assert at_a_time(100_000, 640, 8, 4096, torch.device("cpu")) == 64
+
+
 def test_the_context_is_what_was_learned_from_some_of_it_or_all():
     X, y = table(100)
     usual = kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
@@ -108,6 +155,17 @@ def test_rows_without_a_target_are_seen_where_that_is_asked_for():
     assert len(model.classes_) == 2
     with pytest.raises(ValueError, match="y must have a label for every sample, got None or NaN"):
         kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
+    some = kq.NPTClassifier(**SMALL, steps=2, semi_supervised=True, context=12).fit(X, y)
+    assert len(some.context_rows_) == 12  # of which as many have no target as of all
+    assert some.context_.hidden[:, -1].sum() == round(12 * 20 / 52)
+
+
+def test_targets_that_are_masked_are_missing():
+    X, target = table(30)[0], np.ma.masked_array(np.arange(30.0), np.arange(30) < 6)
+    model = kq.NPTRegressor(**SMALL, steps=2, semi_supervised=True).fit(X, target)
+    assert {*model.context_rows_[model.context_.hidden[:, -1].numpy()]} == {*range(6)}
+    with pytest.raises(ValueError, match="y must have a number for every sample, got masked ones"):
+        kq.NPTRegressor(**SMALL, steps=2).fit(X, target)
 
 
 @pytest.mark.parametrize("semi_supervised", [False, True])
@@ -135,18 +193,6 @@ def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was():
     assert np.array_equal(first, again)
     assert not np.allclose(first, other)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_weights_that_are_changed_are_seen_by_the_next_prediction():
-    X = np.random.default_rng(0).normal(size=(30, 2))
-    model = kq.NPTRegressor(**SMALL, steps=2).fit(X, X[:, 0])
-    before = model.predict(X[:3])
-    with torch.no_grad():
-        model.network_.encoder.layers[0].block.attention.value.weight.mul_(3)
-    changed = model.predict(X[:3])
-    assert not np.allclose(before, changed)
-    READ.clear()
-    assert np.array_equal(model.predict(X[:3]), changed)  # as if the context had never been read
 
 
 @pytest.mark.parametrize("kernel", ["symmetric", "rbf", "split"])
@@ -210,6 +256,17 @@ def test_a_category_that_training_did_not_have_counts_as_missing(fitted):
     with pytest.warns(UserWarning, match="column 'colour' of X holds categories .*: 'green', 'pink'; they"):
         found = fitted.predict_proba(strange)
     assert np.array_equal(found, fitted.predict_proba(missing))
+
+
+def test_numbers_that_are_names_are_the_same_with_gaps_and_without():
+    whole = pd.DataFrame({"kind": pd.Series([1, 2, 3]).astype("category")})
+    gaps = pd.DataFrame({"kind": pd.Series([1, None, 3]).astype("category")})  # of floats, by pandas
+    fields = fields_of(columns_of(whole))
+    assert fields[0].categories == ("1", "2", "3")
+    found = encode(columns_of(gaps), fields)
+    assert found.codes[:, 0].tolist() == [0, 0, 2]
+    assert found.hidden[:, 0].tolist() == [False, True, False]
+    assert not encode(columns_of(np.array([[1.0], [2.0]])), fields).hidden.any()
 
 
 # Keeping

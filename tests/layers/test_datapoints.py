@@ -30,9 +30,9 @@ def said(network, rows, **options):
     return torch.cat(parts, -1)
 
 
-def network(rows="full", published=False, kernel="general", sizes=SIZES):
+def network(rows="full", published=False, kernel="general", sizes=SIZES, **options):
     torch.manual_seed(1)
-    made = TableNetwork(sizes, 8, 4, 2, rows=rows, published=published, kernel=kernel, points=5)
+    made = TableNetwork(sizes, 8, 4, 2, rows=rows, published=published, kernel=kernel, points=5, **options)
     for weight in made.parameters():  # a fresh residual is the identity, and would hide what is wrong with it
         weight.data += torch.randn_like(weight) / 20
     return made.eval()
@@ -80,6 +80,15 @@ def test_what_published_says_is_all_that_differs():
     assert sum(w.numel() for w in old.parameters()) == sum(w.numel() for w in new.parameters())
 
 
+@pytest.mark.parametrize("rows", ["full", "induced"])
+def test_all_of_a_layer_is_of_the_dtype_and_device_that_is_asked_for(rows):
+    layer = kq.DatapointAttention(3, 8, 2, kernel="symmetric", rows=rows, dtype=torch.float64)
+    assert {weight.dtype for weight in layer.parameters()} == {torch.float64}
+    assert layer(torch.randn(1, 4, 3, 8, dtype=torch.float64)).dtype == torch.float64
+    layer = kq.DatapointAttention(3, 8, 2, rows=rows, device="meta")
+    assert {weight.device.type for weight in layer.parameters()} == {"meta"}
+
+
 def test_layers_take_turns_rows_first():
     kinds = [type(layer).__name__ for layer in DatapointEncoder(3, 8, 4, 2).layers]
     assert kinds == ["DatapointAttention", "AttributeAttention"] * 2
@@ -102,11 +111,14 @@ def test_every_kernel_keeps_its_structure(kernel, rows):
         assert symmetry.max() < -1 + 1e-9
 
 
-def test_layers_computed_again_in_backward_give_the_same_gradients():
-    one, other = (network() for _ in range(2))
+@pytest.mark.parametrize("dropped", [False, True])
+def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monkeypatch):
+    monkeypatch.setattr("keyquery.layers.dropping.FEW", 1)
+    one, other = (network(dropout=0.3).train(dropped) for _ in range(2))
     other.encoder.thrifty = True
     rows = rows_of(SIZES)
     for each in (one, other):
+        torch.manual_seed(0)
         said(each, rows).square().mean().backward()
     for left, right in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(left.grad, right.grad)
@@ -129,6 +141,8 @@ def test_long_tables_go_through_in_parts(monkeypatch):
         (lambda: kq.DatapointAttention(0, 8, 2), "columns must be at least 1, got 0"),
         (lambda: kq.DatapointAttention(3, 8, 2, rows="ful"), "rows must be one of 'full', 'induced', got 'ful'; did"),
         (lambda: kq.DatapointAttention(3, 8, 2, rows="induced", points=0), "points must be at least 1, got 0"),
+        (lambda: kq.DatapointAttention(3, 8, 2, rope=kq.Rope(4)), "rope must be None between datapoints, got Rope"),
+        (lambda: kq.DatapointAttention(3, 8, 2, kv_heads=1), "kv_heads must be None between datapoints, got 1"),
         (lambda: DatapointEncoder(3, 8, 0, 2), "depth must be at least 1, got 0"),
         (
             lambda: kq.DatapointAttention(3, 8, 2)(torch.zeros(1, 5, 2, 8)),

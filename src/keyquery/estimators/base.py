@@ -199,8 +199,10 @@ def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
         raise ValueError(f"y must be (n,), one number a sample, got shape {numbers.shape}")
     if len(numbers) != count:
         raise ValueError(f"y must have a number for each of the {count} samples of X, got {len(numbers)}")
+    if np.ma.is_masked(y):
+        raise ValueError("y must have a number for every sample, got masked ones")
     try:
-        found = np.ma.filled(numbers, np.nan).astype(np.float64)
+        found = numbers.astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"y must hold numbers, got {numbers.dtype} such as {numbers.tolist()[0]!r}") from None
     if numbers.dtype.kind == "c" or not np.isfinite(found).all():

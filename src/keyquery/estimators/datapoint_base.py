@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of, named
+from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of, named, require_same
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
@@ -103,7 +102,8 @@ class Datapoints(Estimator):
         count = len(columns.values[0])
         y = target_of(X) if y is None else y
         there = self._there(y, count)
-        given = self._given(y if there.all() else [value for value in y if not is_missing(value)], int(there.sum()))
+        some = y if there.all() else [value for value, is_there in zip(y, there, strict=True) if is_there]
+        given = self._given(some, int(there.sum()))
         if len(given) < 2:
             raise ValueError(
                 f"X has {count} sample(s), {len(given)} of them with a target, and at least 2 are required: rows "
@@ -129,7 +129,7 @@ class Datapoints(Estimator):
         sizes, seen = [field.size for field in fields], len(samples.learned) + len(samples.bare)
         most = None if self.row_attention == "induced" else self.plan.batch
         rows = seen if most is None else min(seen, most)
-        shape = (len(fields), self.embedding, self.depth, sum(sizes))
+        shape = (len(fields), self.embedding, self.depth, self.heads, sum(sizes))
         thrifty = require_room(*shape, rows, self.row_attention, device)
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(sizes, thrifty=thrifty).to(device)
@@ -244,7 +244,7 @@ class Datapoints(Estimator):
         """Which rows have a target; without `semi_supervised` all must."""
         if y is None or not self.semi_supervised or np.ndim(y) != 1 or len(y) != count:
             return np.ones(count, dtype=bool)  # what is wrong with it is told later
-        there = np.array([not is_missing(value) for value in y])
+        there = np.array([value is not np.ma.masked and not is_missing(value) for value in y])
         if not there.any():
             raise ValueError(f"y holds no target at all: all {count} are missing")
         return there
@@ -260,14 +260,16 @@ class Datapoints(Estimator):
         return Samples(whole, known[learned], known[held], bare)
 
     def _chosen(self, samples: Samples, seed: int) -> np.ndarray:
-        """Rows of the context: those that were learned from, or some of them, or "all"; and those without a target."""
-        chosen = samples.learned
+        """Rows of the context: those learned from and those without a target, a sample of them, or with "all" more."""
+        learned, bare = samples.learned, np.setdiff1d(samples.bare, samples.held)
         if self.context == "all":
-            chosen = np.sort(np.concatenate((chosen, samples.held)))
-        elif self.context is not None and int(self.context) < len(chosen):
-            last = (samples.rows.codes + samples.rows.values)[chosen, -1]  # one of them is 0
-            chosen = chosen[stratified(last.numpy().astype(np.float64), int(self.context), seed)]
-        return np.concatenate((chosen, np.setdiff1d(samples.bare, samples.held)))
+            learned = np.sort(np.concatenate((learned, samples.held)))
+        chosen = np.concatenate((learned, bare))
+        if isinstance(self.context, str) or self.context is None or int(self.context) >= len(chosen):
+            return chosen
+        last = (samples.rows.codes + samples.rows.values)[chosen, -1].double().numpy()  # one of the two is 0
+        last[len(learned) :] = np.inf  # no target is a stratum, too
+        return chosen[stratified(last, int(self.context), seed)]
 
     def _network(self, sizes: list[int], **shape: Any) -> TableNetwork:
         options = {"published": self.plan.published, "points": self.plan.points, **shape}
@@ -295,38 +297,12 @@ class Datapoints(Estimator):
         """New rows, their targets hidden, on the device."""
         self._check_fitted()
         columns = columns_of(X)
-        self._check_names(columns)
+        require_same(columns, getattr(self, "feature_names_in_", None), self.n_features_in_, type(self).__name__, 5)
         rows = encode(columns, self.fields_[:-1])
         n = len(rows.hidden)
         last = (rows.values.new_zeros(n, 1), rows.codes.new_zeros(n, 1), rows.hidden.new_ones(n, 1))
         whole = Rows(*(torch.cat(pair, 1) for pair in zip(rows, last, strict=True)))
         return whole.to(pick_device(self.device))
-
-    def _check_names(self, columns: Columns) -> None:
-        name, known = type(self).__name__, getattr(self, "feature_names_in_", None)
-        given = columns.names
-        if known is not None and given is not None and list(known) != given:
-            strange, lost = [n for n in given if n not in known], [n for n in known if n not in given]
-            told = (
-                "Feature names unseen at fit time:\n" + "".join(f"- {n}\n" for n in sorted(strange)[:5])
-                if strange
-                else ""
-            )
-            told += (
-                "Feature names seen at fit time, yet now missing:\n" + "".join(f"- {n}\n" for n in sorted(lost)[:5])
-                if lost
-                else ""
-            )
-            told = told or "Feature names must be in the same order as they were in fit.\n"
-            raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
-        if len(columns.values) != self.n_features_in_:
-            raise ValueError(
-                f"X has {len(columns.values)} features, but {name} is expecting {self.n_features_in_} features as input"
-            )
-        if (known is None) != (given is None):
-            said = "X does not have valid feature names, but {} was fitted with feature names"
-            other = "X has feature names, but {} was fitted without feature names"
-            warnings.warn((said if given is None else other).format(name), UserWarning, stacklevel=4)
 
     def _memories(self, device: torch.device) -> list[Memory]:
         """The context as new rows see it, read once, and again where weights have changed."""

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
+from keyquery.estimators.room import at_a_time
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Rows
 from keyquery.layers.datapoints import Memory
@@ -19,7 +20,6 @@ from keyquery.progress import Progress
 from keyquery.training import Recipe, train
 
 LONG = 2000  # steps of the published runs; a step of a shorter one goes further
-CHUNK = 64  # rows that are asked about at a time: always as many, so that none depends on how many there are
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
     holdout: float = 0.2
     least: int = 20  # rows, below which none is held out
     checks: int = 40
-    patience: int | None = 16
+    patience: int | None = 24  # of those: it ends no sooner than targets count for more than features
 
     def rate(self, steps: int) -> float:
         """1e-3 as published; in shorter runs as much more as steps are fewer, up to 2e-2.
@@ -189,14 +189,17 @@ def answers(
 ) -> Float[Tensor, "n k"]:
     """What is said of the targets of rows, each in the context of `memories` and of nothing else.
 
-    Rows go through by CHUNK, the last chunk filled up: a row's result is the same whatever stands beside it.
+    Rows go through by chunks of one size, the last one filled up: on a processor, where that size never changes, a
+    row's result is the same to the last bit whatever stands beside it.
     """
+    heads, context = memories[0].key.shape[1:3] if memories else (0, 0)
+    size = at_a_time(len(rows.hidden), network.index.numel(), heads, context, rows.hidden.device)
     found = []
-    firsts = range(0, len(rows.hidden), CHUNK)
+    firsts = range(0, len(rows.hidden), size)
     for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
-        some = Rows(*(part[first : first + CHUNK] for part in rows))
+        some = Rows(*(part[first : first + size] for part in rows))
         count = len(some.hidden)
-        filled = Rows(*(pad(part, (0, 0, 0, CHUNK - count)) for part in some))
+        filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in some))
         found.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
     return torch.cat(found)
 
@@ -276,8 +279,9 @@ def stratified(
 ) -> Int[np.ndarray, " some"]:
     """Which `count` of n rows to keep, as evenly over sorted `strata` as can be.
 
-    >>> stratified(np.array([0, 0, 0, 0, 1, 1]), 3, seed=0).tolist() != []
-    True
+    >>> strata = np.array([0, 0, 0, 0, 1, 1])
+    >>> strata[stratified(strata, 3, seed=0)].tolist()
+    [0, 0, 1]
     """
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     ordered = shuffled[np.argsort(strata[shuffled], kind="stable")]

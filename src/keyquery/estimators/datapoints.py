@@ -15,6 +15,8 @@ from keyquery.estimators.datapoint_base import Coded, Datapoints, target_of
 from keyquery.estimators.sequences import statistics
 from keyquery.estimators.tables import Columns, Field
 
+FARTHEST = 1e18  # standard deviations from the mean, whose square single precision still holds
+
 
 class NPTClassifier(Datapoints):
     """Classes of the rows of a table, by attention between datapoints: a row is told from what other rows are.
@@ -124,9 +126,12 @@ class NPTRegressor(Datapoints):
         return np.zeros(len(given))
 
     def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        mean, scale = statistics([given[learned, None]])
+        mean, scale = statistics([given[learned, None]], "y")
         field = Field("target", float(mean[0]), float(scale[0]))
-        return Coded(field, (given - field.mean) / field.scale, np.zeros(len(given), dtype=np.int64))
+        values = (given - field.mean) / field.scale
+        if (most := float(np.abs(values).max())) > FARTHEST:
+            raise ValueError(f"y holds values too large: up to {most:.0e} standard deviations of the others")
+        return Coded(field, values, np.zeros(len(given), dtype=np.int64))
 
     def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         return said[:, 0] * self.fields_[-1].scale

@@ -148,7 +148,7 @@ def _one(number: int, one: Any) -> np.ndarray:
     return values
 
 
-def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndarray, np.ndarray]:
+def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], what: str = "X") -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (dims,) of all values that are there; 1 where a dimension does not vary.
 
     >>> statistics([np.array([[1.0], [np.nan]]), np.array([[3.0]])])
@@ -161,7 +161,7 @@ def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndar
     with np.errstate(over="ignore"):  # what is infinite is told below
         spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
     if not (np.isfinite(mean).all() and np.isfinite(spread).all()):
-        raise ValueError("X holds values too large to be standardised: their squares are infinite")
+        raise ValueError(f"{what} holds values too large to be standardised: their squares are infinite")
     still = spread <= 1e-9 * np.abs(mean)  # what does not vary, but for rounding
     return mean, np.where(still | (spread == 0), 1.0, spread)
 

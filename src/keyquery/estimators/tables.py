@@ -91,11 +91,35 @@ def columns_of(X: Any) -> Columns:
             raise ValueError("X must be a table (rows, columns), and its rows are not of one length")
         X = np.array(X, dtype=object)
     array = np.asarray(X)
+    if array.ndim == 0:
+        raise ValueError(f"X must be a table (rows, columns), got {type(X).__name__}")
     if array.ndim != 2:
         told = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
         raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {told}")
     _require_some(array.shape)
     return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
+
+
+def require_same(
+    columns: Columns, known: Shaped[np.ndarray, " d"] | None, count: int, name: str, stacklevel: int
+) -> None:
+    """Require as many columns as estimator `name` was fitted with, of the same names where both are told."""
+    given = columns.names
+    if known is not None and given is not None and list(known) != given:
+        told = _listed("unseen at fit time", [n for n in given if n not in known])
+        told += _listed("seen at fit time, yet now missing", [n for n in known if n not in given])
+        told = told or "Feature names must be in the same order as they were in fit.\n"
+        raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
+    if len(columns.values) != count:
+        raise ValueError(f"X has {len(columns.values)} features, but {name} is expecting {count} features as input")
+    if (known is None) != (given is None):
+        said = "X does not have valid feature names, but {} was fitted with feature names"
+        other = "X has feature names, but {} was fitted without feature names"
+        warnings.warn((said if given is None else other).format(name), UserWarning, stacklevel=stacklevel)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    return "".join((f"Feature names {what}:\n", *(f"- {name}\n" for name in sorted(names)[:SHOWN]))) if names else ""
 
 
 def _require_some(shape: tuple[int, ...]) -> None:
@@ -192,8 +216,15 @@ def is_missing_entry(value: Any) -> bool:
 def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
     made = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):
-        made[place] = None if is_missing_entry(value) else value.decode() if isinstance(value, bytes) else str(value)
+        made[place] = None if is_missing_entry(value) else _text(value)
     return made
+
+
+def _text(value: Any) -> str:
+    """The name of a category; 1.0 is 1, which pandas makes of it where the column has gaps."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
 
 
 def _finite(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
@@ -233,17 +264,11 @@ def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
                 values[:, place] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
         else:
             known = {name: code for code, name in enumerate(field.categories)}
-            texts = given if given.dtype == object else _texts(_whole(given))
+            texts = given if given.dtype == object else _texts(given.astype(object))
             codes[:, place] = [known.get(text, -1) for text in texts]
             hidden[:, place] = codes[:, place] < 0
             _warn_of_strange(field, {text for text in texts if text is not None and text not in known})
     return Rows(torch.from_numpy(values), torch.from_numpy(codes.clip(min=0)), torch.from_numpy(hidden))
-
-
-def _whole(numbers: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    """Numbers where categories were: whole ones are told as such, as a category of pandas tells them."""
-    listed = [None if number != number else int(number) if number == int(number) else number for number in numbers]
-    return np.array(listed, dtype=object)
 
 
 def _warn_of_strange(field: Field, strange: set[str]) -> None:
