@@ -99,3 +99,17 @@ def test_layers_with_dropout_are_on_average_those_without(kernel):
     with torch.no_grad():
         found = torch.stack([attention(x.flatten(2)) for _ in range(200)]).mean(0)
         assert (found - attention.eval()(x.flatten(2))).abs().max() < 0.03
+
+
+def test_without_dropout_it_is_attention(by):
+    query, key, value = parts()
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3)
+    assert torch.allclose(drop_and_attend(query, key, value, 0.3, 0.0), expected, atol=1e-12)
+
+
+@pytest.mark.unchecked
+def test_layers_compile():
+    layer = kq.DatapointAttention(2, 4, heads=2, dropout=0.2)
+    compiled, x = torch.compile(layer, backend="eager", fullgraph=True), torch.randn(1, 300, 2, 4)
+    compiled(x).sum().backward()
+    assert torch.allclose(compiled.eval()(x), layer(x), atol=1e-6)

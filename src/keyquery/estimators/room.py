@@ -7,13 +7,16 @@ from pathlib import Path
 
 import torch
 
+from keyquery.layers.datapoints import SHORT
+from keyquery.layers.dropping import FEW
+
 FLOAT = 4  # bytes
 HELD = 6  # copies of a weight: itself, its gradient, two means of LAMB's, Lookahead's slow weights, the best so far
 STEP = 1  # and what LAMB makes while it steps
-SHORT = 0.5  # the copy in bfloat16 that a GPU has
+BRIEF = 0.5  # the copy in bfloat16 that a GPU has
 KEPT = {"cpu": 17.5, "cuda": 13.0}  # numbers that a layer keeps for backward, for each number of its input
 PASSING = 10.0  # those that its backward makes
-SCORES = {"cpu": 2.25, "cuda": 0.0}  # numbers kept for each score between columns; fused attention keeps none
+SCORES = {"cpu": 2.25, "cuda": 1.75}  # numbers kept for each score between columns, where they are written
 LOOSE, AT_MOST, ALWAYS = 70, 8e6, 5e7  # what a processor's allocator does not give back: tensors, of a size, bytes
 CHUNK = 64  # rows that are predicted at a time: on a processor always as many, so that none depends on the others
 CHUNKS = 8192  # the most
@@ -38,11 +41,12 @@ def needed(
         between * maps * wide**2 + (depth - between) * 13 * embedding**2 + 2 * (categories + 4 * columns) * embedding
     )
     each = FLOAT * rows * wide
-    scores = FLOAT * SCORES[kind] * rows * heads * columns**2
+    written = columns <= SHORT if kind == "cuda" else columns**2 < FEW
+    scores = FLOAT * SCORES[kind] * rows * heads * columns**2 * written
     widest = each * (KEPT[kind] + PASSING) + 2 * scores
     kept = each * KEPT[kind] * depth + scores * (depth - between) + each * PASSING
     if kind == "cuda":
-        parts = [(HELD + SHORT) * weights + part for part in (kept, widest + each * depth)]
+        parts = [(HELD + BRIEF) * weights + part for part in (kept, widest + each * depth)]
         return max(parts[0], (HELD + STEP) * weights), max(parts[1], (HELD + STEP) * weights)
     fixed = (HELD + STEP) * weights + LOOSE * min(each, AT_MOST) + ALWAYS
     return fixed + kept, fixed + widest + each * depth

@@ -20,6 +20,7 @@ from keyquery.layers.structured import Attention
 
 ROWS = ("full", "induced", "none")
 MOST = 32768  # sequences that fused kernels take at a time
+SHORT = 32  # keys, up to which they leave most of a GPU idle: a tile of theirs has 64 or 128
 
 
 class Memory(NamedTuple):
@@ -82,11 +83,13 @@ class Between(Attention):
         return Memory(self._heads(self.key(x), self.heads), self._heads(self.value(x), self.heads))
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
-        """Values by the weights of their keys, fused; on a processor torch has nothing fused that drops any."""
-        if not (self.training and self.dropout) or query.is_cuda or torch.compiler.is_compiling():
+        """Values by the weights of their keys, fused, but where torch has nothing fused that is any good."""
+        dropout = self.dropout if self.training else 0.0
+        by_hand = key.shape[-2] <= SHORT if query.is_cuda else dropout > 0
+        if not by_hand or torch.compiler.is_compiling():
             return self._attend(query, key, value, None, None, False)[0]
         parts = extend(query, key, value, self._key_norm(key))
-        return drop_and_attend(*parts, self.scale, self.dropout)[..., : value.shape[-1]]
+        return drop_and_attend(*parts, self.scale, dropout)[..., : value.shape[-1]]
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
         scores = query @ key.mT

@@ -29,7 +29,9 @@ class Dropout(nn.Dropout):
 
 
 def _drop(x: Tensor, share: float) -> Tensor:
-    if share == 0 or x.numel() < SMALL or x.is_cuda or torch.compiler.is_compiling():
+    if share == 0:
+        return x
+    if x.numel() < SMALL or x.is_cuda or torch.compiler.is_compiling():
         return dropout(x, share)
     return x.mul(_kept(x.shape, share)).mul_(1 / (1 - share))
 
@@ -48,7 +50,7 @@ def drop_and_attend(
     scale: float,
     share: float,
 ) -> Float[Tensor, "*batch n v"]:
-    """dropout(softmax(scale·q kᵀ)) v on a processor, where n × m is large by blocks of queries, of which none is kept.
+    """dropout(softmax(scale·q kᵀ)) v; on a processor, where n × m is large, by blocks of queries, and none is kept.
 
     Backward then computes scores again and draws the same numbers again.
 
@@ -56,7 +58,7 @@ def drop_and_attend(
     >>> drop_and_attend(query, key, value, 8**-0.5, 0.1).shape
     torch.Size([2, 100, 8])
     """
-    if query.shape[-2] * key.shape[-2] < FEW:
+    if query.is_cuda or query.shape[-2] * key.shape[-2] < FEW or share == 0:
         return _drop((query * scale @ key.mT).softmax(-1), share) @ value
     flat = [part.reshape(-1, *part.shape[-2:]) for part in (query, key, value)]
     out: Tensor = _Dropped.apply(*flat, scale, share)  # type: ignore[no-untyped-call]
