@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of, named
+from keyquery.estimators.tables import Columns, Field, Rows, check_features, columns_of, encode, fields_of, named
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
@@ -289,38 +288,13 @@ class Datapoints(Estimator):
         """New rows, their targets hidden, on the device."""
         self._check_fitted()
         columns = columns_of(X)
-        self._check_names(columns)
+        known = getattr(self, "feature_names_in_", None)
+        check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
         rows = encode(columns, self.fields_[:-1])
         n = len(rows.hidden)
         last = (rows.values.new_zeros(n, 1), rows.codes.new_zeros(n, 1), rows.hidden.new_ones(n, 1))
         whole = Rows(*(torch.cat(pair, 1) for pair in zip(rows, last, strict=True)))
         return whole.to(pick_device(self.device))
-
-    def _check_names(self, columns: Columns) -> None:
-        name, known = type(self).__name__, getattr(self, "feature_names_in_", None)
-        given = columns.names
-        if known is not None and given is not None and list(known) != given:
-            strange, lost = [n for n in given if n not in known], [n for n in known if n not in given]
-            told = (
-                "Feature names unseen at fit time:\n" + "".join(f"- {n}\n" for n in sorted(strange)[:5])
-                if strange
-                else ""
-            )
-            told += (
-                "Feature names seen at fit time, yet now missing:\n" + "".join(f"- {n}\n" for n in sorted(lost)[:5])
-                if lost
-                else ""
-            )
-            told = told or "Feature names must be in the same order as they were in fit.\n"
-            raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
-        if len(columns.values) != self.n_features_in_:
-            raise ValueError(
-                f"X has {len(columns.values)} features, but {name} is expecting {self.n_features_in_} features as input"
-            )
-        if (known is None) != (given is None):
-            said = "X does not have valid feature names, but {} was fitted with feature names"
-            other = "X has feature names, but {} was fitted without feature names"
-            warnings.warn((said if given is None else other).format(name), UserWarning, stacklevel=4)
 
     def _memories(self, device: torch.device) -> list[Memory]:
         """The context as new rows see it, read once."""
