@@ -125,7 +125,7 @@ def test_public_names():
         "read",
         "testing",
     ]
-    promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
+    promised += ["EventModel", "SeriesClassifier", "TransportClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
     promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "TransportLens", "causes", "explain"]
     promised += [
         "PrimalAttention",
