@@ -14,6 +14,7 @@ from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Causes, Comparison, Look, Transport
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
+from keyquery.report.carried import carried
 from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
@@ -30,7 +31,7 @@ from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.ways import ways
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy, TransportStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -52,6 +53,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
+    TransportStudy: {"carried": carried},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Transport: {"ways": ways},

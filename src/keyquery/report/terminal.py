@@ -17,6 +17,7 @@ from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.caused import causes_lines, explanation_lines
+from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
 from keyquery.report.explained import causes_study_tables
 from keyquery.report.foretold import time_tables
@@ -25,7 +26,7 @@ from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
 from keyquery.report.transported import transport_lines
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy, TransportStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -208,6 +209,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Ablation: ablation_lines,
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
+    TransportStudy: lambda reading: transport_study_tables(reading, _table),
     Explanation: explanation_lines,
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
