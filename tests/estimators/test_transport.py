@@ -28,7 +28,7 @@ def drawn(classes, i, count, steps, seed):
 def bayes(classes, i, steps=1):
     """The accuracy of Bayes' rule: the integral of the largest density over the mean of the steps, on a grid."""
     variance = 2 / steps
-    grid = np.linspace(-9 - 2 * i, 9 + 2 * i, 1601)
+    grid = np.linspace(-9 - 2 * i, 9 + 2 * i, 601)
     at = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1)
     squares = [np.square(at - i * mean).sum(-1) for mean in MEANS[classes]]
     largest = np.exp(-np.min(squares, 0) / (2 * variance)) / (2 * math.pi * variance)
@@ -47,15 +47,14 @@ def test_the_oracle_is_the_closed_form():
 @pytest.mark.parametrize("i", [1, 2, 3, 4])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_it_comes_within_two_points_of_bayes(classes, i):
-    model = kq.TransportClassifier(random_state=0, device="cpu").fit(*drawn(classes, i, 1500, 1, seed=i))
+    model = kq.TransportClassifier(random_state=0, device="cpu").fit(*drawn(classes, i, 1200, 1, seed=i))
     found = model.score(*drawn(classes, i, 30_000, 1, seed=10 + i))  # a sampling error of at most .003
     assert abs(found - bayes(classes, i)) < 0.02
 
 
-@pytest.mark.parametrize("match", ["random", "mean"])
-@pytest.mark.parametrize("geometry", ["circle", "simplex", "learned"])
+@pytest.mark.parametrize(("geometry", "match"), [("circle", "random"), ("simplex", "mean"), ("learned", "ot")])
 def test_so_do_the_controls_and_the_other_geometries(geometry, match):
-    model = kq.TransportClassifier(geometry, match, random_state=0, device="cpu").fit(*drawn(3, 2, 1500, 1, seed=0))
+    model = kq.TransportClassifier(geometry, match, random_state=0, device="cpu").fit(*drawn(3, 2, 900, 1, seed=0))
     assert abs(model.score(*drawn(3, 2, 30_000, 1, seed=1)) - bayes(3, 2)) < 0.02
 
 
@@ -126,9 +125,9 @@ def test_ten_classes_need_a_simplex():
     X, test, y, truth = train_test_split(*load_digits(return_X_y=True), test_size=0.5, random_state=0)
     found = {
         geometry: kq.TransportClassifier(geometry, random_state=0, device="cpu").fit(X, y).score(test, truth)
-        for geometry in ("circle", "simplex", "learned")
+        for geometry in ("circle", "simplex")
     }
-    assert min(found["simplex"], found["learned"]) > 0.94
+    assert found["simplex"] > 0.94
     assert found["circle"] < 0.92
 
 

@@ -102,7 +102,8 @@ def test_every_method_learns_and_multiplies_scores_of_steps(method):
 
 def test_points_are_followed_from_the_input_and_from_the_start(tmp_path):
     row = CourseTrial(network="published", classes=2, i=1, seed=0, epochs=3).run(tmp_path, "cpu")
-    assert set(row["starts"]) == {"input", "untrained"}
+    assert set(row["starts"]) == {"input", "untrained", "before"}
+    assert row["starts"].pop("before")["efficiency"] == pytest.approx(1)  # a way of two places is straight
     for told in row["starts"].values():
         assert 0 < told["by_lot"] < told["optimality"] <= 1
         assert 0 < told["shape_by_lot"] < told["shape"] <= 1

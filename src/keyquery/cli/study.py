@@ -362,7 +362,7 @@ def transport(
     """Is optimal transport a way to train a classifier, and is it what the training of a Transformer does?
 
     `kq.TransportClassifier` against Transformers and plainer methods, on classes whose best accuracy is known and on
-    public tables; Transformers followed through training; heads that were pre-trained. Twenty minutes on one core.
+    public tables; Transformers followed through training; heads that were pre-trained. Half an hour on one core.
     """
     from keyquery.studies.transport import carry
 

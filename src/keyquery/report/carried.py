@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keyquery.studies.transport import TransportStudy
@@ -30,12 +31,13 @@ COLOURS = {
 MARKS = {"ot": "o", "random": "s", "mean": "D", "simplex": "P", "published": "x", "perceptron": "v"}
 NETWORKS = {
     ("published", "input"): "as released,\nfrom the input",
+    ("published", "before"): "the same,\nuntrained",
     ("published", "untrained"): "as released,\nfrom its start",
     ("transformer", "untrained"): "encoder,\nfrom its start",
 }
 SHAPES = {
     "optimality": ("W₂/T", "#d6701c"),
-    "by_lot": ("the same, partners by lot", "#f1c49a"),
+    "by_lot": ("W₂/T, partners by lot", "#f1c49a"),
     "shape": ("W₂/T, class means taken off", "#2166ac"),
     "shape_by_lot": ("the same, partners by lot", "#a8c8e8"),
     "efficiency": ("efficiency", "#6e7781"),
@@ -86,7 +88,7 @@ def _bars(axis: Any, reading: TransportStudy) -> None:
     rows = reading.followed()
     kinds = [kind for kind in NETWORKS if any((row["network"], row["start"]) == kind for row in rows)]
     for place, (name, (label, colour)) in enumerate(SHAPES.items()):
-        each = [[row[name] for row in rows if (row["network"], row["start"]) == kind] for kind in kinds]
+        each = [[_figure(row, name) for row in rows if (row["network"], row["start"]) == kind] for kind in kinds]
         at = [number + 0.16 * (place - 2) for number in range(len(kinds))]
         axis.bar(at, [sum(values) / len(values) for values in each], width=0.14, color=colour, label=label)
         for where, values in zip(at, each, strict=True):
@@ -94,6 +96,11 @@ def _bars(axis: Any, reading: TransportStudy) -> None:
     axis.set_xticks(range(len(kinds)), [NETWORKS[kind] for kind in kinds])
     axis.set(ylim=(0, 1.02), title="points of a Transformer through training")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False, fontsize=6.5)
+
+
+def _figure(row: dict[str, Any], name: str) -> float:
+    """Of a way of two places, efficiency says nothing."""
+    return math.nan if name == "efficiency" and row["start"] == "before" else float(row[name])
 
 
 def _begun(axis: Any, reading: TransportStudy) -> None:

@@ -91,6 +91,7 @@ class CourseTrial:
         if self.network == "published":  # it stays among the features, so that the input is a start, too
             given = task.samples.x.flatten(0, 1).cpu()
             found["input"] = self._told(torch.cat((given[None], path[1:])), labels)
+            found["before"] = self._told(torch.stack((given, path[0])), labels)  # what the block does untrained
         return {**asdict(self), "accuracy": task.accuracy(), "starts": found}
 
     def _told(self, path: Float[Tensor, "records n d"], labels: np.ndarray) -> dict[str, float]:

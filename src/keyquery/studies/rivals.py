@@ -184,7 +184,8 @@ def _scikit(method: str, x: np.ndarray, y: np.ndarray, seed: int) -> Learned:
     model.fit(x.reshape(-1, features), y.repeat(steps))
 
     def predict(given: np.ndarray) -> Int[np.ndarray, " n"]:
-        each = np.log(np.clip(model.predict_proba(given.reshape(-1, features)), 1e-300, None))
+        shares = model.predict_proba(given.reshape(-1, features)).astype(np.float64)
+        each = np.log(np.clip(shares, 1e-300, None))
         return each.reshape(len(given), steps, -1).sum(1).argmax(1)
 
     return Learned(predict, {"epochs": None, "parameters": None})
