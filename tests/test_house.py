@@ -128,6 +128,7 @@ def test_public_names():
         "Rope",
         "SeriesClassifier",
         "TimeAttention",
+        "TransportClassifier",
         "TransportLens",
         "__version__",
         "ablate",

@@ -18,6 +18,7 @@ PICTURES = (
     ("time_study.svg", "time", None),
     ("causes_study.svg", "causes", None),
     ("datapoints_study.svg", "datapoints", None),
+    ("transport_study.svg", "transport", None),
 )
 
 

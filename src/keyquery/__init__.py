@@ -11,7 +11,7 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
-    from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier
+    from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier, TransportClassifier
     from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
@@ -59,6 +59,7 @@ _LAZY = {
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
+    "TransportClassifier": "keyquery.estimators",
     "TransportLens": "keyquery.instruments.transport_lens",
     "ablate": "keyquery.instruments.ablation",
     "causes": "keyquery.instruments.causes",
@@ -100,6 +101,7 @@ __all__ = [
     "Rope",
     "SeriesClassifier",
     "TimeAttention",
+    "TransportClassifier",
     "TransportLens",
     "__version__",
     "ablate",

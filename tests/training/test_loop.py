@@ -308,6 +308,31 @@ def test_lookahead_goes_half_way_every_sixth_step():
     assert weight.item() == 3.0
 
 
+def test_rmsprop_divides_by_the_root_of_a_running_mean_of_squares():
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    start = float(model.weight.detach())
+    optimiser = make_optimiser("rmsprop", model, 0.01, 0.0)
+    for gradient in (2.0, -1.0):
+        model.weight.grad = torch.tensor([[gradient]]).double()
+        optimiser.step()
+    first, second = 0.1 * 4.0, 0.9 * 0.1 * 4.0 + 0.1 * 1.0
+    moved = -0.01 * (2.0 / (first**0.5 + 1e-7) - 1.0 / (second**0.5 + 1e-7))
+    assert float(model.weight.detach()) - start == pytest.approx(moved, rel=1e-9)
+
+
+def test_chance_in_a_step_is_that_of_the_seed_and_the_step():
+    drawn = []
+
+    def loss(model, batch):
+        drawn.append(torch.rand(2))
+        return model.weight.sum()
+
+    train(torch.nn.Linear(1, 1), lambda step, generator: None, loss, Recipe(2, seed=3))
+    for step, found in enumerate(drawn):
+        torch.manual_seed(((3 * 1_000_003) << 24) + step)
+        assert torch.equal(found, torch.rand(2))
+
+
 def test_the_diagonal_of_a_kernel_does_not_decay():
     layer = kq.Attention(8, 2, kernel="symmetric")
     decays, rest = make_optimiser("adamw", layer, 1e-3, 0.1).param_groups

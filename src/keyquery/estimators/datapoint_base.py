@@ -30,7 +30,16 @@ from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of, named, require_same
+from keyquery.estimators.tables import (
+    Columns,
+    Field,
+    Rows,
+    check_features,
+    columns_of,
+    encode,
+    fields_of,
+    named,
+)
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
@@ -297,7 +306,8 @@ class Datapoints(Estimator):
         """New rows, their targets hidden, on the device."""
         self._check_fitted()
         columns = columns_of(X)
-        require_same(columns, getattr(self, "feature_names_in_", None), self.n_features_in_, type(self).__name__, 5)
+        known = getattr(self, "feature_names_in_", None)
+        check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
         rows = encode(columns, self.fields_[:-1])
         n = len(rows.hidden)
         last = (rows.values.new_zeros(n, 1), rows.codes.new_zeros(n, 1), rows.hidden.new_ones(n, 1))

@@ -107,6 +107,18 @@ def columns_of(X: Any) -> list[str] | None:
     return names[0]
 
 
+def axes_of(x: Any) -> int:
+    """How deep lists and arrays are nested.
+
+    >>> axes_of([np.ones((3, 2))])
+    3
+    """
+    depth = 0
+    while isinstance(x, (list, tuple)) and x:
+        depth, x = depth + 1, x[0]
+    return depth + getattr(x, "ndim", 0)
+
+
 def _tensorless(one: Any) -> Any:
     """A tensor as an array; numpy has no bfloat16."""
     if not isinstance(one, Tensor):

@@ -100,28 +100,6 @@ def columns_of(X: Any) -> Columns:
     return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
 
 
-def require_same(
-    columns: Columns, known: Shaped[np.ndarray, " d"] | None, count: int, name: str, stacklevel: int
-) -> None:
-    """Require as many columns as estimator `name` was fitted with, of the same names where both are told."""
-    given = columns.names
-    if known is not None and given is not None and list(known) != given:
-        told = _listed("unseen at fit time", [n for n in given if n not in known])
-        told += _listed("seen at fit time, yet now missing", [n for n in known if n not in given])
-        told = told or "Feature names must be in the same order as they were in fit.\n"
-        raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
-    if len(columns.values) != count:
-        raise ValueError(f"X has {len(columns.values)} features, but {name} is expecting {count} features as input")
-    if (known is None) != (given is None):
-        said = "X does not have valid feature names, but {} was fitted with feature names"
-        other = "X has feature names, but {} was fitted without feature names"
-        warnings.warn((said if given is None else other).format(name), UserWarning, stacklevel=stacklevel)
-
-
-def _listed(what: str, names: list[str]) -> str:
-    return "".join((f"Feature names {what}:\n", *(f"- {name}\n" for name in sorted(names)[:SHOWN]))) if names else ""
-
-
 def _require_some(shape: tuple[int, ...]) -> None:
     if shape[0] == 0:
         raise ValueError(f"X has no rows: 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
@@ -231,6 +209,34 @@ def _finite(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
     if np.isinf(values).any():
         raise ValueError(f"column {name!r} of X holds infinity: values must be finite, or NaN where they are missing")
     return values
+
+
+def check_features(name: str, known: tuple[Any, int], given: tuple[list[str] | None, int]) -> None:
+    """Require the columns of a fit, by names (None: they have none) and by number, of what is predicted.
+
+    Errors and warnings are those of scikit-learn, whose users know them.
+
+    >>> check_features("NPTClassifier", (None, 3), (None, 2))
+    Traceback (most recent call last):
+    ValueError: X has 2 features, but NPTClassifier is expecting 3 features as input
+    """
+    (old, count), (new, found) = known, given
+    if old is not None and new is not None and list(old) != new:
+        strange, lost = [n for n in new if n not in old], [n for n in old if n not in new]
+        told = _listed("Feature names unseen at fit time", strange)
+        told += _listed("Feature names seen at fit time, yet now missing", lost)
+        told = told or "Feature names must be in the same order as they were in fit.\n"
+        raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
+    if found != count:
+        raise ValueError(f"X has {found} features, but {name} is expecting {count} features as input")
+    if (old is None) != (new is None):
+        said = "X does not have valid feature names, but {} was fitted with feature names"
+        other = "X has feature names, but {} was fitted without feature names"
+        warnings.warn((said if new is None else other).format(name), UserWarning, stacklevel=5)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    return f"{what}:\n" + "".join(f"- {name}\n" for name in sorted(names)[:SHOWN]) if names else ""
 
 
 def fields_of(columns: Columns) -> list[Field]:

@@ -15,6 +15,7 @@ from keyquery.instruments import Ablation, Causes, Comparison, Depth, Look, Tran
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.between import between
+from keyquery.report.carried import carried
 from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
@@ -42,6 +43,7 @@ from keyquery.studies import (
     Objectives,
     PrimalStudy,
     TimeStudy,
+    TransportStudy,
 )
 
 KINDS = (".pdf", ".png", ".svg")
@@ -65,6 +67,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
     DatapointStudy: {"between": between},
+    TransportStudy: {"carried": carried},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Transport: {"ways": ways},

@@ -18,6 +18,7 @@ from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
 from keyquery.report.caused import causes_lines, explanation_lines
+from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
 from keyquery.report.deepened import depth_study_tables
 from keyquery.report.explained import causes_study_tables
@@ -37,6 +38,7 @@ from keyquery.studies import (
     Objectives,
     PrimalStudy,
     TimeStudy,
+    TransportStudy,
 )
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
@@ -223,6 +225,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     DatapointStudy: lambda reading: datapoint_tables(reading, _table),
     Depth: lambda reading: depth_lines(reading, _table),
     DepthStudy: lambda reading: depth_study_tables(reading, _table),
+    TransportStudy: lambda reading: transport_study_tables(reading, _table),
     Explanation: explanation_lines,
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,

@@ -8,6 +8,7 @@ from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
 from keyquery.studies.primal import PrimalStudy, primal
 from keyquery.studies.time import TimeStudy, foretell
+from keyquery.studies.transport import TransportStudy, carry
 
 __all__ = [
     "Abilities",
@@ -19,6 +20,8 @@ __all__ = [
     "PrimalStudy",
     "TimeStudy",
     "depths",
+    "TransportStudy",
+    "carry",
     "dial_abilities",
     "explain_blanks",
     "foretell",

@@ -115,7 +115,7 @@ def train(
     model.train()
     for step in steps:
         number = ((recipe.seed * 1_000_003 + rank) << 24) + step
-        torch.manual_seed(number)  # for dropout, also after a resume
+        _seed(number, device)  # for dropout, also after a resume
         generator.manual_seed(number)
         run.recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
         done = step + 1
@@ -128,6 +128,11 @@ def train(
             break
     run.finish(done, validate is not None, rank)
     return run.log
+
+
+def _seed(number: int, device: torch.device) -> None:
+    """Torch's generators; on a processor its own alone: for a GPU not in use torch would note the stack, each time."""
+    (torch.default_generator if device.type == "cpu" else torch).manual_seed(number)
 
 
 def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Recipe, step: int) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer, RAdam
+from torch.optim import AdamW, Optimizer, RAdam, RMSprop
 
-OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead", "npt")
+OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead", "npt", "rmsprop")
 SCHEDULES = ("flat", "linear", "cosine", "flat+cosine")
 ENDLESS = 2**40  # steps, after which running means are no longer biased
 
@@ -143,6 +143,8 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
         return Lookahead(Lamb(groups, lr=lr))
     if name == "npt":  # as attention between datapoints was published
         return Lookahead(Lamb(groups, lr=lr, unbiased=False, longest=10.0))
+    if name == "rmsprop":  # with the constants of Keras
+        return RMSprop(groups, lr=lr, alpha=0.9, eps=1e-7)
     raise ValueError(f"there is no optimiser {name!r}; known: {', '.join(OPTIMISERS)}")
 
 
