@@ -24,7 +24,7 @@ from keyquery.estimators.base import hold_out, seeded
 from keyquery.estimators.fitting import epochs_of
 from keyquery.estimators.sequences import statistics
 from keyquery.studies.rivals import HELD_OUT, STEPS, Labelled, Transformer, class_loss, learn, recipe_of, standardised
-from keyquery.studies.tables import simulated, split_of
+from keyquery.studies.simulated import simulated, split_of
 from keyquery.training import train
 
 TURNS = 7

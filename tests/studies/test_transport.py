@@ -16,7 +16,7 @@ from keyquery.report import terminal
 from keyquery.studies.cost import costing
 from keyquery.studies.courses import CourseTrial, StartTrial, Task
 from keyquery.studies.rivals import METHODS, Transformer, learn, recipe_of
-from keyquery.studies.tables import MEANS, bayes, keep_adult, named, simulated, split_of
+from keyquery.studies.simulated import MEANS, bayes, keep_adult, named, simulated, split_of
 from keyquery.studies.transport import MethodTrial, TransportStudy, carry, methods_of
 
 

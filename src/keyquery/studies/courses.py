@@ -19,7 +19,7 @@ from keyquery.instruments.transport import transport
 from keyquery.instruments.transport_lens import TransportLens
 from keyquery.studies.jobs import name_of
 from keyquery.studies.rivals import STEPS, Labelled, Transformer, class_loss, recipe_of, standardised
-from keyquery.studies.tables import LEARN, TEST, bayes, named, simulated
+from keyquery.studies.simulated import LEARN, TEST, bayes, named, simulated
 from keyquery.training import Recipe, train
 
 LENGTH = 20  # steps of a sequence, as published

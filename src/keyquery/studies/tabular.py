@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -17,11 +18,10 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from keyquery.data.tables import Table, load_table
-from keyquery.files import csv_text, write_all
+from keyquery.files import csv_text, find_packed, write_all
 from keyquery.forms.checks import check_choice
 from keyquery.studies.folds import Fold, fold_of
 
-PACKED = ("", ".xz", ".gz")
 BREAST = "breast_cancer.csv"
 
 
@@ -107,13 +107,9 @@ def _files(name: str, data: Path | None) -> list[str]:
     """The files of a table, all or none; of breast cancer, scikit-learn where there is no file."""
     if data is not None and not data.is_dir():
         raise NotADirectoryError(f"data must be a folder of tables, and {data} is none")
-    found = []
-    for file in TABLES[name].files if data is not None else ():
-        assert data is not None
-        there = [data / f"{file}{ending}" for ending in PACKED if (data / f"{file}{ending}").is_file()]
-        found += [str(there[0])] if there else []
-    if len(found) == len(TABLES[name].files):
-        return found
+    if data is not None:
+        with suppress(FileNotFoundError):
+            return [str(find_packed(data, file)) for file in TABLES[name].files]
     return ["sklearn"] if name == "breast" and find_spec("sklearn") else []
 
 

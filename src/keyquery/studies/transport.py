@@ -23,8 +23,8 @@ from keyquery.studies.courses import FIGURES, STARTS, CourseTrial, StartTrial
 from keyquery.studies.jobs import check_folder, device_name, finish, name_of
 from keyquery.studies.rivals import HELD_OUT, METHODS, PATIENCE, RECIPES, STEPS, learn
 from keyquery.studies.rows import over_seeds
-from keyquery.studies.tables import HELD_OUT as TESTED
-from keyquery.studies.tables import ROWS, SETS, SIMULATED, bayes, keep_adult, split_of
+from keyquery.studies.simulated import HELD_OUT as TESTED
+from keyquery.studies.simulated import ROWS, SETS, SIMULATED, bayes, keep_adult, split_of
 
 PARTS = ("accuracy", "course", "start")
 FOLLOWED = [(kind, classes, i) for kind in ("published", "transformer") for classes in (2, 3) for i in (1, 4)]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from keyquery.data import load_table
 from keyquery.data.tables import Table
 from keyquery.estimators.base import hold_out
-from keyquery.files import write_all
+from keyquery.files import find_packed, write_all
 
 SCIKIT = {"breast cancer": "load_breast_cancer", "wine": "load_wine", "iris": "load_iris", "digits": "load_digits"}
 SIDE = 3 / (1 + math.sqrt(2))
@@ -98,8 +98,8 @@ def split_of(dataset: str, seed: int, folder: Path, digest: str | None = None) -
 
 def keep_adult(source: str | Path, folder: Path) -> dict[str, Any]:
     """Read uci_adult_train.csv and uci_adult_test.csv, packed or not, in a folder, and put them into a study's."""
-    learned, test = (_found(Path(source), f"uci_adult_{part}.csv") for part in ("train", "test"))
-    tables = [load_table(path, target=-1, header=False) for path in (learned, test)]
+    paths = [find_packed(source, f"uci_adult_{part}.csv") for part in ("train", "test")]
+    tables = [load_table(path, target=-1, header=False) for path in paths]
     x, test_x = one_hot(*tables)
     y, test_y = (_rich(table) for table in tables)
     split = Split(x[:, None], y, test_x[:, None], test_y)
@@ -136,13 +136,6 @@ def _rich(table: Table) -> Int[np.ndarray, " n"]:
     assert table.target is not None
     names = np.array([name.startswith(">50K") for name in table.categories[table.target]])
     return names[table.values[table.target]].astype(np.int64)
-
-
-def _found(folder: Path, name: str) -> Path:
-    for path in (folder / f"{name}{packed}" for packed in ("", ".xz", ".gz")):
-        if path.exists():
-            return path
-    raise FileNotFoundError(f"{folder} holds no {name}, {name}.xz or {name}.gz")
 
 
 @lru_cache(maxsize=1)
