@@ -132,6 +132,18 @@ def test_the_loss_lies_between_the_gap_and_epsilon_log_n_more(n, d, seed, epsilo
     assert gap - 1e-6 <= found <= gap + epsilon * math.log(n) + 1e-6
 
 
+@pytest.mark.parametrize("epsilon", [1e-2, 1e-3, 1e-4])
+def test_the_loss_keeps_its_bounds_where_epsilon_is_small(epsilon):
+    start, end = clouds(60, 2)
+    gap = float((start - end).square().sum(-1).mean() - match(start, end).cost)
+    assert gap - 1e-9 <= float(monge_gap(start, end, epsilon)) <= gap + epsilon * math.log(60) + 1e-9
+
+
+def test_a_coupling_that_has_not_settled_is_told():
+    with pytest.warns(UserWarning, match="Sinkhorn has not settled; give a larger epsilon, or more rounds"):
+        monge_gap(*clouds(60, 2), epsilon=1e-6, rounds=1)
+
+
 def test_the_loss_is_its_formula_at_the_best_coupling():
     start, end = clouds(5, 2)
     cost = (start[:, None] - end).square().sum(-1)

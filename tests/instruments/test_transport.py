@@ -278,3 +278,11 @@ def test_other_arguments_are_told():
         kq.transport(walk(), frames=-1)
     with pytest.raises(ValueError, match="points must be at least 1, got 0"):
         kq.transport(walk(), points=0)
+
+
+def test_labels_may_be_objects_and_every_point_has_one():
+    start, names = torch.randn(6, 2), np.array(["u", "v"] * 3, dtype=object)
+    assert [row["class"] for row in kq.transport([start, start + 1], names).classes] == ["u", "v"]
+    names[0] = None
+    with pytest.raises(ValueError, match="labels must name the class of every point, got None or NaN"):
+        kq.transport([start, start + 1], names)

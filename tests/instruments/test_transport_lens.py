@@ -155,10 +155,15 @@ def test_around_any_training_the_optimiser_tells_the_steps():
     with lens:
         fit(Small(), 3)  # another model's optimiser does not count
         train(model, lambda step, drawn: None, lambda m, _: nn.functional.cross_entropy(m(x), y), Recipe(12, warmup=1))
-    assert lens.steps == [0, 5, 10]
+    assert lens.steps == [0, 5, 10, 12]  # the last, too
     assert lens.reading().unit == "step"
     fit(model, 5)  # outside nothing is recorded
-    assert lens.steps == [0, 5, 10]
+    assert lens.steps == [0, 5, 10, 12]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(NotADirectoryError, match="folder must be one that is there"):
+        kq.TransportLens(Small(), "body", inputs=data()[0], folder=tmp_path / "none")
 
 
 def test_of_two_optimisers_the_first_counts():

@@ -35,6 +35,8 @@ class Store:
         self._scales: list[float] = []
         self._gone = torch.zeros(self.count, dtype=torch.float64)
         self._record = np.dtype([("moved", "<f2", (self.count, width)), ("gone", "<f8", (self.count,))])
+        if folder is not None and not Path(folder).is_dir():
+            raise NotADirectoryError(f"folder must be one that is there, and {folder} is none")
         # Closed with the store.
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._close = weakref.finalize(self, self._file.close)

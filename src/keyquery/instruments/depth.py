@@ -147,6 +147,8 @@ def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> di
         check_count(name, value, most=WIDEST)
     for name, value in zip(("vocabulary", "heads", "head_dim"), counts, strict=True):
         check_count(name, value, least=2 if name == "vocabulary" else 1, optional=True)
+    if "width" in given and counts[1] is not None and given["width"] % counts[1]:
+        raise ValueError(f"heads must divide width: {counts[1]} does not divide {given['width']}")
     return given
 
 
@@ -210,6 +212,8 @@ def _judged(shape: Mapping[str, Any], ends: Sequence[float], law: Law) -> dict[s
 
 def _usable(goal: float, layers: int, head_dim: int | None, rank: int | None) -> dict[str, int]:
     """Of the widths that whole heads fill, the one nearest to the goal; of equals, that of the most usual size."""
+    if head_dim is not None and head_dim > goal:
+        raise ValueError(f"head_dim must be at most the width, {goal:,.0f}, got {head_dim:,}")
     sizes = next(sizes for least, sizes in HEADS if goal >= least) if head_dim is None else (head_dim,)
     near = [(size * max(number, 1), size) for size in sizes for number in (int(goal // size), int(goal // size) + 1)]
     near = [pair for pair in near if rank is None or pair[0] <= rank] or [(round(goal), round(goal))]

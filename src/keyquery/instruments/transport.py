@@ -171,6 +171,10 @@ def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
         raise ValueError(f"labels must name the class of each of {count} points, got shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("labels must be finite, got NaN or infinite ones")
+    if array.dtype == object:
+        if any(name is None or name != name for name in array):
+            raise ValueError("labels must name the class of every point, got None or NaN")
+        array = np.array([str(name) for name in array])
     names, index = np.unique(array, return_inverse=True)
     return {name.item(): torch.from_numpy(np.flatnonzero(index == at)) for at, name in enumerate(names)}
 

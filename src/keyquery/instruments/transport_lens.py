@@ -34,7 +34,8 @@ class TransportLens:
     float16, in `folder` or where temporary files do. The start is recorded here, and then
 
     - `lens.step()` in the training loop records after each epoch, or, if `every` is a number, after as many calls;
-    - `with lens:` around any training records after every so many steps of its optimiser, if `every` is a number;
+    - `with lens:` around any training records after every so many steps of its optimiser, if `every` is a number, and
+      after the last;
     - `lens.callback()` does either in the Trainer of transformers.
 
     A record runs `inputs` in eval mode, without gradients, and leaves modes, random states and buffers as they were. It
@@ -127,8 +128,9 @@ class TransportLens:
     ) -> Transport:
         """What `kq.transport` says of the path so far, with curves over steps and the heads; options are its own."""
         if len(self.steps) < 2:
+            seen = f" after {self.count} of {self.every} steps" if self.count else ""
             ways = "call lens.step() after each epoch, or give every=100 and train inside `with lens`"
-            raise ValueError(f"the lens has recorded the start alone: {ways}")
+            raise ValueError(f"the lens has recorded the start alone{seen}: {ways}")
         last = len(self.steps) - 1
         shown = frames_of(last, frames)
         heads = [] if self._energies is None else self._energies.told(shown, self.steps)
@@ -172,6 +174,8 @@ class TransportLens:
     ) -> None:
         if self._hook is not None:
             self._hook.remove()
+            if kind is None and self.count > self.steps[-1]:
+                self._record()  # the end of training, whichever step it is
         self._hook = self._optimiser = None
 
     def _stepped(self, optimiser: Optimizer, *given: Any) -> None:
@@ -186,14 +190,17 @@ class TransportLens:
     def _count(self) -> None:
         self.count += 1
         if self.every == "epoch" or self.count % int(self.every) == 0:
-            when = f"{self.unit} {self.count}"
-            place = self._points(when)
-            if len(place) != self._all:
-                then, now = f"{self._all} points at the start", f"{len(place)} at {when}"
-                raise ValueError(f"{self.probe.module or self.name} must give the same points again: {then}, {now}")
-            self.store.add(self.count, place[self._kept])
-            if self._energies is not None:
-                self._energies.add()
+            self._record()
+
+    def _record(self) -> None:
+        when = f"{self.unit} {self.count}"
+        place = self._points(when)
+        if len(place) != self._all:
+            then, now = f"{self._all} points at the start", f"{len(place)} at {when}"
+            raise ValueError(f"{self.probe.module or self.name} must give the same points again: {then}, {now}")
+        self.store.add(self.count, place[self._kept])
+        if self._energies is not None:
+            self._energies.add()
 
     def _points(self, when: str) -> Tensor:
         points = self.probe()
