@@ -159,7 +159,8 @@ def _asked(params: float | None, given: Mapping[str, Any], law: Law) -> tuple[tu
     if params is not None:
         if params < (least := count(1, int(law.width(1)))):
             one = f"one layer of the law ({int(law.width(1))} wide)"
-            raise ValueError(f"a budget must be at least {least:,} parameters, {one}, got {params:,.0f}")
+            name = "the shape" if given else "the budget"
+            raise ValueError(f"{name} must have at least {least:,} parameters, {one}, got {params:,.6g}")
         layers = law.layers(params)
         return (layers, _width(params, layers)), params
     if "layers" in given:

@@ -38,7 +38,7 @@ def _shapes(reading: Depth, table: Callable[..., Table]) -> Table:
     exact = reading.exact
     made.add_row("by the law", f"{exact[0]:.1f}", f"{exact[1]:,.1f}", "", short(count(*exact)))
     (low, high), (narrow, wide) = reading.interval["layers"], reading.interval["width"]
-    made.add_row("  95 % interval", f"{low:.1f} to {high:.1f}", f"{wide:,.0f} to {narrow:,.0f}", "", "")
+    made.add_row("  95 % interval", f"{low:.1f} to {high:.1f}", f"{narrow:,.0f} to {wide:,.0f}", "", "")
     made.add_row("  whole layers", str(reading.layers), f"{reading.width:,}", "", "")
     heads = f"{usable['heads']} × {usable['head_dim']}"
     made.add_row("  whole heads", str(usable["layers"]), f"{usable['width']:,}", heads, short(usable["params"]))

@@ -224,7 +224,7 @@ function choices() {
 function whole() {
   const all = DATA.figures[0];
   const shown = {
-    distance: "travelled", wasserstein: "would have done", random: "by lot", optimality: "optimality",
+    distance: "travelled", wasserstein: "at least (W₂)", random: "by lot", optimality: "optimality",
     efficiency: "efficiency",
   };
   put("summary", Object.entries(shown).map(([name, words]) => el("span", { title: DATA.units[name], "data-figure": name },
