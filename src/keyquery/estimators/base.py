@@ -106,6 +106,14 @@ class Estimator:
         state = params["random_state"]
         return {**params, "random_state": state if isinstance(state, int) else None, "device": str(params["device"])}
 
+    def _keep_columns(self, names: Sequence[str] | None, count: int) -> None:
+        """How many columns a table has, and what they are called where it says so, as scikit-learn keeps it."""
+        self.n_features_in_ = count
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,6 @@ from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import (
-    Columns,
     Field,
     Rows,
     check_features,
@@ -74,7 +74,7 @@ class Read(NamedTuple):
 READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # apart from estimators, which predicting leaves as is
 
 
-class Datapoints(Estimator):
+class Datapoints(Estimator, ABC):
     """A table, and a context of its rows that predictions attend to."""
 
     plan: ClassVar[Plan] = Plan()
@@ -128,7 +128,8 @@ class Datapoints(Estimator):
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
         self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
-        self._keep(columns, given)
+        self._keep_columns(columns.names, len(columns.values))
+        self._keep(given)
         self.params_ = self._plain_params()
         return self
 
@@ -218,9 +219,8 @@ class Datapoints(Estimator):
             ]
             made._take_context(tensors)
             made._take(facts)
-            made.n_features_in_ = len(made.fields_) - 1
-            if facts["named"]:
-                made.feature_names_in_ = np.array([field.name for field in made.fields_[:-1]], dtype=object)
+            names = [field.name for field in made.fields_[:-1]]
+            made._keep_columns(names if facts["named"] else None, len(names))
             weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
             if not all(tensor.isfinite().all() for tensor in weights.values()):
                 raise ValueError("it holds NaN or infinity")
@@ -285,13 +285,6 @@ class Datapoints(Estimator):
         options |= {"kernel": self.kernel, "rows": self.row_attention, "dropout": self.plan.dropout}
         return TableNetwork(sizes, self.embedding, self.depth, self.heads, **options)
 
-    def _keep(self, columns: Columns, given: np.ndarray) -> None:
-        self.n_features_in_ = len(columns.values)
-        if columns.names is not None:
-            self.feature_names_in_ = np.array(columns.names, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
-
     def _take_context(self, tensors: dict[str, Tensor]) -> None:
         self.context_ = Rows(*(tensors.pop(f"context.{name}") for name in Rows._fields))
         self.context_rows_ = tensors.pop("context.rows").numpy()
@@ -345,17 +338,20 @@ class Datapoints(Estimator):
 
     # What a target is, each estimator says for itself.
 
+    @abstractmethod
     def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Targets, checked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _strata(self, given: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
         """What rows are held out by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
         """Targets as a column; what is learned from them, from those that are learned from."""
-        raise NotImplementedError
+
+    def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
+        """What a fit has learned of targets besides."""
 
     def _names(self) -> list[Any]:
         """Of classes, as JSON holds them."""
@@ -368,13 +364,13 @@ class Datapoints(Estimator):
     def _take(self, facts: Mapping[str, Any]) -> None:
         """The same out of a file."""
 
+    @abstractmethod
     def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         """What an effect is a difference of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
         """What a prediction says, for a Leaning."""
-        raise NotImplementedError
 
 
 def target_of(X: Any) -> Any:

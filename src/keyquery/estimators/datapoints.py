@@ -13,7 +13,7 @@ from torch import Tensor
 from keyquery.estimators.base import classes_of, label_facts, labels_of, numbers_of
 from keyquery.estimators.datapoint_base import Coded, Datapoints, target_of
 from keyquery.estimators.sequences import statistics
-from keyquery.estimators.tables import Columns, Field
+from keyquery.estimators.tables import Field
 
 FARTHEST = 1e18  # standard deviations from the mean, whose square single precision still holds
 
@@ -70,8 +70,7 @@ class NPTClassifier(Datapoints):
         named = tuple(map(str, range(len(classes))))
         return Coded(Field("target", categories=named), np.zeros(len(given)), codes.astype(np.int64))
 
-    def _keep(self, columns: Columns, given: Shaped[np.ndarray, " n"]) -> None:
-        super()._keep(columns, given)
+    def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
         self.classes_ = np.unique(given)
 
     def _names(self) -> list[Any]:

@@ -124,7 +124,7 @@ class TransportClassifier(Estimator):
             history = self._train(network, samples, checked, seed, progress)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
         self.history_, self.params_ = history, self._plain_params()
-        self._keep_names(points.names, len(mean))
+        self._keep_columns(points.names, len(mean))
         return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
@@ -167,7 +167,7 @@ class TransportClassifier(Estimator):
                 raise ValueError("it holds NaN or infinity")
             if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
                 raise ValueError("mean and scale must be (features,), and scale above 0")
-            made._keep_names(facts["names"], len(mean))
+            made._keep_columns(facts["names"], len(mean))
             made.network_ = filled(lambda: made._network(len(mean), len(made.classes_)), weights, len(made.hidden))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
@@ -229,13 +229,6 @@ class TransportClassifier(Estimator):
             {"epoch": int(row["step"]) // every, **{names[key]: row[key] for key in names if key in row}}
             for row in log.rows
         ]
-
-    def _keep_names(self, names: list[str] | None, count: int) -> None:
-        self.n_features_in_ = count
-        if names is not None:
-            self.feature_names_in_ = np.array(names, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
 
     def _points(self, X: Any) -> Points:
         self._check_fitted()
