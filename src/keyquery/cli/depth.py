@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyquery.cli.options import Csv, Device, Force, Json, Picture, Quiet, deliver, targets
-from keyquery.cli.study import INT, Out
+from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
 from keyquery.instruments import depth as advise
 from keyquery.report import terminal
 
@@ -88,7 +87,7 @@ def study_depth(
     vocabulary: Annotated[int, typer.Option(min=260, help="How many tokens the tokenizer learns.")] = 1024,
     minutes: Annotated[float | None, typer.Option(min=0, help="Break off after so many; --out goes on.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile each block by torch.compile.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,

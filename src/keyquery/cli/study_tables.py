@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyquery.cli.options import Csv, Device, Force, Json, Picture, Quiet, deliver, targets
-from keyquery.cli.study import INT, STR, Out
+from keyquery.cli.options import INT, STR, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
 from keyquery.report import terminal
 
 Tables = Annotated[
@@ -72,7 +71,7 @@ def datapoints(
     depth: Annotated[int, typer.Option(min=1, help="Layers, rows and columns in turn.")] = 8,
     minutes: Minutes = None,
     precision: Precision = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
