@@ -44,7 +44,7 @@ def _cloud(axis: Any, reading: Transport) -> None:
         axis.scatter(*mine[0].T, s=5, facecolors="none", edgecolors=colour, linewidths=0.4, alpha=0.6)
         axis.scatter(*mine[-1].T, s=6, color=colour, linewidths=0, alpha=0.8, label=str(row["class"]), zorder=3)
     shown = sum(reading.sketch["shares"])
-    axis.set(title=f"from open to full\n({shown:.0%} of the variance)", xticks=[], yticks=[], aspect="equal")
+    axis.set(title=f"hollow: start, filled: end\n({shown:.0%} of the variance)", xticks=[], yticks=[], aspect="equal")
     axis.title.set_fontsize(7.5)
     axis.set_adjustable("datalim")
     axis.spines[:].set_color("#d8dee4")
