@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.explanation import explain
+    from keyquery.instruments.flow import flow
     from keyquery.instruments.geometry import look
     from keyquery.layers import (
         Attention,
@@ -62,6 +63,7 @@ _LAZY = {
     "dial": "keyquery.surgery.dial",
     "distill": "keyquery.surgery.distill",
     "explain": "keyquery.instruments.explanation",
+    "flow": "keyquery.instruments.flow",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
@@ -99,6 +101,7 @@ __all__ = [
     "dial",
     "distill",
     "explain",
+    "flow",
     "ksvd",
     "look",
     "models",
