@@ -1,4 +1,4 @@
-"""A Reading in a notebook: looks, comparisons and causal graphs as their page, others as a small table."""
+"""A Reading in a notebook: looks, comparisons, causal graphs and flow as their page, others as a small table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.comparison import Comparison
+from keyquery.instruments.flow import Flow
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading
 from keyquery.report.page import frame
@@ -14,7 +15,7 @@ from keyquery.report.page import frame
 
 def html(reading: Reading) -> str:
     """The page of a look or a comparison, the records of another as a table; every text is data, never markup."""
-    return frame(reading) if isinstance(reading, (Causes, Comparison, Look)) else _table(reading)
+    return frame(reading) if isinstance(reading, (Causes, Comparison, Flow, Look)) else _table(reading)
 
 
 def _table(reading: Reading) -> str:

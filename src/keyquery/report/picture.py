@@ -11,13 +11,14 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Causes, Comparison, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Flow, Look
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.dials import PICTURES
+from keyquery.report.flow_map import flow_map
 from keyquery.report.gains import gains
 from keyquery.report.graph_figure import graph_figure
 from keyquery.report.graphs import svg as graphs_svg
@@ -53,6 +54,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     CausesStudy: {"changed": changed},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
+    Flow: {"map": flow_map},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},

@@ -13,12 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Turned
+from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Flow, Look, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.caused import causes_lines, explanation_lines
 from keyquery.report.colours import DOES
 from keyquery.report.explained import causes_study_tables
+from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
@@ -208,5 +209,6 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
     Explanation: explanation_lines,
+    Flow: flow_lines,
     Turned: turned_lines,
 }
