@@ -72,8 +72,9 @@ def test_every_tower_is_put_back(before):
     batch = dict(
         vision.llava_processor()(images=vision.photograph(), text=f"<image> {vision.TEXT}", return_tensors="pt")
     )
-    stream_maps(model, batch, lambda heard: None)
-    assert [config._attn_implementation for config in configs_of(model)] == names
+    for way in (attention_maps, lambda *given: stream_maps(*given, lambda heard: None)):
+        way(model, batch)
+        assert [config._attn_implementation for config in configs_of(model)] == names
     assert not len(LISTENING)
 
     def fail(heard):
