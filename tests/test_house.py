@@ -111,11 +111,49 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 
 def test_public_names():
-    promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
-    promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
-    promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain", "flow"]
-    promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
+    promised = [
+        "Attention",
+        "BochnerTime",
+        "Cache",
+        "DatapointAttention",
+        "Decoder",
+        "Encoder",
+        "EventModel",
+        "Form",
+        "MercerTime",
+        "NPTClassifier",
+        "NPTRegressor",
+        "PrimalAttention",
+        "Reading",
+        "Rope",
+        "SeriesClassifier",
+        "TimeAttention",
+        "TransportClassifier",
+        "TransportLens",
+        "__version__",
+        "ablate",
+        "causes",
+        "compare",
+        "data",
+        "depth",
+        "dial",
+        "distill",
+        "explain",
+        "flow",
+        "ksvd",
+        "look",
+        "models",
+        "monge_gap",
+        "nystrom",
+        "project",
+        "read",
+        "register",
+        "regularizer",
+        "separation_rank",
+        "swap",
+        "testing",
+        "transport",
+    ]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:

@@ -17,6 +17,8 @@ PICTURES = (
     ("primal.svg", "primal", None),
     ("time_study.svg", "time", None),
     ("causes_study.svg", "causes", None),
+    ("datapoints_study.svg", "datapoints", None),
+    ("transport_study.svg", "transport", None),
 )
 
 

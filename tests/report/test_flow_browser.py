@@ -1,14 +1,12 @@
 """The page of flow in a real browser: what is lit, what clicks and keys do, and that nothing else happens."""
 
-# ruff: noqa: F811
-
 import numpy as np
 import pytest
 
 import keyquery as kq
 from tests import vision
+from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL
-from tests.report.test_browser import CHROMIUM, browser, visit  # noqa: F401
 from tests.report.test_flow import made
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
@@ -125,6 +123,7 @@ def kept(reading):
 def test_all_heads_stand_in_a_table(visit, seen):
     tab = visit(seen)
     tab.locator("#table summary").click()
+    tab.locator("#table tbody tr").first.wait_for()  # it is filled when it opens, by an event that comes later
     assert tab.locator("#table tbody tr").count() == 8
     assert "raw above chance" in tab.locator("#table thead").inner_text()
 

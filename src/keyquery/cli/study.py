@@ -10,11 +10,24 @@ import typer
 from rich.console import Console
 
 from keyquery import models as shipped
-from keyquery.cli.options import Csv, Device, Force, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import (
+    INT,
+    PATH,
+    STR,
+    Csv,
+    Device,
+    Force,
+    Json,
+    Out,
+    Picture,
+    Quiet,
+    Workers,
+    deliver,
+    targets,
+)
 from keyquery.layers import Shape
 from keyquery.report import terminal
 
-INT, STR, PATH = "<int>", "<str>", "<path>"  # what one of several is: a list is not what a user types
 Texts = Annotated[
     Path | None,
     typer.Option(help="A text file, or a .tsv with a column `text`, packed or not; without, the tokens in --out."),
@@ -24,9 +37,6 @@ Seeds = Annotated[
     typer.Option(
         metavar=INT, help="A seed; may be given several times. Without: three, and ten of the synthetic part."
     ),
-]
-Out = Annotated[
-    Path | None, typer.Option(file_okay=False, help="Keep every result here; what is done is not done again.")
 ]
 Attentions = Annotated[
     list[str] | None,
@@ -132,7 +142,7 @@ def kernels(
     depth: Annotated[int, typer.Option(min=1, help="How many layers.")] = 4,
     length: Annotated[int, typer.Option(min=2, help="Tokens a window.")] = 128,
     vocabulary: Annotated[int, typer.Option(min=260, help="How many tokens the tokenizer learns.")] = 4096,
-    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    workers: Workers = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto; of the language models.")] = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -229,7 +239,7 @@ def primal(
     examples: Examples = None,
     minutes: Minutes = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 7,
-    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -272,7 +282,7 @@ def time(
         int, typer.Option(min=1, help="Epochs of a training at most; it stops when it gets no better.")
     ] = 20,
     width: Annotated[int, typer.Option(min=8, help="The models' width.")] = 32,
-    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -307,7 +317,7 @@ def causes(
     ] = None,
     count: Annotated[int, typer.Option(min=2, help="Predictions to explain, of each training.")] = 200,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of a training. Without: as many as it needs.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,
+    workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -330,6 +340,47 @@ def causes(
         raise ValueError("give at least one file: --reviews or --retail")
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         reading = explain_blanks(sources, out, seed or (0, 1, 2), count, steps, device, workers, progress)
+    deliver(reading, files, quiet)
+
+
+@study.command("transport")
+def transport(
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="<dir>", help="A folder with uci_adult_train.csv and uci_adult_test.csv, packed or not."),
+    ] = None,
+    out: Out = None,
+    part: Annotated[str, typer.Option(help="accuracy, course, start, or all.")] = "all",
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar=STR, help="A set of the part accuracy; may be given several times. Without: all."),
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: five.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of every network. Without: as many as each has of its own.")
+    ] = None,
+    workers: Workers = 1,
+    device: Device = "auto",
+    json: Json = None,
+    csv: Csv = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Is optimal transport a way to train a classifier, and is it what the training of a Transformer does?
+
+    `kq.TransportClassifier` against Transformers and plainer methods, on classes whose best accuracy is known and on
+    public tables; Transformers followed through training; heads that were pre-trained. Half an hour on one core.
+    """
+    from keyquery.studies.transport import carry
+
+    files = targets(force, json=json, csv=csv, picture=picture)
+    if picture is not None and part != "all":
+        raise ValueError("--picture draws all parts of the study together: leave out --part")
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        reading = carry(data, out, part, seed or (0, 1, 2, 3, 4), dataset or (), epochs, device, workers, progress)
     deliver(reading, files, quiet)
 
 

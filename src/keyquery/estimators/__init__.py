@@ -8,6 +8,7 @@ from keyquery.estimators.interactions import Interactions
 from keyquery.estimators.kinds import saved_network
 from keyquery.estimators.leaning import Leaning
 from keyquery.estimators.series import SeriesClassifier
+from keyquery.estimators.transport import TransportClassifier
 
 __all__ = [
     "EventModel",
@@ -18,5 +19,6 @@ __all__ = [
     "NPTClassifier",
     "NPTRegressor",
     "SeriesClassifier",
+    "TransportClassifier",
     "saved_network",
 ]

@@ -13,7 +13,8 @@ import numpy as np
 from keyquery.instruments.flow import Flow
 from keyquery.instruments.modality import IMAGE
 from keyquery.reading import short
-from keyquery.report.packed import json_text, pack
+from keyquery.report.embedded import as_json
+from keyquery.report.packed import pack
 from keyquery.report.policy import policy
 
 ASSETS = Path(__file__).parent / "assets"
@@ -34,7 +35,7 @@ def flow_page(reading: Flow) -> str:
         "title": escape(str(reading.model["name"])),
         "style": style,
         "script": script,
-        "data": json_text(_data(reading)),
+        "data": as_json(_data(reading)),
     }
     template = (ASSETS / "flow.html").read_text(encoding="utf-8")
     # In one pass, so that nothing in the data is taken for a place to fill.

@@ -1,9 +1,8 @@
-"""Numbers and data as a page carries them."""
+"""Numbers as a page carries them."""
 
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,3 @@ def pack(values: Any) -> str:
     exponent, digits = np.where(digits == 1000, exponent + 1, exponent), np.where(digits == 1000, 100, digits)
     code = np.where(zero, 0, 1 + 900 * (exponent + 18) + digits - 100) | np.where(array < 0, 1 << 15, 0)
     return base64.b64encode(code.astype("<u2").tobytes()).decode()
-
-
-def json_text(data: Any) -> str:
-    """JSON that cannot end the element it stands in.
-
-    >>> json_text({"name": "</script>"})
-    '{"name":"\\\\u003c/script\\\\u003e"}'
-    """
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -13,13 +13,16 @@ import numpy as np
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.flow import Flow
 from keyquery.instruments.geometry import Look
+from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
+from keyquery.report.embedded import as_json
 from keyquery.report.flow_page import flow_page
 from keyquery.report.graph_page import graph_page
-from keyquery.report.packed import json_text, pack
+from keyquery.report.packed import pack
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
+from keyquery.report.transport_page import transport_page
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
@@ -32,7 +35,7 @@ OUTERMOST = 64
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, or of flow, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, of flow, or of a path, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
@@ -41,6 +44,8 @@ def page(reading: Reading) -> str:
         return graph_page(reading)
     if isinstance(reading, Flow):
         return flow_page(reading)
+    if isinstance(reading, Transport):
+        return transport_page(reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE
@@ -51,7 +56,7 @@ def page(reading: Reading) -> str:
         "style": style,
         "script": script,
         "triangles": "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks),
-        "data": json_text(data),
+        "data": as_json(data),
     }
     template = (ASSETS / "page.html").read_text(encoding="utf-8")
     # In one pass, so that nothing in the data is taken for a place to fill.

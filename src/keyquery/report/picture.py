@@ -11,12 +11,15 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Causes, Comparison, Flow, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Depth, Flow, Look, Transport
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
+from keyquery.report.between import between
+from keyquery.report.carried import carried
 from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
+from keyquery.report.depths import depths_figure
 from keyquery.report.dials import PICTURES
 from keyquery.report.flow_map import flow_map
 from keyquery.report.gains import gains
@@ -27,10 +30,22 @@ from keyquery.report.lags import lags
 from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
+from keyquery.report.plane import plane
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
+from keyquery.report.ways import ways
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import (
+    Abilities,
+    CausesStudy,
+    DatapointStudy,
+    DepthStudy,
+    Kernels,
+    Objectives,
+    PrimalStudy,
+    TimeStudy,
+    TransportStudy,
+)
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -52,9 +67,14 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
+    DatapointStudy: {"between": between},
+    TransportStudy: {"carried": carried},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Flow: {"map": flow_map},
+    Transport: {"ways": ways},
+    DepthStudy: {"depths": depths_figure},
+    Depth: {"plane": plane},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},
