@@ -139,6 +139,7 @@ def test_public_names():
         "dial",
         "distill",
         "explain",
+        "flow",
         "ksvd",
         "look",
         "models",

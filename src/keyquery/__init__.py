@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.depth import depth
     from keyquery.instruments.explanation import explain
+    from keyquery.instruments.flow import flow
     from keyquery.instruments.geometry import look
     from keyquery.instruments.separation import separation_rank
     from keyquery.instruments.transport import transport
@@ -69,6 +70,7 @@ _LAZY = {
     "dial": "keyquery.surgery.dial",
     "distill": "keyquery.surgery.distill",
     "explain": "keyquery.instruments.explanation",
+    "flow": "keyquery.instruments.flow",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
@@ -112,6 +114,7 @@ __all__ = [
     "dial",
     "distill",
     "explain",
+    "flow",
     "ksvd",
     "look",
     "models",

@@ -35,10 +35,7 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
     elif read_json(path / "config.json").get("model_type") == "keyquery":
         return _own(path), Tokenizer.load(path)
-    try:
-        transformers = import_module("transformers")
-    except ImportError:
-        raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
+    transformers = _transformers()
     with _hushed(transformers):
         try:
             maker = _speaker(transformers, path, options) if speaking else transformers.AutoModel
@@ -51,6 +48,30 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             tokenizer = None
     return model, tokenizer
+
+
+def load_processor(source: str | Path) -> Any:
+    """What makes inputs of texts and images for the model of a folder: a processor, or a tokenizer; None without one.
+
+    >>> type(load_processor(kq.models.ENCODER)).__name__
+    'Tokenizer'
+    """
+    path = Path(source)
+    if path.is_dir() and read_json(path / "config.json").get("model_type") == "keyquery":
+        return Tokenizer.load(path)
+    transformers = _transformers()
+    with _hushed(transformers):
+        try:
+            return transformers.AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+            return None
+
+
+def _transformers() -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
 
 
 def can_speak(source: str | Path) -> bool:

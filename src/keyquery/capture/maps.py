@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keyquery.capture.interface import put_back
 from keyquery.capture.watch import Batch, watch
 from keyquery.layers import Attention
 
@@ -34,18 +35,13 @@ def attention_maps(model: Any, batch: Batch) -> Maps:
 
 
 def _eager(model: Any, batch: Batch) -> Maps:
-    before = getattr(model.config, "_attn_implementation", None)
     missing = f"{type(model).__name__} gives no attention maps: it has no eager path"
-    with watch(model, {}) as run:
+    with put_back(model), watch(model, {}) as run:
         try:
             model.set_attn_implementation("eager")
         except ValueError:
             raise ValueError(missing) from None
-        try:
-            out = run({**batch, "output_attentions": True})  # type: ignore[dict-item]
-        finally:
-            if before is not None:
-                model.set_attn_implementation(before)
+        out = run({**batch, "output_attentions": True})  # type: ignore[dict-item]
     maps = getattr(out, "attentions", None) or getattr(out, "encoder_attentions", None)
     if not maps or any(part is None for part in maps):
         raise ValueError(missing)

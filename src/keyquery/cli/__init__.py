@@ -13,6 +13,7 @@ from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
 from keyquery.cli.causes import causes
 from keyquery.cli.depth import depth, study_depth
+from keyquery.cli.flow import flow
 from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
 from keyquery.cli.study_tables import datapoints
@@ -32,6 +33,7 @@ app.command()(compare)
 app.command()(dial)
 app.command()(ablate)
 app.command()(causes)
+app.command()(flow)
 study.command()(datapoints)
 app.command()(depth)
 study.command("depth")(study_depth)

@@ -1,6 +1,6 @@
 """Loaders that take a path: text, time series, tables, images."""
 
-from keyquery.data.images import Images, load_images
+from keyquery.data.images import Images, load_images, read_image
 from keyquery.data.series import Series, load_ts
 from keyquery.data.tables import Table, load_table
 from keyquery.data.text import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap, windows
@@ -15,6 +15,7 @@ __all__ = [
     "load_ts",
     "read_column",
     "read_corpus",
+    "read_image",
     "train_tokenizer",
     "unwrap",
     "windows",

@@ -71,6 +71,23 @@ def load_images(path: str | Path) -> Images:
     return Images(pixels, _as_labels(path, arrays.get("labels"), len(pixels), classes), classes)
 
 
+def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
+    """One image file in colour, whatever its mode: grey is repeated, a palette looked up, alpha dropped.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from PIL import Image
+    >>> with TemporaryDirectory() as folder:
+    ...     Image.new("P", (5, 3)).save(Path(folder, "a.png"))
+    ...     read_image(Path(folder, "a.png")).shape
+    (3, 5, 3)
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no image {path}")
+    pixels = _decode(_pillow(), str(path), path.read_bytes())
+    return np.repeat(pixels, 3, -1) if pixels.shape[-1] == 1 else pixels
+
+
 def _array(path: Path, file: Any, name: str) -> Any:
     try:
         return file[name]
@@ -125,10 +142,7 @@ def _from_folder(path: Path) -> Images:
 
 def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]:
     """The pixels of named files; the first says how large all must be."""
-    try:
-        library = import_module("PIL.Image")
-    except ImportError:
-        raise ImportError("decoding images needs Pillow: pip install 'keyquery[images]'") from None
+    library = _pillow()
     images: list[np.ndarray] = []
     for name, data in files:
         image = _decode(library, name, data)
@@ -138,6 +152,13 @@ def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]
         images.append(image)
     channels = max(image.shape[2] for image in images)
     return np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
+
+
+def _pillow() -> Any:
+    try:
+        return import_module("PIL.Image")
+    except ImportError:
+        raise ImportError("decoding images needs Pillow: pip install 'keyquery[images]'") from None
 
 
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:

@@ -5,6 +5,7 @@ from keyquery.instruments.causes import Causes, causes
 from keyquery.instruments.comparison import Comparison, compare
 from keyquery.instruments.depth import Depth, depth
 from keyquery.instruments.explanation import Explanation, explain
+from keyquery.instruments.flow import Flow, flow
 from keyquery.instruments.geometry import Look, look
 from keyquery.instruments.separation import separation_rank
 from keyquery.instruments.transport import Transport, transport
@@ -17,6 +18,7 @@ __all__ = [
     "Comparison",
     "Depth",
     "Explanation",
+    "Flow",
     "Look",
     "Transport",
     "TransportLens",
@@ -26,6 +28,7 @@ __all__ = [
     "compare",
     "depth",
     "explain",
+    "flow",
     "look",
     "transport",
     "separation_rank",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor, nn
 
@@ -129,18 +129,31 @@ def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
         given = given[0]
     if given.ndim not in (2, 3) or shape[-1] != shape[-2]:
         raise ValueError(f"attention must be (n, n) or (heads, n, n) of one text, got {shape}")
-    maps = given.detach().cpu().double().numpy().reshape(-1, *shape[-2:])
-    low = np.unravel_index(maps.argmin(), maps.shape)
-    if maps[low] < 0:
-        raise ValueError(f"attention must not be negative, got {maps[low]:.3g} in row {low[1]} of head {low[0]}")
-    sums = maps.sum(-1)
-    far = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
-    near = max(NEAR, torch.finfo(given.dtype).eps)
-    if abs(sums[far] - 1) > near:
+    check_rows(given.detach().reshape(-1, *shape[-2:]))
+    return given.detach().cpu().double().numpy().reshape(-1, *shape[-2:])
+
+
+def check_rows(maps: Float[Tensor, "heads n n"], rows: Bool[Tensor, "heads n"] | None = None) -> None:
+    """Require attention: nothing negative, and rows that sum to 1; only some `rows`, where others mean nothing.
+
+    >>> check_rows(torch.full((1, 2, 2), 0.6))
+    Traceback (most recent call last):
+    ValueError: rows of attention must sum to 1, within 0.0001; row 0 of head 0 sums to 1.2
+    """
+    near, n = max(NEAR, torch.finfo(maps.dtype).eps), maps.shape[-1]
+    lowest = int(maps.argmin())
+    if maps.flatten()[lowest] < 0:
+        head, row = divmod(lowest // n, n)
+        least = float(maps.flatten()[lowest])
+        raise ValueError(f"attention must not be negative, got {least:.3g} in row {row} of head {head}")
+    sums = maps.sum(-1, dtype=torch.float64)
+    far = (sums - 1).abs() if rows is None else (sums - 1).abs() * rows
+    head, row = divmod(int(far.argmax()), n)
+    if far[head, row] > near:
+        total = float(sums[head, row])
         raise ValueError(
-            f"rows of attention must sum to 1, within {near:.3g}; row {far[1]} of head {far[0]} sums to {sums[far]:.6g}"
+            f"rows of attention must sum to 1, within {near:.3g}; row {row} of head {head} sums to {total:.6g}"
         )
-    return maps
 
 
 def _tensor(attention: Any) -> Tensor:

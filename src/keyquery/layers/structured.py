@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -163,13 +164,32 @@ class Attention(nn.Module):
         >>> kq.Attention(8, 2).maps(torch.randn(1, 5, 8)).sum(-1).allclose(torch.ones(()))
         True
         """
+        return torch.cat(list(self.each_map(x, mask, is_causal, positions)), 1)
+
+    def each_map(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        mask: Bool[Tensor, ...] | None = None,
+        is_causal: bool = False,
+        positions: Shaped[Tensor, ...] | None = None,
+    ) -> Iterator[Float[Tensor, "batch 1 n n"]]:
+        """`maps`, one head after the other, so that no more than one need be in memory.
+
+        >>> sum(1 for head in kq.Attention(8, 2).each_map(torch.randn(1, 5, 8)))
+        2
+        """
         real, visible = self._check(x, mask, positions, None)
         if real is not None:
             x = x.where(real.unsqueeze(-1), 0.0)
         query, key, _ = self._rotated(x, positions, 0)
+        terms = self._key_norm(key)
         # Values that tell the tokens apart come out as the weights they were taken with.
-        apart = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-        return attend(query, key, apart, self.scale, real, visible, is_causal, self._key_norm(key))[0]
+        apart = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(len(x), 1, -1, -1)
+        for head in range(self.heads):
+            mine, its = slice(head, head + 1), slice(shared := head * self.kv_heads // self.heads, shared + 1)
+            seen = visible if visible is None or visible.shape[1] == 1 else visible[:, mine]
+            few = tuple(term[:, its] for term in terms)
+            yield attend(query[:, mine], key[:, its], apart, self.scale, real, seen, is_causal, few)[0]
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
         """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before any rotation."""

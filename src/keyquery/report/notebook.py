@@ -1,4 +1,4 @@
-"""A Reading in a notebook: looks, comparisons, causal graphs and paths as their page, others as a small table."""
+"""A Reading in a notebook: looks, comparisons, causal graphs, flow and paths as their page, others as a small table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.comparison import Comparison
+from keyquery.instruments.flow import Flow
 from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading
@@ -15,7 +16,7 @@ from keyquery.report.page import frame
 
 def html(reading: Reading) -> str:
     """The page of a reading that has one, the records of another as a table; every text is data, never markup."""
-    paged = isinstance(reading, (Causes, Comparison, Look)) or (isinstance(reading, Transport) and reading.sketch)
+    paged = isinstance(reading, (Causes, Comparison, Flow, Look)) or (isinstance(reading, Transport) and reading.sketch)
     return frame(reading) if paged else _table(reading)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -12,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.causes import Causes
+from keyquery.instruments.flow import Flow
 from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
 from keyquery.report.embedded import as_json
+from keyquery.report.flow_page import flow_page
 from keyquery.report.graph_page import graph_page
+from keyquery.report.packed import pack
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
 from keyquery.report.transport_page import transport_page
@@ -33,13 +35,15 @@ OUTERMOST = 64
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, or of a path, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, of flow, or of a path, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """
     if isinstance(reading, Causes):
         return graph_page(reading)
+    if isinstance(reading, Flow):
+        return flow_page(reading)
     if isinstance(reading, Transport):
         return transport_page(reading)
     looks = looks_of(reading)
@@ -63,25 +67,6 @@ def frame(reading: Reading) -> str:
     """The page in a frame of its own, as a notebook shows it: neither can touch the other."""
     facts = 'width="100%" height="760" frameborder="0" sandbox="allow-scripts"'
     return f'<iframe {facts} title="{escape(reading.kind)}" srcdoc="{escape(page(reading))}"></iframe>'
-
-
-def pack(values: Any) -> str:
-    """Numbers to three significant digits, in 16 bits each, as base64.
-
-    A code is 0 for zero, else 1 + 900·(exponent + 18) + (digits − 100), and its highest bit the sign: what comes out
-    again is the number as it would be written with three digits, however large or small.
-
-    >>> pack([1.0, -0.25])
-    'ST9bvA=='
-    """
-    array = np.asarray(values, dtype=np.float64).ravel()
-    size = np.abs(array)
-    zero = size < 1e-18
-    exponent = np.floor(np.log10(np.where(zero, 1.0, size))).astype(int)
-    digits = np.rint(np.where(zero, 1.0, size) / 10.0 ** (exponent - 2)).astype(int)
-    exponent, digits = np.where(digits == 1000, exponent + 1, exponent), np.where(digits == 1000, 100, digits)
-    code = np.where(zero, 0, 1 + 900 * (exponent + 18) + digits - 100) | np.where(array < 0, 1 << 15, 0)
-    return base64.b64encode(code.astype("<u2").tobytes()).decode()
 
 
 def _model(look: Look) -> dict[str, Any]:

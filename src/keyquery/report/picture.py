@@ -11,7 +11,7 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Causes, Comparison, Depth, Look, Transport
+from keyquery.instruments import Ablation, Causes, Comparison, Depth, Flow, Look, Transport
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
 from keyquery.report.between import between
@@ -21,6 +21,7 @@ from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.depths import depths_figure
 from keyquery.report.dials import PICTURES
+from keyquery.report.flow_map import flow_map
 from keyquery.report.gains import gains
 from keyquery.report.graph_figure import graph_figure
 from keyquery.report.graphs import svg as graphs_svg
@@ -70,6 +71,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     TransportStudy: {"carried": carried},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
+    Flow: {"map": flow_map},
     Transport: {"ways": ways},
     DepthStudy: {"depths": depths_figure},
     Depth: {"plane": plane},

@@ -6,9 +6,9 @@ import base64
 import hashlib
 
 
-def policy(script: str, style: str) -> str:
-    """A content security policy that names both by their digests."""
-    only = f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+def policy(script: str, style: str, images: bool = False) -> str:
+    """A content security policy that names both by their digests; `images` that the page carries may be shown."""
+    only = f"script-src '{_digest(script)}'; style-src '{_digest(style)}'" + ("; img-src data:" if images else "")
     return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Causes, Comparison, Depth, Explanation, Look, Transport, Turned
+from keyquery.instruments import Ablation, Causes, Comparison, Depth, Explanation, Flow, Look, Transport, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
@@ -22,6 +22,7 @@ from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
 from keyquery.report.deepened import depth_study_tables
 from keyquery.report.explained import causes_study_tables
+from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
@@ -227,6 +228,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     DepthStudy: lambda reading: depth_study_tables(reading, _table),
     TransportStudy: lambda reading: transport_study_tables(reading, _table),
     Explanation: explanation_lines,
+    Flow: flow_lines,
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
 }

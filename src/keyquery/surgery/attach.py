@@ -17,12 +17,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from keyquery.capture.interface import configs_of, uses_interface
 from keyquery.capture.watch import has_two_sides, masks_of
 from keyquery.layers import Attention, Cache
 from keyquery.layers.attend import as_wide, attend
 from keyquery.surgery.beside import beside
 from keyquery.surgery.handles import hold, put
-from keyquery.surgery.register import ACTIVE, EAGER, FUSED, register, uses_interface
+from keyquery.surgery.register import ACTIVE, EAGER, FUSED, register
 from keyquery.surgery.sites import Rewrite, Run, Site, find_sites, repeated
 
 
@@ -106,10 +107,8 @@ def _asks(module: nn.Module) -> bool:
 
 def _switch(model: nn.Module, changes: ExitStack) -> None:
     """Every config of the model names our attention; eager ones stay eager, since only they know caps and sinks."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    for config in configs.values():
-        if hasattr(config, "_attn_implementation_internal"):
-            hold(("config", id(config)), partial(_rename, config), changes)  # models may have one config
+    for config in configs_of(model):
+        hold(("config", id(config)), partial(_rename, config), changes)  # models may have one config
 
 
 def _rename(config: Any) -> Callable[[], None]:

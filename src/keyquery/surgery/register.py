@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from keyquery.capture.interface import Ungrouped
 from keyquery.layers.attend import as_wide
 from keyquery.surgery.sites import Run, Site, repeated
 
@@ -38,14 +39,6 @@ def register() -> str:
     masks.AttentionMaskInterface.register(FUSED, masks.sdpa_mask)
     masks.AttentionMaskInterface.register(EAGER, masks.eager_mask)
     return FUSED
-
-
-def uses_interface(module: nn.Module) -> bool:
-    """Whether a module asks transformers' interface how to attend: some families do not."""
-    function: Any = type(module).forward
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return "ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names
 
 
 def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any) -> Any:
@@ -82,17 +75,5 @@ def _attend(
         rest["position_bias"] = rest["position_bias"] * site.bias_gains().to(query)[:, None, None]
     width = value.shape[-1]
     value = as_wide(value, query.shape[-1]) if padded else value
-    out, weights = inner(_Ungrouped(module), query, key, value, mask, **rest)
+    out, weights = inner(Ungrouped(module), query, key, value, mask, **rest)
     return out[..., :width], weights
-
-
-class _Ungrouped:
-    """A module as attention functions see it, its keys repeated already."""
-
-    num_key_value_groups = 1
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)

@@ -1,0 +1,76 @@
+"""How much a head takes from each token when it looks there: the length of f(x) = W_O(W_V x + b_V)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.capture.watch import entry
+from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints.sources import first_line
+from keyquery.layers import Attention
+
+Lengths = Callable[[Tensor], Tensor]
+
+
+def lengths(value: Float[Tensor, "*batch n r"], output: Float[Tensor, "*heads r width"]) -> Float[Tensor, "*both n"]:
+    """‖v W‖ of values v and output maps W, through the r × r matrix W Wᵀ, in float64.
+
+    >>> lengths(torch.tensor([[3.0, 4.0]]), torch.eye(2))
+    tensor([5.], dtype=torch.float64)
+    """
+    value, output = value.double(), output.double()
+    return ((value @ (output @ output.mT)) * value).sum(-1).clamp(min=0).sqrt()
+
+
+@contextmanager
+def carried(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str | None]]:
+    """Within, lengths (batch, heads, n) of what entered each attention last, by its name; or why there are none.
+
+    Layers of `kq.Attention` say their maps themselves; those of other models are read as `kq.read` reads them.
+    """
+    found: dict[str, Tensor] = {}
+
+    def hear(name: str, of: Lengths, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        entered = args[0] if args else next(part for part in options.values() if isinstance(part, Tensor))
+        found[name] = of(entered.detach())
+
+    ways, reason = _ways(model)
+    with ExitStack() as stack:
+        for name, (place, of) in ways.items():
+            handle = model.get_submodule(place).register_forward_pre_hook(partial(hear, name, of), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield found, reason
+
+
+def _ways(model: nn.Module) -> tuple[dict[str, tuple[str, Lengths]], str | None]:
+    """Of each attention by its name: the module that tokens enter by, and the lengths of what they carry."""
+    own = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    if own:
+        return {name: (name, partial(_own, module)) for name, module in own.items()}, None
+    try:
+        heads = read(model)
+        layers = [layer for layer in heads if layer.kind == "self"]
+        for layer in layers:
+            heads.values(layer.index)
+    except (ValueError, TypeError, KeyError) as error:
+        return {}, first_line(error)
+    return {layer.name: (entry(layer, "value"), partial(_read, heads, layer.index)) for layer in layers}, None
+
+
+def _own(layer: Attention, x: Tensor) -> Float[Tensor, "batch heads n"]:
+    value = layer.value(x).unflatten(-1, (layer.kv_heads, 1, layer.head_dim)).permute(0, 2, 3, 1, 4)
+    output = layer.output.weight.mT.unflatten(0, (layer.kv_heads, -1, layer.head_dim))
+    return lengths(value, output).flatten(1, 2)
+
+
+def _read(heads: Heads, index: int, x: Tensor) -> Float[Tensor, "batch heads n"]:
+    maps = heads.values(index)
+    value = x[:, None, None] @ maps.value.to(x).mT
+    value = value if maps.value_bias is None else value + maps.value_bias.to(x).unsqueeze(-2)
+    return lengths(value, maps.output.to(x)).flatten(1, 2)

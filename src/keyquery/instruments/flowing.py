@@ -1,0 +1,264 @@
+"""Where flow is counted: over the maps of a tensor, or of a model that is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.capture.carried import carried, lengths
+from keyquery.capture.stream import Heard, stream_maps
+from keyquery.forms.checks import check_batches, check_float
+from keyquery.instruments.crossing import Classes, Crossing, shares
+from keyquery.instruments.mapped import check_rows
+from keyquery.instruments.modality import TOWERS, Tokens
+from keyquery.reading import short
+
+DIGITS = 4  # of kept maps: they are looked at
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that a `Flow` says of the attention."""
+
+    labels: list[list[str]]
+    modalities: list[str]
+    counts: dict[str, Any]
+    sizes: dict[str, int]
+    shares: dict[str, Any]
+    chance: dict[str, Any]
+    symmetry: Any
+    reciprocity: Any
+    special: Any
+    maps: list[dict[str, Any]]
+    notes: list[str]
+
+
+def listened(model: nn.Module, run: Tokens, special: tuple[str, bool], keep: int) -> Measured:
+    """Run a model and count its attention as it comes."""
+    crossing = Crossing(classes_of(run.labels, *special), keep)
+    with carried(model) as (found, reason):
+
+        def hear(heard: Heard) -> None:
+            crossing.hear(heard, _near(found, heard.module))
+
+        order, out = stream_maps(model, run.batch, hear)
+    if not order:
+        raise ValueError(_missing(model, out))
+    sizes = sorted({crossing.sizes[call] for call in order})
+    if sizes != [len(run.labels[0])]:
+        told = " and ".join(map(str, sizes))
+        raise ValueError(
+            f"modality has {len(run.labels[0])} labels, but {type(model).__name__} attends to {told} tokens"
+        )
+    calls = [crossing.calls[call] for call in order]
+    texts, heads = len(calls[0].symmetry), {call.heads for call in calls}
+    if len(run.labels) not in (1, texts):
+        raise ValueError(f"modality has {len(run.labels)} rows of labels, but the inputs hold {texts} texts")
+    if len(heads) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has layers of {' and '.join(map(str, sorted(heads)))} heads: not read"
+        )
+    lead = (len(calls), *([texts] if texts > 1 else []), *heads)
+    notes = [f"norm-weighted flow is not told: {reason}"] if reason else []
+    return _measured(crossing, order, run.labels, lead, layered=True, notes=notes)
+
+
+def _missing(model: nn.Module, out: Any) -> str:
+    name = type(model).__name__
+    if getattr(out, "text_model_output", None) is not None and getattr(out, "vision_model_output", None) is not None:
+        return f"{name} {TOWERS}"
+    return f"{name} returns no attention over all of its tokens together: nothing to measure flow in"
+
+
+def heard(
+    attention: Any,
+    labels: list[list[str]],
+    special: tuple[str, bool],
+    values: Any,
+    output: Any,
+    mask: Any,
+    keep: int,
+) -> Measured:
+    """Count the attention of a tensor (..., n, n), or of a list with one for each layer."""
+    layered, layers = _layers(attention)
+    lead, count = layers[0].shape[:-2], layers[0].shape[-1]
+    if len(labels[0]) != count:
+        raise ValueError(f"modality has {len(labels[0])} labels, but the attention has {count} tokens")
+    texts = int(np.prod(lead[:-1]))
+    if len(labels) not in (1, texts):
+        raise ValueError(f"modality has {len(labels)} rows of labels, but the attention is of {texts} texts")
+    crossing = Crossing(classes_of(labels, *special), keep)
+    real, pairs = _masked(mask, lead, count)
+    for call, layer in enumerate(layers):
+        maps = layer.reshape(texts, -1, count, count)
+        seen = None if pairs is None else pairs.to(layer.device)
+        check_rows(maps.flatten(0, 1), None if seen is None else seen.any(-1).expand(*maps.shape[:-1]).flatten(0, 1))
+        if seen is not None and bool((maps * ~seen).any()):
+            raise ValueError("attention goes where mask does not allow it")
+        norms = _norms(_of_layer(values, call, layered), _of_layer(output, call, layered), lead, count)
+        told = None if real is None else real.to(layer.device).expand(texts, -1)
+        crossing.hear(Heard(call, "layers.", 0, True, maps, seen, told), norms)
+    shape = (len(layers), *lead) if layered else tuple(lead)
+    return _measured(crossing, list(range(len(layers))), labels, shape, layered, [])
+
+
+def _layers(attention: Any) -> tuple[bool, list[Tensor]]:
+    """Whether the first dimension is that of layers, and the attention of each."""
+    if isinstance(attention, (list, tuple)) and attention and all(isinstance(part, Tensor) for part in attention):
+        for index, part in enumerate(attention):
+            check_float(f"attention[{index}]", part, "... n n")
+        if len({part.shape for part in attention}) != 1:
+            shapes = " and ".join(str(tuple(shape)) for shape in dict.fromkeys(part.shape for part in attention))
+            raise ValueError(f"the layers of attention must be of one shape, got {shapes}")
+        whole = [part.detach() for part in attention]
+        layered = True
+    else:
+        given = torch.as_tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
+        check_float("attention", given, "... n n")
+        layered = given.ndim > 3
+        whole = list(given.detach()) if layered else [given.detach()]
+    if whole[0].shape[-1] != whole[0].shape[-2]:
+        raise ValueError(f"attention must be (..., n, n), of tokens to the same tokens, got {tuple(whole[0].shape)}")
+    # Of one text, its dimension is left out, as models return it.
+    squeezed = layered and whole[0].ndim == 4 and whole[0].shape[0] == 1
+    return layered, [part[0] for part in whole] if squeezed else whole
+
+
+def _masked(mask: Any, lead: Sequence[int], count: int) -> tuple[Tensor | None, Tensor | None]:
+    """Which tokens are real (1, n), and which pairs are allowed (texts or 1, heads or 1, n, n)."""
+    if mask is None:
+        return None, None
+    mask = torch.as_tensor(mask) if isinstance(mask, (list, tuple, np.ndarray)) else mask
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(
+            f"mask must be bool, True where attention may go, got {getattr(mask, 'dtype', type(mask).__name__)}"
+        )
+    if mask.shape == (count,):
+        return mask.unsqueeze(0), (mask & mask.unsqueeze(-1))[None, None]
+    if mask.ndim < 2 or tuple(mask.shape[-2:]) != (count, count):
+        raise ValueError(f"mask must be ({count},) or (..., {count}, {count}), got {tuple(mask.shape)}")
+    if mask.ndim == 2:
+        return None, mask[None, None]
+    whole = check_batches(attention=torch.Size(lead), mask=mask.shape[:-2])
+    if whole != torch.Size(lead):
+        raise ValueError(f"mask leads by {tuple(mask.shape[:-2])}, but each layer of the attention by {tuple(lead)}")
+    return None, mask.expand(*lead, count, count).reshape(int(np.prod(lead[:-1])), -1, count, count)
+
+
+def _of_layer(given: Any, index: int, layered: bool) -> Any:
+    return given[index] if layered and given is not None else given
+
+
+def _norms(values: Any, output: Any, lead: Sequence[int], count: int) -> Float[Tensor, "texts heads n"] | None:
+    """‖f(x_j)‖ of each token, from values and output maps."""
+    if values is None:
+        if output is not None:
+            raise ValueError("output goes with values: f(x) is values times output")
+        return None
+    check_float("values", values, "... n r", n=count)
+    if output is None:
+        found = torch.linalg.vector_norm(values.double(), dim=-1)
+    else:
+        check_float("output", output, "... r d", r=values.shape[-1])
+        check_batches(values=values.shape[:-2], output=output.shape[:-2])
+        found = lengths(values, output)
+    if check_batches(attention=torch.Size(lead), values=found.shape[:-1]) != torch.Size(lead):
+        raise ValueError(f"values lead by {tuple(found.shape[:-1])}, but each layer of the attention by {tuple(lead)}")
+    return found.expand(*lead, count).reshape(int(np.prod(lead[:-1])), -1, count)
+
+
+def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
+    """Labels as numbers; at least two modalities must be among them.
+
+    >>> classes_of([["text", "image", "special"]], "special", counted=False).counted
+    [0, 1]
+    """
+    names = list(dict.fromkeys(label for row in labels for label in row))
+    taken = [index for index, label in enumerate(names) if counted or label != special]
+    if len([label for label in names if label != special]) < 2:
+        only = ", ".join(map(repr, names))
+        raise ValueError(f"modality must tell at least two modalities apart, beside {special!r}, got only {only}")
+    return Classes(names, torch.tensor([[names.index(label) for label in row] for row in labels]), taken)
+
+
+def _near(found: dict[str, Tensor], module: str) -> Tensor | None:
+    """The lengths of the attention that a module is, holds, or is part of."""
+    for name, value in found.items():
+        inside = (f"{module}.".startswith(f"{name}."), f"{name}.".startswith(f"{module}."))
+        if name in (module, "") or any(inside):
+            return value
+    return None
+
+
+def _measured(
+    crossing: Crossing,
+    order: list[int],
+    labels: list[list[str]],
+    lead: tuple[int, ...],
+    layered: bool,
+    notes: list[str],
+) -> Measured:
+    calls, classes = [crossing.calls[call] for call in order], crossing.classes
+    told: dict[str, dict[str, Any]] = {"mass": {}, "chance": {}}
+    for kind, found in told.items():
+        for reading in ("raw", "residual", "weighted"):
+            if all(reading in getattr(call, kind) for call in calls):
+                mass = _doubles([getattr(call, kind)[reading] for call in calls])
+                found[reading] = shares(mass, classes.counted).reshape(*lead, *[len(classes.counted)] * 2)
+        deep = "rollout" if kind == "mass" else "rollout_chance"
+        mass = _doubles([getattr(call, deep) for call in calls])
+        found["rollout"] = shares(mass, classes.counted).reshape(*_depths(lead, layered), *[len(classes.counted)] * 2)
+    raw = _doubles([call.mass["raw"] for call in calls])[..., classes.counted, :]
+    left = [index for index in range(len(classes.names)) if index not in classes.counted]
+    away = raw[..., left].sum((-1, -2)) / raw.sum((-1, -2)).clamp(min=1e-300)
+    sizes = {"layers": len(order), "heads": calls[0].heads} if layered else {"heads": calls[0].heads}
+    return Measured(
+        labels=labels,
+        modalities=[classes.names[index] for index in classes.counted],
+        counts=_counts(labels),
+        sizes=sizes,
+        shares=told["mass"],
+        chance=told["chance"],
+        symmetry=_shaped([call.symmetry for call in calls], lead),
+        reciprocity=_shaped([call.reciprocity for call in calls], lead),
+        special=away.reshape(lead),
+        maps=_kept(crossing, order),
+        notes=notes,
+    )
+
+
+def _doubles(rows: list[Any]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _depths(lead: tuple[int, ...], layered: bool) -> tuple[int, ...]:
+    """What leads in a rollout: all but heads."""
+    return (lead[0], *lead[1:-1]) if layered else lead[:-1]
+
+
+def _shaped(values: Any, lead: tuple[int, ...]) -> Any:
+    """Figures that may be missing, as lists of lists."""
+    return np.array(values, dtype=object).reshape(lead).tolist()
+
+
+def _counts(labels: list[list[str]]) -> dict[str, Any]:
+    names = dict.fromkeys(label for row in labels for label in row)
+    counts = {name: [row.count(name) for row in labels] for name in names}
+    return {name: found[0] if len(found) == 1 else found for name, found in counts.items()}
+
+
+def _kept(crossing: Crossing, order: list[int]) -> list[dict[str, Any]]:
+    """Kept maps, the strongest first, of the layers that are meant."""
+    names = [crossing.classes.names[index] for index in crossing.classes.counted]
+    rows = []
+    for above, call, head, maps in sorted(crossing.kept, key=lambda one: (-one[0], one[1], one[2])):
+        if call in order:
+            blocks = [{"from": names[k], "to": names[q], "map": short(part.tolist(), DIGITS)} for k, q, part in maps]
+            rows.append({"layer": order.index(call), "head": head, "above_chance": above, "blocks": blocks})
+    return rows

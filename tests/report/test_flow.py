@@ -1,0 +1,190 @@
+"""Flow on the screen, on paper, and from the command line."""
+
+import json
+import re
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli, report
+from keyquery.report import terminal
+from keyquery.report.flow_page import depths, grid, views
+from tests import vision
+from tests.report.readings import EVIL
+from tests.report.test_page import data_of, unpacked
+
+run = CliRunner().invoke
+LABELS = ["image"] * 6 + ["text"] * 4
+
+
+def made(layers=3, heads=2, keep=3, **options):
+    generator = torch.Generator().manual_seed(0)
+    attention = (2 * torch.randn(layers, heads, 10, 10, generator=generator, dtype=torch.float64)).softmax(-1)
+    return attention, kq.flow(attention, LABELS, keep=keep, **options)
+
+
+def shown(reading):
+    text = StringIO()
+    terminal.show(reading, Console(file=text, width=100))
+    return text.getvalue()
+
+
+def test_the_page_holds_the_figures_of_the_reading():
+    attention, reading = made(values=torch.rand(3, 2, 10, 4, dtype=torch.float64))
+    data = data_of(report.page.page(reading))
+    assert list(data["views"]) == ["flow", "image → text", "text → image", "norm-weighted", "reciprocity"]
+    assert np.allclose(data["views"]["flow"], reading.corrected, rtol=1e-4)
+    assert np.allclose(data["views"]["norm-weighted"], reading.of("weighted", corrected=True), rtol=1e-4)
+    ways = np.array(data["views"]["image → text"]) + np.array(data["views"]["text → image"])
+    assert np.allclose(ways, reading.corrected, atol=1e-5)
+    assert np.allclose([row[2] for row in data["layers"]], reading.rollout, rtol=1e-4)
+    assert [(one["layer"], one["head"]) for one in data["maps"]] == [
+        (one["layer"], one["head"]) for one in reading.maps
+    ]
+    one = data["maps"][0]
+    blocks = {(block["from"], block["to"]): unpacked(block["map"]) for block in one["blocks"]}
+    head = attention[one["layer"], one["head"]]
+    assert np.allclose(blocks["image", "text"], head[6:, :6].flatten(), rtol=6e-3)
+    assert np.allclose(blocks["text", "image"], head[:6, 6:].flatten(), rtol=6e-3)
+
+
+def test_the_page_stands_alone_and_texts_are_data():
+    _, reading = made(tokens=[EVIL] * 10, name=EVIL)
+    text = report.page.page(reading)
+    assert "<img" not in text
+    assert text.count("<script>") == 1
+    assert "img-src" not in text  # there is no picture in it
+    assert not re.search(r"https?://(?!www.w3.org)|@import|url\(", text)
+
+
+def test_leading_dimensions_of_any_number_have_a_page():
+    for lead in ((), (2,), (3, 2), (3, 4, 2)):
+        reading = kq.flow(torch.full((*lead, 4, 4), 0.25), ["a", "a", "b", "b"], keep=1)
+        data = data_of(report.page.page(reading))
+        assert np.shape(data["views"]["flow"]) == {0: (1, 1), 1: (1, 2)}.get(len(lead), (3, 2))
+        assert len(depths(reading)) == (lead[0] if len(lead) > 1 else 1)
+        assert "crosses" in shown(reading)
+    assert grid(reading, reading.raw).shape == (3, 2)
+    assert "reciprocity" not in views(reading)  # nothing varies
+
+
+def test_layers_without_heads_stand_one_above_the_other():
+    reading = kq.flow([torch.full((4, 4), 0.25)] * 3, ["a", "a", "b", "b"], keep=2)
+    assert np.shape(data_of(report.page.page(reading))["views"]["flow"]) == (3, 1)
+    assert "attention: 3 layers, 1 head\n" in shown(reading)
+    assert len(reading.plot().axes[0].images[0].get_array()) == 3
+
+
+def test_a_notebook_shows_the_page():
+    assert made()[1]._repr_html_().startswith("<iframe")
+
+
+@pytest.mark.parametrize(("name", "start"), [("f.svg", b"<?xml"), ("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")])
+def test_pictures(name, start):
+    assert report.picture_bytes(Path(name), made()[1]).startswith(start)
+
+
+def test_figures_have_a_map_and_a_curve():
+    _, reading = made()
+    axes = reading.plot(view="reciprocity").axes
+    assert np.allclose(axes[0].images[0].get_array(), reading.reciprocity)
+    axes = reading.plot().axes
+    assert np.allclose(axes[0].images[0].get_array(), 100 * np.array(reading.corrected))
+    rolled = axes[1].lines[2].get_xdata()
+    assert np.allclose(rolled, 100 * np.array(reading.rollout))
+    with pytest.raises(ValueError, match=r"view must be one of 'flow', .*, got 'flaw'"):
+        reading.plot(view="flaw")
+
+
+def test_the_terminal_tells_layers_and_heads():
+    _, reading = made()
+    text = shown(reading)
+    assert "attention: 3 layers, 2 heads" in text
+    assert "tokens: 6 image, 4 text" in text
+    best = reading.maps[0]
+    assert f"{best['layer']}.{best['head']} {100 * best['above_chance']:+.1f}" in text
+    mean = np.mean(reading.raw)
+    assert f"Attention that crosses: {mean:.1%} on average" in text
+    causal = torch.ones(4, 4, dtype=torch.bool).tril()
+    past = causal / causal.sum(1, keepdim=True)
+    told = shown(kq.flow(past, ["a", "special", "b", "b"], mask=causal))
+    assert "1 special left out" in told
+    assert "Whether the flow is reciprocal cannot be told" in told
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    pytest.importorskip("transformers")
+    root = tmp_path_factory.mktemp("models")
+    vision.photograph().save(root / "photograph.png")
+    for name in ("vilt", "llava", "clip"):
+        model, processor = getattr(vision, name)(), getattr(vision, f"{name}_processor")()
+        vision.saved(root / name, model, processor)
+    return root
+
+
+@pytest.mark.parametrize("name", ["vilt", "llava"])
+def test_the_command_on_an_image_and_a_text(folders, tmp_path, name):
+    names = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "html")}
+    files = [part for kind, path in names.items() for part in (f"--{kind}", str(path))]
+    options = [
+        "--image",
+        str(folders / "photograph.png"),
+        "--text",
+        vision.TEXT,
+        "--picture",
+        str(tmp_path / "out.svg"),
+    ]
+    result = run(cli.app, ["flow", str(folders / name), *options, *files])
+    assert result.exit_code == 0, result.output
+    reading = kq.Reading.load(names["json"])
+    assert reading.counts["text"] == 6
+    assert len(reading.maps) == 8
+    assert json.loads(names["json"].read_text())["kind"] == "flow"
+    assert names["csv"].read_text().startswith("layer,head,raw,residual,weighted,raw_above_chance")
+    text = names["html"].read_text()
+    assert "; img-src data:; " in text
+    assert data_of(text)["picture"]["grid"] == ([4, 5] if name == "vilt" else [4, 4])
+
+
+def test_the_command_counts_special_tokens_if_told_to(folders):
+    options = ["--image", str(folders / "photograph.png"), "--text", vision.TEXT, "--special", "count"]
+    result = run(cli.app, ["flow", str(folders / "vilt"), *options])
+    assert result.exit_code == 0, result.output
+    assert "tokens: 3 special, 6 text, 20 image" in result.output
+
+
+def test_the_command_on_two_texts():
+    result = run(cli.app, ["flow", str(kq.models.ENCODER), "--text", "The ship was old.", "--text", "So was she."])
+    assert result.exit_code == 0, result.output
+    assert "encoder: 4 layers, 4 heads" in result.output
+    assert "tokens: 5 first text, 4 second text" in result.output
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "sentence"),
+    [
+        ("vilt", [], "give the text as --text TEXT"),
+        ("vilt", ["--text", "a cat"], "give a text and an image, or two texts, got 1"),
+        ("vilt", ["--text", "", "--image", "photograph.png"], "text must hold words"),
+        ("vilt", ["--text", "a cat", "--image", "none.png"], "there is no image"),
+        (
+            "vilt",
+            ["--text", "a cat", "--image", "photograph.png", "--special", "x"],
+            "--special must be leave or count",
+        ),
+        ("clip", ["--text", "a cat", "--image", "photograph.png"], "that never attend to each other"),
+        ("none", ["--text", "a cat", "--image", "photograph.png"], "there is no "),
+    ],
+)
+def test_bad_commands_are_told_in_a_sentence(folders, model, arguments, sentence):
+    given = [str(folders / part) if part.endswith(".png") else part for part in arguments]
+    result = run(cli.app, ["flow", str(folders / model), *given])
+    assert isinstance(result.exception, (ValueError, OSError))
+    assert sentence in str(result.exception)

@@ -1,0 +1,174 @@
+"""The page of flow in a real browser: what is lit, what clicks and keys do, and that nothing else happens."""
+
+import numpy as np
+import pytest
+
+import keyquery as kq
+from tests import vision
+from tests.report.conftest import CHROMIUM
+from tests.report.readings import EVIL
+from tests.report.test_flow import made
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+
+
+@pytest.fixture(scope="module")
+def seen():
+    pytest.importorskip("transformers")
+    options = {"text": vision.TEXT, "image": vision.photograph(), "processor": vision.vilt_processor()}
+    return kq.flow(vision.vilt(), keep=5, name="tiny vilt", **options)
+
+
+def lights(tab, kind):
+    return [float(part.get_attribute("data-light")) for part in tab.locator(f"[data-{kind}]").all()]
+
+
+def block(reading, index, source, target):
+    return np.array(next(b["map"] for b in reading.maps[index]["blocks"] if (b["from"], b["to"]) == (source, target)))
+
+
+def place_of(reading, index):
+    return f"{reading.maps[index]['layer']}.{reading.maps[index]['head']}"
+
+
+def figure(tab, name):
+    return tab.locator(f'#chosen [data-figure="{name}"]').inner_text()
+
+
+def test_the_strongest_head_is_shown_first_and_its_figures_are_those_of_the_json(visit, seen):
+    tab = visit(seen)
+    best = seen.maps[0]
+    assert tab.locator("#chosen h2").inner_text() == f"Layer {best['layer']}, head {best['head']}"
+    assert figure(tab, "raw") == f"{100 * seen.raw[best['layer']][best['head']]:.1f} %"
+    assert figure(tab, "raw_above_chance") == f"+{100 * best['above_chance']:.1f}"
+    assert "tiny vilt" in tab.locator("#name").inner_text()
+    mean, chance = np.mean(seen.raw), np.mean(seen.chance_of("raw"))
+    assert f"{100 * mean:.1f} %" in tab.locator('[data-figure="raw"]').first.inner_text()
+    assert f"{100 * abs(mean - chance):.1f} points" in tab.locator('[data-figure="raw"]').first.inner_text()
+    assert tab.locator(".cell").count() == 8
+    assert tab.locator(".cell.kept").count() == 5
+
+
+def test_patches_are_lit_by_the_words_that_look_at_them(visit, seen):
+    tab = visit(seen)
+    looks = block(seen, 0, "image", "text")  # rows are words
+    patches = looks.mean(0) / looks.mean(0).max()
+    assert np.allclose(lights(tab, "patch"), patches, atol=6e-3)
+    words = looks.sum(1) / looks.sum(1).max()
+    assert np.allclose(lights(tab, "token"), words, atol=6e-3)
+    tab.locator('[data-token="2"]').click()  # cat
+    assert np.allclose(lights(tab, "patch"), looks[1] / looks[1].max(), atol=6e-3)
+    best = seen.tokens[9 + looks[1].argmax()]
+    assert tab.locator(".readout").inner_text().startswith(f"“cat” looks at “{best}”")
+    tab.locator(".seen").focus()
+    tab.keyboard.press("ArrowDown")  # from the first patch
+    at = seen.picture["places"].index([1, 0])
+    assert np.allclose(lights(tab, "token"), looks[:, at] / looks[:, at].max(), atol=6e-3)
+    assert tab.locator(".readout").inner_text().startswith("“patch 2,1” is looked at by")
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator(".readout").inner_text().startswith("“patch 2,2” is looked at by")
+    assert tab.locator(".spot").count() == 1
+
+
+def test_patches_lie_where_they_are_in_the_image(visit, seen):
+    tab = visit(seen)
+    whole = tab.locator(".seen").bounding_box()
+    for at in (0, 7, 19):
+        row, column = seen.picture["places"][at]
+        box = tab.locator(f'[data-patch="{at}"]').bounding_box()
+        assert box["x"] - whole["x"] == pytest.approx(column * whole["width"] / 5, abs=1.5)
+        assert box["y"] - whole["y"] == pytest.approx(row * whole["height"] / 4, abs=1.5)
+    loaded = "document.querySelector('.seen image').getAttribute('href')"
+    assert tab.evaluate(loaded).startswith("data:image/jpeg;base64,")
+    size = tab.evaluate(
+        f"(async () => {{ const i = new Image(); i.src = {loaded}; await i.decode(); return i.width }})()"
+    )
+    assert size == 40
+
+
+def test_words_are_lit_by_the_patches_that_look_at_them(visit, seen):
+    tab = visit(seen)
+    tab.locator("#chosen").get_by_role("button", name="text → image", exact=True).click()
+    looks = block(seen, 0, "text", "image")  # rows are patches
+    assert np.allclose(lights(tab, "token"), looks.mean(0) / looks.mean(0).max(), atol=6e-3)
+    tab.locator('[data-patch="3"]').click(force=True)
+    assert np.allclose(lights(tab, "token"), looks[3] / looks[3].max(), atol=6e-3)
+    assert tab.locator(".readout").inner_text().startswith(f"“{seen.tokens[12]}” looks at ")
+    tab.locator('[data-patch="3"]').click(force=True)  # once more lets go
+    assert tab.locator(".readout").inner_text().startswith("A token of image takes")
+
+
+def test_clicks_keys_and_the_address_choose_heads(visit, seen):
+    tab = visit(seen, f"#{place_of(seen, 1)}")
+    assert tab.locator('[aria-selected="true"]').get_attribute("data-head") == place_of(seen, 1)
+    tab.locator('.cell[data-head="1.2"]').click()
+    assert tab.locator("#chosen h2").inner_text() == "Layer 1, head 2"
+    assert tab.evaluate("location.hash") == "#1.2"
+    for key, place in (("ArrowUp", "0.2"), ("ArrowRight", "0.3"), ("ArrowRight", "0.3"), ("ArrowLeft", "0.2")):
+        tab.keyboard.press(key)
+        assert tab.evaluate("document.activeElement.dataset.head") == place
+    tab.get_by_role("button", name="reciprocity").click()
+    value = seen.reciprocity[0][2]
+    told = f"{value:+.2f}".replace("-", "−")
+    assert tab.locator('.cell[data-head="0.2"]').get_attribute("title") == f"0.2: reciprocity {told}"
+    left = next(f"{layer}.{head}" for layer in range(2) for head in range(4) if (layer, head) not in kept(seen))
+    tab.locator(f'.cell[data-head="{left}"]').click()
+    assert "is not in this page" in tab.locator("#chosen").inner_text()
+
+
+def kept(reading):
+    return {(one["layer"], one["head"]) for one in reading.maps}
+
+
+def test_all_heads_stand_in_a_table(visit, seen):
+    tab = visit(seen)
+    tab.locator("#table summary").click()
+    tab.locator("#table tbody tr").first.wait_for()  # it is filled when it opens, by an event that comes later
+    assert tab.locator("#table tbody tr").count() == 8
+    assert "raw above chance" in tab.locator("#table thead").inner_text()
+
+
+def test_flow_without_an_image_shows_both_sides_as_words(visit):
+    _, reading = made(keep=6, tokens=[f"w{place}" for place in range(10)])
+    tab = visit(reading)
+    assert tab.locator("svg.seen").count() == 0
+    assert [part.inner_text() for part in tab.locator(".lit").all()] == [f"w{place}" for place in range(10)]
+    tab.locator('[data-token="7"]').click()
+    looks = block(reading, 0, "image", "text")
+    assert np.allclose(lights(tab, "token")[:6], looks[1] / looks[1].max(), atol=6e-3)
+
+
+def test_what_a_mask_forbids_is_told(visit):
+    pytest.importorskip("transformers")
+    options = {"text": vision.TEXT, "image": vision.photograph(), "processor": vision.llava_processor()}
+    tab = visit(kq.flow(vision.llava(), keep=2, **options))
+    tab.locator("#chosen").get_by_role("button", name="text → image", exact=True).click()
+    assert "the mask does not allow it" in tab.locator(".readout").inner_text()
+
+
+def test_texts_are_data(visit):
+    _, reading = made(tokens=[EVIL] * 10, name=EVIL)
+    tab = visit(reading)
+    assert tab.locator("#name").inner_text() == EVIL
+    assert tab.locator(".lit").first.inner_text() == EVIL
+    assert tab.evaluate("window.evil") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_can_be_read_in_both_schemes_and_on_a_telephone(visit, seen, scheme):
+    tab = visit(seen, color_scheme=scheme)
+    tab.set_viewport_size({"width": 390, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth <= 390")
+    luminance = """(node) => {
+      const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+      const of = (colour) => {
+        canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((v) => v / 255)
+          .map((v) => (v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4));
+        return .2126 * r + .7152 * g + .0722 * b;
+      };
+      const style = getComputedStyle(node), pair = [of(style.color), of(style.backgroundColor)].sort((a, b) => a - b);
+      return (pair[1] + .05) / (pair[0] + .05);
+    }"""
+    for chip in tab.locator(".lit").all():
+        assert chip.evaluate(luminance) > 3
