@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keyquery.instruments.comparison import compare
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
+    from keyquery.instruments.ranking import score_rankings
     from keyquery.layers import (
         Attention,
         BochnerTime,
@@ -70,6 +71,7 @@ _LAZY = {
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
     "regularizer": "keyquery.layers",
+    "score_rankings": "keyquery.instruments.ranking",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
 }
@@ -107,6 +109,7 @@ __all__ = [
     "read",
     "register",
     "regularizer",
+    "score_rankings",
     "swap",
     "testing",
 ]

@@ -5,6 +5,7 @@ from keyquery.instruments.causes import Causes, causes
 from keyquery.instruments.comparison import Comparison, compare
 from keyquery.instruments.explanation import Explanation, explain
 from keyquery.instruments.geometry import Look, look
+from keyquery.instruments.ranking import RankingScores, score_rankings, score_revisited
 from keyquery.instruments.turned import Turned, turned
 
 __all__ = [
@@ -13,11 +14,14 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Look",
+    "RankingScores",
     "Turned",
     "ablate",
     "causes",
     "compare",
     "explain",
     "look",
+    "score_rankings",
+    "score_revisited",
     "turned",
 ]
