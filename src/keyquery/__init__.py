@@ -11,7 +11,15 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
-    from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier
+    from keyquery.estimators import (
+        AffinityReranker,
+        AlphaQueryExpansion,
+        EventModel,
+        KReciprocalReranker,
+        NPTClassifier,
+        NPTRegressor,
+        SeriesClassifier,
+    )
     from keyquery.forms import Form, Rope, ksvd, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
@@ -40,6 +48,8 @@ if TYPE_CHECKING:
 
 # Names are imported when they are first used: the command line is up, and can be interrupted, before torch is.
 _LAZY = {
+    "AffinityReranker": "keyquery.estimators",
+    "AlphaQueryExpansion": "keyquery.estimators",
     "Attention": "keyquery.layers",
     "BochnerTime": "keyquery.layers",
     "Cache": "keyquery.layers",
@@ -48,6 +58,7 @@ _LAZY = {
     "Encoder": "keyquery.layers",
     "EventModel": "keyquery.estimators",
     "Form": "keyquery.forms",
+    "KReciprocalReranker": "keyquery.estimators",
     "MercerTime": "keyquery.layers",
     "NPTClassifier": "keyquery.estimators",
     "NPTRegressor": "keyquery.estimators",
@@ -77,6 +88,8 @@ _LAZY = {
 }
 
 __all__ = [
+    "AffinityReranker",
+    "AlphaQueryExpansion",
     "Attention",
     "BochnerTime",
     "Cache",
@@ -85,6 +98,7 @@ __all__ = [
     "Encoder",
     "EventModel",
     "Form",
+    "KReciprocalReranker",
     "MercerTime",
     "NPTClassifier",
     "NPTRegressor",
