@@ -127,7 +127,7 @@ def test_public_names():
     promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
     promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
     promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += ["AffinityReranker", "AlphaQueryExpansion", "KReciprocalReranker", "score_rankings"]
+    promised += ["AffinityReranker", "AlphaQueryExpansion", "KReciprocalReranker", "Reranker", "score_rankings"]
     promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain"]
     promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
     assert sorted(kq.__all__) == sorted(promised)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         KReciprocalReranker,
         NPTClassifier,
         NPTRegressor,
+        Reranker,
         SeriesClassifier,
     )
     from keyquery.forms import Form, Rope, ksvd, nystrom
@@ -64,6 +65,7 @@ _LAZY = {
     "NPTRegressor": "keyquery.estimators",
     "PrimalAttention": "keyquery.layers",
     "Reading": "keyquery.reading",
+    "Reranker": "keyquery.estimators",
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
@@ -104,6 +106,7 @@ __all__ = [
     "NPTRegressor",
     "PrimalAttention",
     "Reading",
+    "Reranker",
     "Rope",
     "SeriesClassifier",
     "TimeAttention",

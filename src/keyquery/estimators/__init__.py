@@ -8,6 +8,7 @@ from keyquery.estimators.interactions import Interactions
 from keyquery.estimators.kinds import saved_network
 from keyquery.estimators.leaning import Leaning
 from keyquery.estimators.reciprocal import KReciprocalReranker
+from keyquery.estimators.rerank import Reranker
 from keyquery.estimators.rerankers import AffinityReranker, AlphaQueryExpansion
 from keyquery.estimators.reranking import Reranking
 from keyquery.estimators.series import SeriesClassifier
@@ -23,6 +24,7 @@ __all__ = [
     "Leaning",
     "NPTClassifier",
     "NPTRegressor",
+    "Reranker",
     "Reranking",
     "SeriesClassifier",
     "saved_network",
