@@ -42,7 +42,8 @@ class Reranking(Reading, kind="reranking"):
     thumbnails: Mapping[str, str]  # PNG files in base64, by "query 3" and "item 7"
 
     def __repr__(self) -> str:
-        return f"Reranking({len(self.queries)} queries, {self.moved} of the first {self.most} places changed)"
+        count = len(self.queries)
+        return f"Reranking({count} queries, {self.moved} of {count * self.most} first places changed)"
 
     @property
     def moved(self) -> int:

@@ -1,10 +1,11 @@
-"""A Reading in a notebook: looks, comparisons and causal graphs as their page, others as a small table."""
+"""A Reading in a notebook: looks, comparisons, causal graphs and re-ranked lists as their page, others as a table."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Any
 
+from keyquery.estimators.reranking import Reranking
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
@@ -14,7 +15,7 @@ from keyquery.report.page import frame
 
 def html(reading: Reading) -> str:
     """The page of a look or a comparison, the records of another as a table; every text is data, never markup."""
-    return frame(reading) if isinstance(reading, (Causes, Comparison, Look)) else _table(reading)
+    return frame(reading) if isinstance(reading, (Causes, Comparison, Look, Reranking)) else _table(reading)
 
 
 def _table(reading: Reading) -> str:

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from keyquery.estimators.reranking import Reranking
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.geometry import Look
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
 from keyquery.report.graph_page import graph_page
+from keyquery.report.moves_page import moves_page
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
 
@@ -31,13 +33,15 @@ OUTERMOST = 64
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, or of causal graphs, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, or of re-ranked lists, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """
     if isinstance(reading, Causes):
         return graph_page(reading)
+    if isinstance(reading, Reranking):
+        return moves_page(reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE

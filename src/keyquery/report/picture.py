@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery.estimators import Importance, Interactions, Leaning
+from keyquery.estimators import Importance, Interactions, Leaning, Reranking
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Causes, Comparison, Look
 from keyquery.layers.time import TimeKernel
@@ -25,6 +25,7 @@ from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
 from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
+from keyquery.report.moves import moves
 from keyquery.report.panels import panels
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
@@ -57,6 +58,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},
     Leaning: {"leaning": leaning},
+    Reranking: {"moves": moves},
 }
 
 

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, Turned
+from keyquery.estimators import Reranking
+from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, RankingScores, Turned
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.caused import causes_lines, explanation_lines
@@ -21,6 +22,7 @@ from keyquery.report.colours import DOES
 from keyquery.report.explained import causes_study_tables
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
+from keyquery.report.moved import reranking_lines, scores_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
@@ -208,5 +210,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
     Explanation: explanation_lines,
+    RankingScores: lambda reading: scores_lines(reading, _table),
+    Reranking: lambda reading: reranking_lines(reading, _table),
     Turned: turned_lines,
 }
