@@ -13,6 +13,7 @@ from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
 from keyquery.cli.causes import causes
 from keyquery.cli.looking import compare, look
+from keyquery.cli.rerank import rerank
 from keyquery.cli.study import study
 from keyquery.cli.surgery import ablate, dial
 
@@ -30,6 +31,7 @@ app.command()(compare)
 app.command()(dial)
 app.command()(ablate)
 app.command()(causes)
+app.command()(rerank)
 app.add_typer(study, name="study")
 
 

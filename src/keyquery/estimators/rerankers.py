@@ -67,9 +67,17 @@ class ListReranker(Estimator):
         `kq.data.load_images` gives or uint8 (n, h, w) or (n, h, w, c); `relevant`, as in `kq.score_rankings`.
         """
         check_count("most", most)
-        asked = self._asked(queries, database)
-        told = Shown(**shown)
+        asked, told = self._asked(queries, database), Shown(**shown)
         told.check(len(asked.queries), len(asked.database))
+        return reranking_of(repr(self), *self._both(asked, lists, top), most, told)
+
+    def before_and_after(
+        self, queries: Any, database: Any, lists: Any = None, top: int | None = None
+    ) -> tuple[Int64[Tensor, "q m"], Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+        """Lists of the first round, or those given; the same re-ranked; and scores of the first `top`."""
+        return self._both(self._asked(queries, database), lists, top)
+
+    def _both(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
         if lists is None:
             top = self._top(top, len(asked.database), "the database has")
             before = search(*asked, top)
@@ -78,7 +86,7 @@ class ListReranker(Estimator):
             before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
             top = self._top(top, before.shape[1], "lists hold")
             after, scores = self._ordered(asked, before, top)
-        return reranking_of(repr(self), before.cpu(), after.cpu(), scores.cpu(), most, told)
+        return before.cpu(), after.cpu(), scores.cpu()
 
     def _check(self) -> None:
         check_sizes(self, ("top",))
