@@ -27,10 +27,11 @@ from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.moves import moves
 from keyquery.report.panels import panels
+from keyquery.report.ranks import ranks
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, RerankStudy, TimeStudy
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -52,6 +53,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
+    RerankStudy: {"ranks": ranks},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Importance: {"stretches": stretches},

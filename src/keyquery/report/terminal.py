@@ -24,9 +24,10 @@ from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.moved import reranking_lines, scores_lines
 from keyquery.report.primal import primal_tables
+from keyquery.report.ranked import rerank_study_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, TimeStudy
+from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, RerankStudy, TimeStudy
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -211,6 +212,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
     Explanation: explanation_lines,
     RankingScores: lambda reading: scores_lines(reading, _table),
+    RerankStudy: lambda reading: rerank_study_tables(reading, _table),
     Reranking: lambda reading: reranking_lines(reading, _table),
     Turned: turned_lines,
 }

@@ -5,6 +5,7 @@ from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
 from keyquery.studies.primal import PrimalStudy, primal
+from keyquery.studies.rerank import RerankStudy, rerank
 from keyquery.studies.time import TimeStudy, foretell
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Kernels",
     "Objectives",
     "PrimalStudy",
+    "RerankStudy",
     "TimeStudy",
     "dial_abilities",
     "explain_blanks",
@@ -20,4 +22,5 @@ __all__ = [
     "kernels",
     "objectives",
     "primal",
+    "rerank",
 ]
