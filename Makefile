@@ -36,6 +36,7 @@ bench: $(READY)  ## every figure of the README and of docs/*.md, measured again
 	$(BIN)/python bench/primal.py
 	$(BIN)/python bench/overlaps.py
 	$(BIN)/python bench/time.py
+	$(BIN)/python bench/rerank.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens
