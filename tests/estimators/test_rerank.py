@@ -321,3 +321,21 @@ def test_files_that_are_no_reranker_are_told(fitted, tmp_path):
         path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
         with pytest.raises(ValueError, match=said):
             kq.Reranker.load(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_the_scores_of_the_processor(fitted, unseen, monkeypatch):
+    torch.use_deterministic_algorithms(False)  # else cuBLAS asks for a setting of its own
+    queries, database, _ = unseen
+    lists = search(queries, database, 24)
+    _, scores = fitted.rerank_lists(queries, database, lists)
+    monkeypatch.setattr(fitted, "device", "cuda")
+    order, half = fitted.rerank_lists(queries.cuda(), database.cuda(), lists.cuda())
+    assert order.is_cuda
+    assert (half.cpu() - scores).abs().max() < 2e-3
+    for kind in (kq.AlphaQueryExpansion(24, device="cuda"), kq.KReciprocalReranker(24, 8, device="cuda")):
+        there, here = kind.rerank(queries, database)[0], kind.set_params(device="cpu").rerank(queries, database)[0]
+        assert (there == here).float().mean() > 0.98
+    model = kq.Reranker(**{**SMALL, "device": "cuda"}, steps=20).fit(*curves(12, seed=0))
+    assert model.history_[-1]["loss"] < model.history_[0]["loss"]

@@ -16,7 +16,7 @@ from keyquery import cli
 from keyquery.report import terminal
 from keyquery.studies import labelled
 from keyquery.studies.diffusion import Diffusion
-from keyquery.studies.labelled import Sources, load_split, passages, prepare, split
+from keyquery.studies.labelled import Sources, load_split, passages, prepare, split, stretches
 from keyquery.studies.rerank import METHODS, RerankStudy, rerank
 from keyquery.studies.vectors import dino, image_vectors, load_dino, text_vectors
 from tests.estimators.groups import curves
@@ -141,6 +141,18 @@ def test_passages_are_labelled_by_their_work_or_by_a_column(tmp_path):
     (tmp_path / "rows.tsv").write_text("label\ttext\nx\tone\ny\ttwo\n")
     assert passages(tmp_path / "rows.tsv")[0] == ["one", "two"]
     assert passages(tmp_path / "rows.tsv")[1].tolist() == ["x", "y"]
+
+
+def test_stretches_are_passages_one_after_the_other(tmp_path):
+    works = ["\n".join(f"w{work} {n}" for n in range(60 * 14 // 2 * sizes)) for work, sizes in enumerate((6, 3, 1))]
+    (tmp_path / "works.txt").write_text("\f".join(works))
+    texts, labels = stretches(tmp_path / "works.txt", most=72)  # two of each work, but the last has only one
+    assert np.bincount(labels).tolist() == [12] * 5
+    for label in range(5):
+        words = " ".join(text for text, one in zip(texts, labels, strict=True) if one == label).split()
+        assert len(set(words[::2])) == 1  # of one work
+        numbers = [int(word) for word in words[1::2]]
+        assert numbers == list(range(numbers[0], numbers[0] + 360))
 
 
 @pytest.fixture(scope="module")

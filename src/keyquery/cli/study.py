@@ -357,7 +357,7 @@ def rerank(
     ] = None,
     items: Annotated[int, typer.Option(min=8, help="Images, and passages, to take at most.")] = 3000,
     top: Annotated[int, typer.Option(min=2, help="How many of each list to put in order.")] = 128,
-    anchors: Annotated[int, typer.Option(min=2, help="How many of them all are compared with.")] = 64,
+    anchors: Annotated[int, typer.Option(min=2, help="How many of them all are compared with.")] = 128,
     width: Annotated[int, typer.Option(min=8, help="The networks' width.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a training.")] = 400,
     workers: Annotated[int, typer.Option(min=1, help="How many trainings share the device.")] = 1,

@@ -30,7 +30,7 @@ def moves(reading: Reranking, pyplot: Any, query: int = 0) -> Any:
     for side, x, aside in (("before", 0.0, "right"), ("after", 1.0, "left")):
         for place, number in enumerate(one[side], 1):
             _label(axis, reading, items[number], (x, place), aside)
-    axis.set(xlim=(-1.1, 2.1), ylim=(reading.most + 1.1, 0.2))
+    axis.set(xlim=(-1.1, 2.1), ylim=(reading.most + 1.1, 0.0))
     axis.axis("off")
     below = any(None in places or max(places) > reading.most for places in map(_places, items.values()))
     for side, x in (("before", 0.0), ("after", 1.0)):

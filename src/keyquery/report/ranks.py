@@ -7,7 +7,7 @@ from typing import Any
 from keyquery.report.colours import KERNELS
 from keyquery.studies.rerank import LEARNED, METHODS, RerankStudy
 
-TITLES = {"images": "Images", "digits": "Digits", "texts": "Texts"}
+TITLES = {"images": "Images", "digits": "Digits", "texts": "Texts", "stretches": "Stretches of texts"}
 CALLED = {"affinity": "affinity alone", "expansion": "query expansion", "reciprocal": "k-reciprocal"}
 PLAIN = "#8c959f"
 

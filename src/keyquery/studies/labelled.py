@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from keyquery.progress import Progress
 from keyquery.studies.vectors import image_vectors, load_dino, text_vectors
 
 WORDS = 60  # of a passage, where a text is cut into some
+STRETCH = 12  # passages, one after the other, that are a group
 LEAST = 4  # classes: two to learn from, two to test on
 DIGITS_SIZE, IMAGE_SIZE = 56, 112  # what images are brought to
 SHARE = 0.2  # of the items to test on that are queries
@@ -73,8 +75,9 @@ def prepare(sources: Sources, folder: Path, device: str, progress: Progress | No
         makers["digits"] = lambda: _digit_set(sources.weights, device, progress)
     if sources.texts is not None:
         texts, encoder = sources.texts, sources.encoder
-        keys["texts"] = [_digest(texts), _digest(encoder), sources.items, WORDS]
-        makers["texts"] = lambda: _text_set(texts, encoder, sources.items, device, progress)
+        for name in ("texts",) if _is_table(texts) else ("texts", "stretches"):
+            keys[name] = [_digest(texts), _digest(encoder), sources.items, WORDS, *[STRETCH] * (name == "stretches")]
+            makers[name] = partial(_text_set, name, texts, encoder, sources.items, device, progress)
     for name, make in makers.items():
         digest = hashlib.sha256(repr(keys[name]).encode()).hexdigest()[:16]
         path = folder / _file(name, digest)
@@ -172,13 +175,19 @@ def _digit_set(weights: Path | None, device: str, progress: Progress | None) -> 
 
 
 def _text_set(
-    path: Path, encoder: Path | None, most: int, device: str, progress: Progress | None
+    name: str, path: Path, encoder: Path | None, most: int, device: str, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    texts, labels = passages(path)
-    chosen = _some(labels, most)
-    return text_vectors([texts[place] for place in chosen], encoder or "", device=device, progress=progress), labels[
-        chosen
-    ]
+    if name == "stretches":
+        texts, labels = stretches(path, most)
+    else:
+        texts, labels = passages(path)
+        chosen = _some(labels, most)
+        texts, labels = [texts[place] for place in chosen], labels[chosen]
+    return text_vectors(texts, encoder or "", device=device, progress=progress), labels
+
+
+def _is_table(path: str | Path) -> bool:
+    return re.search(r"\.tsv(\.xz|\.gz)?$", str(path)) is not None
 
 
 def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
@@ -191,7 +200,7 @@ def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
     >>> labels.tolist(), texts[0].count("one")
     ([0, 0, 1], 60)
     """
-    if re.search(r"\.tsv(\.xz|\.gz)?$", str(path)):
+    if _is_table(path):
         return read_column(path, "text"), np.array(read_column(path, "label"))
     texts, labels = [], []
     for label, work in enumerate(read_corpus(path).split("\f")):
@@ -200,6 +209,23 @@ def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
         texts += parts
         labels += [label] * len(parts)
     return texts, np.array(labels)
+
+
+def stretches(path: str | Path, most: int) -> tuple[list[str], Int[np.ndarray, " n"]]:
+    """Passages labelled by the stretch of 12, one after the other, that they are of; as many from each work.
+
+    Groups that are many and small, unlike works.
+    """
+    texts, works = passages(path)
+    found, labels = list[str](), list[int]()
+    names = np.unique(works)
+    for work in names:
+        own = np.flatnonzero(works == work)
+        count = min(len(own) // STRETCH, max(most // STRETCH // len(names), 1))
+        for start in np.linspace(0, len(own) // STRETCH - 1, count).astype(int) * STRETCH:
+            labels += [len(found) // STRETCH] * STRETCH
+            found += [texts[place] for place in own[start : start + STRETCH]]
+    return found, np.array(labels)
 
 
 def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:

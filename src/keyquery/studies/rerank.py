@@ -36,6 +36,7 @@ KERNELS = ("general", "psd", "symmetric")
 LEARNED = tuple(f"learned, {kernel}" for kernel in KERNELS)
 METHODS = ("first round", "affinity", "expansion", "reciprocal", "diffusion", *LEARNED)
 WHOLE = ("expansion", "reciprocal", "diffusion")  # which can order the whole database, too
+HEAD, MOST_HEADS = 16, 12  # the width of a head in narrow networks, and how many there are in wide ones
 SETTING = ("dataset", "method", "scope")
 FIGURES = ("average_precision", "ndcg@10", "medium", "hard", "ms")
 
@@ -79,7 +80,7 @@ class RerankTrial:
     method: str
     seed: int
     top: int = 128
-    anchors: int = 64
+    anchors: int = 128
     width: int = 64
     steps: int = 400
 
@@ -116,7 +117,8 @@ class RerankTrial:
         if self.method in LEARNED:
             kernel = self.method.removeprefix("learned, ")
             sizes: dict[str, Any] = {"anchors": min(self.anchors, top + 1), "width": self.width, "steps": self.steps}
-            made = Reranker(top, kernel=kernel, random_state=self.seed, device=device, **sizes)
+            heads = min(max(self.width // HEAD, 1), MOST_HEADS)
+            made = Reranker(top, heads=heads, kernel=kernel, random_state=self.seed, device=device, **sizes)
             return made.fit(data.features, data.labels)
         if self.method == "affinity":
             return AffinityReranker(top, min(self.anchors, top + 1), device)
@@ -174,7 +176,7 @@ def rerank(
     out: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     top: int = 128,
-    anchors: int = 64,
+    anchors: int = 128,
     width: int = 64,
     steps: int = 400,
     device: str = "auto",
