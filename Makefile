@@ -37,6 +37,8 @@ bench: $(READY)  ## every figure of the README and of docs/*.md, measured again
 	$(BIN)/python bench/overlaps.py
 	$(BIN)/python bench/time.py
 	$(BIN)/python bench/rerank.py
+	$(BIN)/python bench/transport.py
+	$(BIN)/python bench/datapoints.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens

@@ -124,12 +124,53 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 
 def test_public_names():
-    promised = ["Attention", "Cache", "Decoder", "Encoder", "data", "models"]
-    promised += ["Form", "Reading", "Rope", "__version__", "compare", "ksvd", "look", "nystrom", "read", "testing"]
-    promised += ["EventModel", "SeriesClassifier", "BochnerTime", "MercerTime", "TimeAttention"]
-    promised += ["AffinityReranker", "AlphaQueryExpansion", "KReciprocalReranker", "Reranker", "score_rankings"]
-    promised += ["DatapointAttention", "NPTClassifier", "NPTRegressor", "causes", "explain"]
-    promised += ["PrimalAttention", "ablate", "dial", "distill", "project", "register", "regularizer", "swap"]
+    promised = [
+        "AffinityReranker",
+        "AlphaQueryExpansion",
+        "Attention",
+        "BochnerTime",
+        "Cache",
+        "DatapointAttention",
+        "Decoder",
+        "Encoder",
+        "EventModel",
+        "Form",
+        "KReciprocalReranker",
+        "MercerTime",
+        "NPTClassifier",
+        "NPTRegressor",
+        "PrimalAttention",
+        "Reading",
+        "Reranker",
+        "Rope",
+        "SeriesClassifier",
+        "TimeAttention",
+        "TransportClassifier",
+        "TransportLens",
+        "__version__",
+        "ablate",
+        "causes",
+        "compare",
+        "data",
+        "depth",
+        "dial",
+        "distill",
+        "explain",
+        "ksvd",
+        "look",
+        "models",
+        "monge_gap",
+        "nystrom",
+        "project",
+        "read",
+        "register",
+        "regularizer",
+        "score_rankings",
+        "separation_rank",
+        "swap",
+        "testing",
+        "transport",
+    ]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:

@@ -159,3 +159,8 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_its_target(tmp_path):
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600
     assert Reading.load(path).degrees == 1.0
+
+
+def test_a_reading_of_many_numbers_is_still_one_line():
+    reading = Temperature(degrees=1.0, provenance={"seed": 0, "all": list(range(10_000))})
+    assert repr(reading) == "Temperature(provenance={… 2}, degrees=1.0, curve=[])"

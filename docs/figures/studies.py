@@ -18,6 +18,8 @@ PICTURES = (
     ("time_study.svg", "time", None),
     ("causes_study.svg", "causes", None),
     ("rerank_study.svg", "rerank", None),
+    ("datapoints_study.svg", "datapoints", None),
+    ("transport_study.svg", "transport", None),
 )
 
 

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
         NPTRegressor,
         Reranker,
         SeriesClassifier,
+        TransportClassifier,
     )
-    from keyquery.forms import Form, Rope, ksvd, nystrom
+    from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
     from keyquery.instruments.comparison import compare
+    from keyquery.instruments.depth import depth
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.geometry import look
     from keyquery.instruments.ranking import score_rankings
+    from keyquery.instruments.separation import separation_rank
+    from keyquery.instruments.transport import transport
+    from keyquery.instruments.transport_lens import TransportLens
     from keyquery.layers import (
         Attention,
         BochnerTime,
@@ -69,24 +74,30 @@ _LAZY = {
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
+    "TransportClassifier": "keyquery.estimators",
+    "TransportLens": "keyquery.instruments.transport_lens",
     "ablate": "keyquery.instruments.ablation",
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
+    "depth": "keyquery.instruments.depth",
     "dial": "keyquery.surgery.dial",
     "distill": "keyquery.surgery.distill",
     "explain": "keyquery.instruments.explanation",
     "ksvd": "keyquery.forms",
     "look": "keyquery.instruments.geometry",
     "models": "keyquery.models",
+    "monge_gap": "keyquery.forms",
     "nystrom": "keyquery.forms",
     "project": "keyquery.surgery.project",
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
     "regularizer": "keyquery.layers",
     "score_rankings": "keyquery.instruments.ranking",
+    "separation_rank": "keyquery.instruments.separation",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
+    "transport": "keyquery.instruments.transport",
 }
 
 __all__ = [
@@ -110,25 +121,31 @@ __all__ = [
     "Rope",
     "SeriesClassifier",
     "TimeAttention",
+    "TransportClassifier",
+    "TransportLens",
     "__version__",
     "ablate",
     "causes",
     "compare",
     "data",
+    "depth",
     "dial",
     "distill",
     "explain",
     "ksvd",
     "look",
     "models",
+    "monge_gap",
     "nystrom",
     "project",
     "read",
     "register",
     "regularizer",
     "score_rankings",
+    "separation_rank",
     "swap",
     "testing",
+    "transport",
 ]
 
 

@@ -42,6 +42,18 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     return text.removeprefix("\ufeff")
 
 
+def find_packed(folder: str | Path, name: str) -> Path:
+    """The file of this name in a folder, as it is or packed.
+
+    >>> find_packed("docs", "index.md").name
+    'index.md'
+    """
+    for ending in ("", *UNPACK):
+        if (path := Path(folder, name + ending)).is_file():
+            return path
+    raise FileNotFoundError(f"{folder} holds no {name}, {' or '.join(name + ending for ending in UNPACK)}")
+
+
 def check_target(path: Path, force: bool) -> None:
     """Refuse what could not be written later: a file that exists (unless forced), and what is no file or has no folder.
 

@@ -20,6 +20,7 @@ from keyquery._version import __version__
 from keyquery.files import write_text
 
 KINDS: dict[str, type[Reading]] = {}
+LONG = 60  # letters of a list that are still written out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,16 @@ class Reading:
             raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
         KINDS[kind] = cls
+        if "__repr__" not in cls.__dict__:  # else the dataclass would write out every number
+            cls.__repr__ = Reading.__repr__  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
+        return f"{type(self).__name__}({said})"
 
     def to_dict(self) -> dict[str, Any]:
         """The reading as JSON holds it.
@@ -135,6 +142,13 @@ class Reading:
         """
         return _report().plot(self, what, **options)
 
+    def page(self, path: str | Path) -> None:
+        """Write the page of the reading to an HTML file, which opens offline; not every kind has one.
+
+        Looks, comparisons, causal graphs and paths of optimal transport do.
+        """
+        write_text(path, _report().page.page(self))
+
 
 def provenance(**facts: Any) -> dict[str, Any]:
     """Where figures come from: what the instrument says, and the versions that computed them.
@@ -173,6 +187,14 @@ def short(value: Any, digits: int) -> Any:
     if isinstance(value, dict):
         return {key: short(item, digits) for key, item in value.items()}
     return [short(item, digits) for item in value] if isinstance(value, list) else value
+
+
+def _brief(value: Any) -> str:
+    """What a line has room for; of more, how many there are."""
+    said = repr(value)
+    if len(said) <= LONG or not isinstance(value, (list, dict)):
+        return said
+    return f"[… {len(value)}]" if isinstance(value, list) else f"{{… {len(value)}}}"
 
 
 def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery.cli import app
-from keyquery.estimators.datapoint_training import CHUNK, Plan, Samples, drawing, losses, spoil, stratified, table_loss
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, drawing, table_loss
+from keyquery.estimators.room import CHUNK, at_a_time
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Rows, columns_of, encode, fields_of
 
@@ -85,6 +87,52 @@ def test_a_prediction_depends_on_the_targets_of_the_context(numbers):
     assert np.array_equal(model.predict(X), before)
 
 
+def test_what_predictions_attend_to_is_read_anew_when_anything_has_changed():
+    X, y = table(30)
+    model = kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
+
+    def afresh():
+        return pickle.loads(pickle.dumps(model)).predict_proba(X)
+
+    said = [model.predict_proba(X)]
+    with torch.no_grad():
+        model.network_.encoder.layers[0].block.attention.value.weight.mul_(3)  # in place
+    said.append(model.predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    model.context_.values[:, 0] += 1
+    said.append(model.predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    said.append(model.set_params(random_state=1).fit(X, y).predict_proba(X))
+    assert np.array_equal(said[-1], afresh())
+    assert all(not np.allclose(one, other) for one, other in pairwise(said))
+
+
+@pytest.mark.parametrize("rows", ["full", "induced", "none"])
+def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatch, rows):
+    torch.manual_seed(0)
+    network = TableNetwork((0, 3, 0), 8, 4, 2, rows=rows, points=5).double().eval()
+    context, later = (
+        Rows(torch.randn(n, 3).double(), torch.randint(3, (n, 3)), torch.rand(n, 3) < 0.3) for n in (30, 50)
+    )
+    memories = network.memories(context.within())
+    said = []
+    for size in (1, 7, 64, 256):
+        monkeypatch.setattr("keyquery.estimators.datapoint_training.at_a_time", lambda *_, size=size: size)
+        said.append(answers(network, later, memories))
+    assert said[0].std() > 1e-3
+    assert max((one - said[0]).abs().max().item() for one in said[1:]) < 1e-12
+
+
+def test_a_gpu_predicts_as_many_at_a_time_as_it_has_room_for(monkeypatch):
+    gpu, rooms = torch.device("cuda"), {}
+    for free in (1e6, 1e9, 1e11):
+        monkeypatch.setattr("keyquery.estimators.room.free", lambda device, free=free: free)
+        rooms[free] = at_a_time(100_000, 640, 8, 4096, gpu)
+    assert rooms == {1e6: 64, 1e9: 512, 1e11: 8192}
+    assert at_a_time(100, 640, 8, 4096, gpu) == 128  # no more than are asked
+    assert at_a_time(100_000, 640, 8, 4096, torch.device("cpu")) == 64
+
+
 def test_the_context_is_what_was_learned_from_some_of_it_or_all():
     X, y = table(100)
     usual = kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
@@ -107,6 +155,17 @@ def test_rows_without_a_target_are_seen_where_that_is_asked_for():
     assert len(model.classes_) == 2
     with pytest.raises(ValueError, match="y must have a label for every sample, got None or NaN"):
         kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
+    some = kq.NPTClassifier(**SMALL, steps=2, semi_supervised=True, context=12).fit(X, y)
+    assert len(some.context_rows_) == 12  # of which as many have no target as of all
+    assert some.context_.hidden[:, -1].sum() == round(12 * 20 / 52)
+
+
+def test_targets_that_are_masked_are_missing():
+    X, target = table(30)[0], np.ma.masked_array(np.arange(30.0), np.arange(30) < 6)
+    model = kq.NPTRegressor(**SMALL, steps=2, semi_supervised=True).fit(X, target)
+    assert {*model.context_rows_[model.context_.hidden[:, -1].numpy()]} == {*range(6)}
+    with pytest.raises(ValueError, match="y must have a number for every sample, got masked ones"):
+        kq.NPTRegressor(**SMALL, steps=2).fit(X, target)
 
 
 @pytest.mark.parametrize("semi_supervised", [False, True])
@@ -157,76 +216,6 @@ def test_it_trains_in_short_floats_too():
     assert short.item() == pytest.approx(exact.item(), rel=0.05)
 
 
-# Masking and the loss
-
-
-def test_entries_are_hidden_or_spoilt_in_the_published_shares():
-    n, sizes, generator = 20_000, (0, 4, 0), torch.Generator().manual_seed(0)
-    rows = Rows(torch.full((n, 3), 9.0), torch.full((n, 3), 2), torch.zeros(n, 3, dtype=torch.bool))
-    samples = Samples(rows, np.arange(n), np.arange(0), np.arange(0))
-    batch = drawing(samples, sizes, Plan(target_share=0.3), 100, None)(0, generator)
-    asked, given = batch.asked[0], Rows(*(part[0] for part in batch.rows))
-    assert asked[:, :2].double().mean().item() == pytest.approx(0.15, abs=0.01)
-    assert asked[:, 2].double().mean().item() == pytest.approx(0.3, abs=0.02)
-    assert not given.hidden[~asked].any()
-    assert (given.values[~asked] == 9).all()
-    assert given.hidden[asked].double().mean().item() == pytest.approx(0.9, abs=0.02)
-    spoilt = asked & ~given.hidden
-    drawn = given.values[:, [0, 2]][spoilt[:, [0, 2]]]
-    assert (abs(drawn.mean()) < 0.1, abs(drawn.std() - 1) < 0.1) == (True, True)
-    counts = torch.bincount(given.codes[:, 1][spoilt[:, 1]], minlength=4)
-    assert (counts / counts.sum() - 0.25).abs().max() < 0.1
-
-
-def test_features_count_first_and_targets_last():
-    rows = Rows(torch.randn(30, 2), torch.zeros(30, 2, dtype=torch.long), torch.zeros(30, 2, dtype=torch.bool))
-    draw = drawing(Samples(rows, np.arange(30), np.arange(0), np.arange(0)), (0, 0), Plan(), 100, None)
-    trades = [draw(step, torch.Generator().manual_seed(step)).trade for step in (0, 50, 100)]
-    assert trades == pytest.approx([1.0, 0.5, 0.0])
-
-
-def test_the_loss_is_its_definition():
-    sizes = (0, 3, 0, 2)
-    network, generator = TableNetwork(sizes, 8, 2, 2), torch.Generator().manual_seed(0)
-    codes = torch.stack([torch.randint(max(size, 1), (40,)) for size in sizes], 1)
-    rows = Rows(torch.randn(40, 4), codes, torch.rand(40, 4) < 0.1)
-    rows.hidden[:, -1] = False
-    batch = drawing(Samples(rows, np.arange(40), np.arange(0), np.arange(0)), sizes, Plan(), 10, None)(5, generator)
-    h, sums, counts = network(*batch.rows)[0], [0.0, 0.0], [0, 0]
-    for row, column in batch.asked[0].nonzero().tolist():
-        if sizes[column]:
-            cost = -network.logits(h[row, column], column).log_softmax(-1)[codes[row, column]].item()
-        else:
-            cost = (network.numbers(h[row, column], column) - rows.values[row, column]).item() ** 2
-        kind = int(column < 3)
-        sums[kind], counts[kind] = sums[kind] + cost, counts[kind] + 1
-    found = [value.item() for value in losses(network, batch)]
-    assert found == pytest.approx([sums[0] / counts[0], sums[1] / counts[1]], rel=1e-5)
-    assert table_loss(network, batch).item() == pytest.approx((found[0] + found[1]) / 2, rel=1e-5)
-
-
-def test_tall_tables_are_learned_by_parts():
-    rows = Rows(torch.randn(90, 2), torch.zeros(90, 2, dtype=torch.long), torch.zeros(90, 2, dtype=torch.bool))
-    samples = Samples(rows, np.arange(60), np.arange(60, 90), np.arange(60, 90))
-    batch = drawing(samples, (0, 0), Plan(), 10, 30)(0, torch.Generator().manual_seed(0))
-    assert batch.asked.shape == (1, 30, 2)
-    assert batch.rows.hidden[0, 20:, -1].all()  # a third of them, as in the table, without their targets
-    assert not batch.asked[0, 20:, -1].any()
-    assert batch.asked[0, :20, -1].any()
-
-
-def test_nothing_is_spoilt_where_nothing_is_asked():
-    rows = Rows(torch.randn(5, 2), torch.randint(3, (5, 2)), torch.rand(5, 2) < 0.5)
-    found = spoil(rows, torch.zeros(5, 2, dtype=torch.bool), (0, 3), 0.5, torch.Generator())
-    assert all(torch.equal(one, other) for one, other in zip(found, rows, strict=True))
-
-
-def test_samples_have_every_stratum():
-    strata = np.repeat([0, 1, 2], [80, 15, 5])
-    assert np.bincount(strata[stratified(strata, 20, seed=0)]).tolist() == [16, 3, 1]
-    assert stratified(np.arange(10.0), 10, seed=0).tolist() == list(range(10))
-
-
 # Tables
 
 
@@ -267,6 +256,17 @@ def test_a_category_that_training_did_not_have_counts_as_missing(fitted):
     with pytest.warns(UserWarning, match="column 'colour' of X holds categories .*: 'green', 'pink'; they"):
         found = fitted.predict_proba(strange)
     assert np.array_equal(found, fitted.predict_proba(missing))
+
+
+def test_numbers_that_are_names_are_the_same_with_gaps_and_without():
+    whole = pd.DataFrame({"kind": pd.Series([1, 2, 3]).astype("category")})
+    gaps = pd.DataFrame({"kind": pd.Series([1, None, 3]).astype("category")})  # of floats, by pandas
+    fields = fields_of(columns_of(whole))
+    assert fields[0].categories == ("1", "2", "3")
+    found = encode(columns_of(gaps), fields)
+    assert found.codes[:, 0].tolist() == [0, 0, 2]
+    assert found.hidden[:, 0].tolist() == [False, True, False]
+    assert not encode(columns_of(np.array([[1.0], [2.0]])), fields).hidden.any()
 
 
 # Keeping

@@ -7,7 +7,7 @@ import torch
 
 import keyquery as kq
 from keyquery.estimators import room
-from keyquery.estimators.room import needed
+from keyquery.estimators.room import HELD, STEP, needed
 
 SMALL = {"embedding": 4, "depth": 2, "heads": 2, "steps": 2, "device": "cpu", "random_state": 0}
 X = np.random.default_rng(0).normal(size=(12, 2))
@@ -43,6 +43,7 @@ TABLES = {
     "complex": (X + 1j, ValueError, "Complex data not supported: column '0' of X"),
     "one axis": (X[0], ValueError, r"X must be a table \(rows, columns\), got shape \(2,\)\. Reshape your data"),
     "three axes": (X[None], ValueError, r"got shape \(1, 12, 2\)\. a table has two axes"),
+    "nothing": (None, ValueError, r"X must be a table \(rows, columns\), got NoneType"),
     "no rows": (X[:0], ValueError, r"X has no rows: 0 sample\(s\)"),
     "no columns": (X[:, :0], ValueError, r"X has no columns: 0 feature\(s\)"),
     "uneven": ([[1, 2], [3]], ValueError, "its rows are not of one length"),
@@ -64,6 +65,7 @@ TARGETS = {
     "too few": (Y[:3], "y must have a number for each of the 12 samples of X, got 3"),
     "texts": (["a"] * 12, "y must hold numbers, got <U1 such as 'a'"),
     "missing": ([np.nan] * 12, "y must have a finite number for every sample, got NaN"),
+    "huge": (np.arange(12) * 1e300, "y holds values too large to be standardised"),
     "complex": (Y + 1j, "y must have a finite number|y must hold numbers"),
 }
 
@@ -74,6 +76,14 @@ def test_targets(name):
     given, message = TARGETS[name]
     with pytest.raises(ValueError, match=message):
         kq.NPTRegressor(**SMALL).fit(X, given)
+
+
+def test_a_target_that_is_held_out_and_far_from_all_others_is_told():
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = kq.NPTRegressor(**SMALL).fit(X, X[:, 0])
+    held = np.setdiff1d(np.arange(30), model.context_rows_)
+    with pytest.raises(ValueError, match=r"y holds values too large: up to 1e.* standard deviations of the others"):
+        model.fit(X, np.where(np.arange(30) == held[0], 1e200, X[:, 0]))
 
 
 def test_targets_that_are_all_missing():
@@ -170,7 +180,7 @@ def test_a_table_that_does_not_fit_is_told_before_the_work():
 
 
 def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
-    whole, thrifty = needed(3, 4, 2, 2, 12, "full")
+    whole, thrifty = needed(3, 4, 2, 2, 2, 12, "full", "cpu")
     monkeypatch.setattr(room, "free", lambda device: whole * 1.5)
     usual = kq.NPTClassifier(**SMALL).fit(X, Y)
     assert usual.network_.encoder.thrifty
@@ -186,6 +196,13 @@ def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
 def test_the_weights_of_the_estimate_are_those_of_the_network():
     network = kq.NPTClassifier(**SMALL)._network([0, 0, 2])
     count = sum(weight.numel() for weight in network.parameters())
-    whole, thrifty = needed(3, 4, 2, 2, 0, "full")
+    whole, thrifty = needed(3, 4, 2, 2, 2, 0, "full", "cuda")
     assert whole == thrifty
-    assert 0.7 < whole / (4 * 5 * count) < 1.1
+    assert 0.7 < whole / (4 * (HELD + STEP) * count) < 1.1
+
+
+def test_what_torch_holds_of_a_gpu_and_does_not_use_is_free(monkeypatch):
+    told = {"mem_get_info": (10, 100), "memory_reserved": 50, "memory_allocated": 20}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert room.free("cuda") == 40

@@ -59,6 +59,18 @@ def test_tables_pass_the_checks_of_scikit_learn(kind):
     assert sum(one["status"] == "passed" for one in found) > 40
 
 
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:Estimator Transport.* does not inherit from")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize("geometry", ["circle", "simplex", "learned"])
+def test_transport_passes_the_checks_of_scikit_learn(geometry):
+    model = kq.TransportClassifier(geometry, epochs=20, random_state=0, device="cpu")
+    found = check_estimator(model, on_fail=None)
+    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
+    assert sum(one["status"] == "passed" for one in found) > 50
+
+
 def test_it_walks_through_folds_grids_and_pipelines():
     X, y = slopes(12)
     model = kq.SeriesClassifier(**SMALL, epochs=10, lr=0.02, random_state=0)

@@ -30,9 +30,9 @@ def said(network, rows, **options):
     return torch.cat(parts, -1)
 
 
-def network(rows="full", published=False, kernel="general", sizes=SIZES):
+def network(rows="full", published=False, kernel="general", sizes=SIZES, **options):
     torch.manual_seed(1)
-    made = TableNetwork(sizes, 8, 4, 2, rows=rows, published=published, kernel=kernel, points=5)
+    made = TableNetwork(sizes, 8, 4, 2, rows=rows, published=published, kernel=kernel, points=5, **options)
     for weight in made.parameters():  # a fresh residual is the identity, and would hide what is wrong with it
         weight.data += torch.randn_like(weight) / 20
     return made.eval()
@@ -44,7 +44,7 @@ def network(rows="full", published=False, kernel="general", sizes=SIZES):
 def plain(block, x, published):
     """The block by hand, with a matrix of scores, for kernel "general"."""
     norm = torch.nn.functional.layer_norm
-    gains = block.query_norm if published else block.attention_norm
+    gains = block.attention_norm
     normed = norm(x, x.shape[-1:], gains.weight, gains.bias, gains.eps)
     source, own = x if published else normed, block.attention
     query, key, value = own.query(normed), own.key(source), own.value(source)
@@ -80,6 +80,15 @@ def test_what_published_says_is_all_that_differs():
     assert sum(w.numel() for w in old.parameters()) == sum(w.numel() for w in new.parameters())
 
 
+@pytest.mark.parametrize("rows", ["full", "induced"])
+def test_all_of_a_layer_is_of_the_dtype_and_device_that_is_asked_for(rows):
+    layer = kq.DatapointAttention(3, 8, 2, kernel="symmetric", rows=rows, dtype=torch.float64)
+    assert {weight.dtype for weight in layer.parameters()} == {torch.float64}
+    assert layer(torch.randn(1, 4, 3, 8, dtype=torch.float64)).dtype == torch.float64
+    layer = kq.DatapointAttention(3, 8, 2, rows=rows, device="meta")
+    assert {weight.device.type for weight in layer.parameters()} == {"meta"}
+
+
 def test_layers_take_turns_rows_first():
     kinds = [type(layer).__name__ for layer in DatapointEncoder(3, 8, 4, 2).layers]
     assert kinds == ["DatapointAttention", "AttributeAttention"] * 2
@@ -102,11 +111,14 @@ def test_every_kernel_keeps_its_structure(kernel, rows):
         assert symmetry.max() < -1 + 1e-9
 
 
-def test_layers_computed_again_in_backward_give_the_same_gradients():
-    one, other = (network() for _ in range(2))
+@pytest.mark.parametrize("dropped", [False, True])
+def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monkeypatch):
+    monkeypatch.setattr("keyquery.layers.dropping.FEW", 1)
+    one, other = (network(dropout=0.3).train(dropped) for _ in range(2))
     other.encoder.thrifty = True
     rows = rows_of(SIZES)
     for each in (one, other):
+        torch.manual_seed(0)
         said(each, rows).square().mean().backward()
     for left, right in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(left.grad, right.grad)
@@ -129,6 +141,8 @@ def test_long_tables_go_through_in_parts(monkeypatch):
         (lambda: kq.DatapointAttention(0, 8, 2), "columns must be at least 1, got 0"),
         (lambda: kq.DatapointAttention(3, 8, 2, rows="ful"), "rows must be one of 'full', 'induced', got 'ful'; did"),
         (lambda: kq.DatapointAttention(3, 8, 2, rows="induced", points=0), "points must be at least 1, got 0"),
+        (lambda: kq.DatapointAttention(3, 8, 2, rope=kq.Rope(4)), "rope must be None between datapoints, got Rope"),
+        (lambda: kq.DatapointAttention(3, 8, 2, kv_heads=1), "kv_heads must be None between datapoints, got 1"),
         (lambda: DatapointEncoder(3, 8, 0, 2), "depth must be at least 1, got 0"),
         (
             lambda: kq.DatapointAttention(3, 8, 2)(torch.zeros(1, 5, 2, 8)),
@@ -316,3 +330,31 @@ def test_the_look_up_oracle():
 def test_without_attention_between_rows_there_is_nothing_to_look_up():
     made = looked_up(n=16, embedding=16, depth=4, heads=4, steps=200, lr=1e-3, rows="none")
     assert abs(correlation(made, 16)) < 0.1
+
+
+# What is said of its heads
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_norm_is_folded_into_what_it_feeds(published):
+    network = TableNetwork((0,) * 3, 8, 2, 2, published=published)
+    block, x = network.encoder.layers[0].block, torch.randn(1, 10, 24)
+    torch.nn.init.normal_(block.attention_norm.weight)
+    torch.nn.init.normal_(block.attention_norm.bias)
+    layer = kq.read(network)[0]
+    normed = block.attention_norm(x)
+    scores = block.attention.queries(normed) @ block.attention.memory(x if published else normed).key.mT
+    plain = torch.nn.functional.layer_norm(x[0], (24,), eps=block.attention_norm.eps)
+    ones = torch.ones(10, 1)
+    query, key = (torch.cat((tokens, ones), 1) for tokens in (plain, x[0] if published else plain))
+    found = query @ layer.folded.query.mT @ layer.folded.key @ key.mT
+    assert torch.allclose(found, scores[0], atol=1e-4)
+    assert layer.kind == ("cross" if published else "self")
+
+
+def test_on_data_only_rows_that_attend_to_themselves_are_split():
+    table = Rows(torch.randn(1, 30, 3), torch.zeros(1, 30, 3).long(), torch.zeros(1, 30, 3).bool())._asdict()
+    heads = kq.look(TableNetwork((0,) * 3, 8, 2, 2, rows="induced", points=4), inputs=[table]).heads
+    assert [(head["kind"], head["on_data"] is None) for head in heads] == [("cross", True)] * 4 + [("self", False)] * 2
+    with pytest.raises(ValueError, match="only self-attention is split"):
+        kq.look(TableNetwork((0,) * 3, 8, 2, 2, published=True), inputs=[table])

@@ -1,5 +1,7 @@
 """What studies are tried on."""
 
+import lzma
+
 import numpy as np
 import pytest
 
@@ -22,4 +24,16 @@ def series(tmp_path_factory):
             values = [",".join(f"{value:.3f}" for value in rng.normal(i % 2, 1, 12)) for i in range(10)]
             lines = [f"{row}:{'ab'[i % 2]}" for i, row in enumerate(values)]
             (folder / f"{name}_{part}.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sheets(tmp_path_factory):
+    """Yacht and Boston as their files are, with other numbers: the target is of the last feature and of a category."""
+    folder, rng = tmp_path_factory.mktemp("sheets"), np.random.default_rng(0)
+    for name, features in (("yacht", 6), ("boston", 13)):
+        codes, x = rng.integers(0, 3, (60, features - 1)), rng.normal(size=60)
+        rows = [[*map(float, code), last, 10 * last + 5 * code[0]] for code, last in zip(codes, x, strict=True)]
+        text = "".join(" ".join(f"{value:.4f}" for value in row) + "\n" for row in rows)
+        (folder / f"uci_{name}_data.txt.xz").write_bytes(lzma.compress(text.encode()))
     return folder

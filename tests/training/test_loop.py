@@ -94,6 +94,24 @@ def test_a_run_broken_off_on_purpose_keeps_its_checkpoint(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("end", [20, 25])
+def test_a_spare_run_writes_its_checkpoint_only_where_it_is_broken_off(tmp_path, end):
+    recipe, file, there = Recipe(40, check_every=10), tmp_path / "run.checkpoint", []
+    whole, broken, fresh = small(0.2), small(0.2), small(0.2)
+    train(whole, draw, loss, recipe)
+
+    def until(step):
+        there.append(file.exists())
+        return step >= end
+
+    train(broken, draw, loss, recipe, until=until, checkpoint=file, spare=True)
+    assert not any(there)
+    assert file.exists()
+    train(fresh, draw, loss, recipe, checkpoint=file, spare=True)
+    assert not file.exists()
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
+
+
 KILLED = """
 import sys, time, torch
 sys.path.insert(0, {root!r})
@@ -288,6 +306,31 @@ def test_lookahead_goes_half_way_every_sixth_step():
         weight.grad = torch.tensor([-1.0])
         optimiser.step()
     assert weight.item() == 3.0
+
+
+def test_rmsprop_divides_by_the_root_of_a_running_mean_of_squares():
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    start = float(model.weight.detach())
+    optimiser = make_optimiser("rmsprop", model, 0.01, 0.0)
+    for gradient in (2.0, -1.0):
+        model.weight.grad = torch.tensor([[gradient]]).double()
+        optimiser.step()
+    first, second = 0.1 * 4.0, 0.9 * 0.1 * 4.0 + 0.1 * 1.0
+    moved = -0.01 * (2.0 / (first**0.5 + 1e-7) - 1.0 / (second**0.5 + 1e-7))
+    assert float(model.weight.detach()) - start == pytest.approx(moved, rel=1e-9)
+
+
+def test_chance_in_a_step_is_that_of_the_seed_and_the_step():
+    drawn = []
+
+    def loss(model, batch):
+        drawn.append(torch.rand(2))
+        return model.weight.sum()
+
+    train(torch.nn.Linear(1, 1), lambda step, generator: None, loss, Recipe(2, seed=3))
+    for step, found in enumerate(drawn):
+        torch.manual_seed(((3 * 1_000_003) << 24) + step)
+        assert torch.equal(found, torch.rand(2))
 
 
 def test_the_diagonal_of_a_kernel_does_not_decay():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -93,10 +94,38 @@ class Heads:
 
     def embedding(self) -> Float[Tensor, "vocabulary width"] | None:
         """The token embeddings, where the checkpoint has them."""
-        for name, shape in self.source.shapes.items():
-            if len(shape) == 2 and any(name.endswith(f"{part}.weight") for part in EMBEDDINGS):
-                return self.source.rows(name)
-        return None
+        name = self._embedding()
+        return None if name is None else self.source.rows(name)
+
+    @property
+    def embedding_shape(self) -> tuple[int, ...] | None:
+        """How many tokens the embeddings have, and how wide they are, without reading them.
+
+        >>> kq.read(kq.models.DECODER).embedding_shape
+        (4096, 128)
+        """
+        name = self._embedding()
+        return None if name is None else self.source.shapes[name]
+
+    def _embedding(self) -> str | None:
+        named = (name for name, shape in self.source.shapes.items() if len(shape) == 2)
+        return next((name for name in named if any(name.endswith(f"{part}.weight") for part in EMBEDDINGS)), None)
+
+    def depth(self) -> int:
+        """How many layers stand on each other; an encoder with a decoder, two stacks, has no such number.
+
+        >>> kq.read(kq.models.DECODER).depth()
+        4
+        """
+        names = {module_name(place) for place, _ in self._places}
+        stacks = {re.sub(r"\d+", "…", name) for name in names}
+        if len(stacks) > 1:
+            raise ValueError(
+                f"{self.source.label} has attention in {' and in '.join(sorted(stacks))}, not in one stack"
+            )
+        if any(place.attention.shared for place, _ in self._places):
+            return int(self.config.get("num_hidden_layers", len(names)))
+        return len(names)
 
     def position_bias(self, layer: Layer, offsets: Tensor) -> Float[Tensor, "heads n"] | None:
         """What the model adds to the scaled score by offset alone (key position − query position), if anything."""

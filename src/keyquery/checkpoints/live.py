@@ -48,6 +48,10 @@ class FormedHeads(Heads):
     def __len__(self) -> int:
         return len(self._layers)
 
+    def depth(self) -> int:
+        """How many layers say their forms."""
+        return len(self)
+
     def _read(self, index: int) -> Layer:
         name = self._layers[index]
         module: Any = self._model.get_submodule(name)
@@ -55,7 +59,7 @@ class FormedHeads(Heads):
         return Layer(
             index=index,
             name=name or "attention",
-            kind="self",
+            kind=getattr(module, "kind", "self"),
             causal=self._causal(name),
             weights=_projections(module),
             scale=module.scale,
@@ -103,6 +107,10 @@ class MixedHeads(Heads):
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def depth(self) -> int:
+        """How many layers there are of both."""
+        return len(self)
 
     def _read(self, index: int) -> Layer:
         heads, there = self._order[index]

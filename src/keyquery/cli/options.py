@@ -21,6 +21,11 @@ Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to th
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Out = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Keep every result here; what is done is not done again.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="How many trainings share the device.")]
+INT, STR, PATH = "<int>", "<str>", "<path>"  # what one of several is: a list is not what a user types
 
 
 def deliver(

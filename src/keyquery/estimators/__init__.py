@@ -12,6 +12,7 @@ from keyquery.estimators.rerank import Reranker
 from keyquery.estimators.rerankers import AffinityReranker, AlphaQueryExpansion
 from keyquery.estimators.reranking import Reranking
 from keyquery.estimators.series import SeriesClassifier
+from keyquery.estimators.transport import TransportClassifier
 
 __all__ = [
     "AffinityReranker",
@@ -27,5 +28,6 @@ __all__ = [
     "Reranker",
     "Reranking",
     "SeriesClassifier",
+    "TransportClassifier",
     "saved_network",
 ]

@@ -106,6 +106,14 @@ class Estimator:
         state = params["random_state"]
         return {**params, "random_state": state if isinstance(state, int) else None, "device": str(params["device"])}
 
+    def _keep_columns(self, names: Sequence[str] | None, count: int) -> None:
+        """How many columns a table has, and what they are called where it says so, as scikit-learn keeps it."""
+        self.n_features_in_ = count
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
             try:
@@ -203,8 +211,10 @@ def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
         raise ValueError(f"y must be (n,), one number a sample, got shape {numbers.shape}")
     if len(numbers) != count:
         raise ValueError(f"y must have a number for each of the {count} samples of X, got {len(numbers)}")
+    if np.ma.is_masked(y):
+        raise ValueError("y must have a number for every sample, got masked ones")
     try:
-        found = np.ma.filled(numbers, np.nan).astype(np.float64)
+        found = numbers.astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"y must hold numbers, got {numbers.dtype} such as {numbers.tolist()[0]!r}") from None
     if numbers.dtype.kind == "c" or not np.isfinite(found).all():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -27,11 +27,19 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, stratified
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.estimators.leaning import Leaning, lean
 from keyquery.estimators.room import require_room
 from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of, named
+from keyquery.estimators.tables import (
+    Field,
+    Rows,
+    check_features,
+    columns_of,
+    encode,
+    fields_of,
+    named,
+)
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
@@ -50,17 +58,23 @@ class Coded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A context as it was read, and of which network and rows that is."""
+    """A context as it was read, and of which weights and rows that is, each with how often it was written to."""
 
     device: torch.device
-    of: tuple[int, int]
+    of: list[tuple[ReferenceType[Tensor], int]]
     memories: list[Memory]
+
+    def holds(self, tensors: list[Tensor]) -> bool:
+        """Whether it is of these tensors, as they are now."""
+        pairs = zip(self.of, tensors, strict=False)
+        same = all(one() is tensor and count == tensor._version for (one, count), tensor in pairs)
+        return same and len(self.of) == len(tensors)
 
 
 READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # apart from estimators, which predicting leaves as is
 
 
-class Datapoints(Estimator):
+class Datapoints(Estimator, ABC):
     """A table, and a context of its rows that predictions attend to."""
 
     plan: ClassVar[Plan] = Plan()
@@ -97,7 +111,8 @@ class Datapoints(Estimator):
         count = len(columns.values[0])
         y = target_of(X) if y is None else y
         there = self._there(y, count)
-        given = self._given(y if there.all() else [value for value in y if not is_missing(value)], int(there.sum()))
+        some = y if there.all() else [value for value, is_there in zip(y, there, strict=True) if is_there]
+        given = self._given(some, int(there.sum()))
         if len(given) < 2:
             raise ValueError(
                 f"X has {count} sample(s), {len(given)} of them with a target, and at least 2 are required: rows "
@@ -112,8 +127,9 @@ class Datapoints(Estimator):
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
-        self.context_, self.context_rows_ = samples.rows.take(chosen), chosen
-        self._keep(columns, given)
+        self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
+        self._keep_columns(columns.names, len(columns.values))
+        self._keep(given)
         self.params_ = self._plain_params()
         return self
 
@@ -123,7 +139,7 @@ class Datapoints(Estimator):
         sizes, seen = [field.size for field in fields], len(samples.learned) + len(samples.bare)
         most = None if self.row_attention == "induced" else self.plan.batch
         rows = seen if most is None else min(seen, most)
-        shape = (len(fields), self.embedding, self.depth, sum(sizes))
+        shape = (len(fields), self.embedding, self.depth, self.heads, sum(sizes))
         thrifty = require_room(*shape, rows, self.row_attention, device)
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(sizes, thrifty=thrifty).to(device)
@@ -203,9 +219,8 @@ class Datapoints(Estimator):
             ]
             made._take_context(tensors)
             made._take(facts)
-            made.n_features_in_ = len(made.fields_) - 1
-            if facts["named"]:
-                made.feature_names_in_ = np.array([field.name for field in made.fields_[:-1]], dtype=object)
+            names = [field.name for field in made.fields_[:-1]]
+            made._keep_columns(names if facts["named"] else None, len(names))
             weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
             if not all(tensor.isfinite().all() for tensor in weights.values()):
                 raise ValueError("it holds NaN or infinity")
@@ -238,7 +253,7 @@ class Datapoints(Estimator):
         """Which rows have a target; without `semi_supervised` all must."""
         if y is None or not self.semi_supervised or np.ndim(y) != 1 or len(y) != count:
             return np.ones(count, dtype=bool)  # what is wrong with it is told later
-        there = np.array([not is_missing(value) for value in y])
+        there = np.array([value is not np.ma.masked and not is_missing(value) for value in y])
         if not there.any():
             raise ValueError(f"y holds no target at all: all {count} are missing")
         return there
@@ -254,26 +269,21 @@ class Datapoints(Estimator):
         return Samples(whole, known[learned], known[held], bare)
 
     def _chosen(self, samples: Samples, seed: int) -> np.ndarray:
-        """Rows of the context: those that were learned from, or some of them, or "all"; and those without a target."""
-        chosen = samples.learned
+        """Rows of the context: those learned from and those without a target, a sample of them, or with "all" more."""
+        learned, bare = samples.learned, np.setdiff1d(samples.bare, samples.held)
         if self.context == "all":
-            chosen = np.sort(np.concatenate((chosen, samples.held)))
-        elif self.context is not None and int(self.context) < len(chosen):
-            last = (samples.rows.codes + samples.rows.values)[chosen, -1]  # one of them is 0
-            chosen = chosen[stratified(last.numpy().astype(np.float64), int(self.context), seed)]
-        return np.concatenate((chosen, np.setdiff1d(samples.bare, samples.held)))
+            learned = np.sort(np.concatenate((learned, samples.held)))
+        chosen = np.concatenate((learned, bare))
+        if isinstance(self.context, str) or self.context is None or int(self.context) >= len(chosen):
+            return chosen
+        last = (samples.rows.codes + samples.rows.values)[chosen, -1].double().numpy()  # one of the two is 0
+        last[len(learned) :] = np.inf  # no target is a stratum, too
+        return chosen[stratified(last, int(self.context), seed)]
 
     def _network(self, sizes: list[int], **shape: Any) -> TableNetwork:
         options = {"published": self.plan.published, "points": self.plan.points, **shape}
         options |= {"kernel": self.kernel, "rows": self.row_attention, "dropout": self.plan.dropout}
         return TableNetwork(sizes, self.embedding, self.depth, self.heads, **options)
-
-    def _keep(self, columns: Columns, given: np.ndarray) -> None:
-        self.n_features_in_ = len(columns.values)
-        if columns.names is not None:
-            self.feature_names_in_ = np.array(columns.names, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
 
     def _take_context(self, tensors: dict[str, Tensor]) -> None:
         self.context_ = Rows(*(tensors.pop(f"context.{name}") for name in Rows._fields))
@@ -289,45 +299,21 @@ class Datapoints(Estimator):
         """New rows, their targets hidden, on the device."""
         self._check_fitted()
         columns = columns_of(X)
-        self._check_names(columns)
+        known = getattr(self, "feature_names_in_", None)
+        check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
         rows = encode(columns, self.fields_[:-1])
         n = len(rows.hidden)
         last = (rows.values.new_zeros(n, 1), rows.codes.new_zeros(n, 1), rows.hidden.new_ones(n, 1))
         whole = Rows(*(torch.cat(pair, 1) for pair in zip(rows, last, strict=True)))
         return whole.to(pick_device(self.device))
 
-    def _check_names(self, columns: Columns) -> None:
-        name, known = type(self).__name__, getattr(self, "feature_names_in_", None)
-        given = columns.names
-        if known is not None and given is not None and list(known) != given:
-            strange, lost = [n for n in given if n not in known], [n for n in known if n not in given]
-            told = (
-                "Feature names unseen at fit time:\n" + "".join(f"- {n}\n" for n in sorted(strange)[:5])
-                if strange
-                else ""
-            )
-            told += (
-                "Feature names seen at fit time, yet now missing:\n" + "".join(f"- {n}\n" for n in sorted(lost)[:5])
-                if lost
-                else ""
-            )
-            told = told or "Feature names must be in the same order as they were in fit.\n"
-            raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
-        if len(columns.values) != self.n_features_in_:
-            raise ValueError(
-                f"X has {len(columns.values)} features, but {name} is expecting {self.n_features_in_} features as input"
-            )
-        if (known is None) != (given is None):
-            said = "X does not have valid feature names, but {} was fitted with feature names"
-            other = "X has feature names, but {} was fitted without feature names"
-            warnings.warn((said if given is None else other).format(name), UserWarning, stacklevel=4)
-
     def _memories(self, device: torch.device) -> list[Memory]:
-        """The context as new rows see it, read once."""
-        found = READ.get(self)
-        if found is None or found.device != device or found.of != (id(self.network_), id(self.context_)):
-            memories = self.network_.to(device).eval().memories(self.context_.to(device).within())
-            found = READ[self] = Read(device, (id(self.network_), id(self.context_)), memories)
+        """The context as new rows see it, read once, and again where weights have changed."""
+        network = self.network_.to(device).eval()
+        found, tensors = READ.get(self), [*network.parameters(), *self.context_]
+        if found is None or found.device != device or not found.holds(tensors):
+            memories = network.memories(self.context_.to(device).within())
+            found = READ[self] = Read(device, [(ref(tensor), tensor._version) for tensor in tensors], memories)
         return found.memories
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:
@@ -352,17 +338,20 @@ class Datapoints(Estimator):
 
     # What a target is, each estimator says for itself.
 
+    @abstractmethod
     def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Targets, checked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _strata(self, given: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
         """What rows are held out by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
         """Targets as a column; what is learned from them, from those that are learned from."""
-        raise NotImplementedError
+
+    def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
+        """What a fit has learned of targets besides."""
 
     def _names(self) -> list[Any]:
         """Of classes, as JSON holds them."""
@@ -375,13 +364,13 @@ class Datapoints(Estimator):
     def _take(self, facts: Mapping[str, Any]) -> None:
         """The same out of a file."""
 
+    @abstractmethod
     def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         """What an effect is a difference of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
         """What a prediction says, for a Leaning."""
-        raise NotImplementedError
 
 
 def target_of(X: Any) -> Any:

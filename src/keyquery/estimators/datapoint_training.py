@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
+from keyquery.estimators.room import at_a_time
 from keyquery.estimators.table_network import TableNetwork
 from keyquery.estimators.tables import Rows
 from keyquery.layers.datapoints import Memory
@@ -19,7 +20,6 @@ from keyquery.progress import Progress
 from keyquery.training import Recipe, train
 
 LONG = 2000  # steps of the published runs; a step of a shorter one goes further
-CHUNK = 64  # rows that are asked about at a time: always as many, so that none depends on how many there are
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Plan:
     """What the constructor of an estimator does not ask for. Studies have plans of their own."""
 
     feature_share: float = 0.15  # of entries that are hidden
-    target_share: float = 0.5
+    target_share: float = 0.5  # of 1, no target is ever seen, in predicting neither
     spoilt: float = 0.1  # of those: not hidden, but replaced
     trade: float = 1.0  # what features count for at first; by a cosine it falls to 0, and targets rise to 1
     lr: float | None = None
+    bf16: bool | None = None  # None: on a GPU
     flat: float = 0.7
     dropout: float = 0.1
     published: bool = False
@@ -39,7 +40,7 @@ class Plan:
     holdout: float = 0.2
     least: int = 20  # rows, below which none is held out
     checks: int = 40
-    patience: int | None = 16
+    patience: int | None = 24  # of those: it ends no sooner than targets count for more than features
 
     def rate(self, steps: int) -> float:
         """1e-3 as published; in shorter runs as much more as steps are fewer, up to 2e-2.
@@ -77,20 +78,22 @@ class Samples:
 
 
 def spoil(
-    rows: Rows, asked: Bool[Tensor, "n d"], sizes: tuple[int, ...], share: float, generator: torch.Generator
+    rows: Rows, asked: Bool[Tensor, "n d"], sizes: Int[Tensor, " d"], share: float, generator: torch.Generator
 ) -> Rows:
     """Entries that are asked for are hidden, or by a share replaced: by N(0, 1), or any of the categories.
 
+    All is drawn on the generator's device, which must be that of the rows.
+
     >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
     >>> asked = torch.tensor([[True, False]] * 5)
-    >>> torch.equal(spoil(rows, asked, (0, 3), 0.0, torch.Generator()).hidden, asked)
+    >>> torch.equal(spoil(rows, asked, torch.tensor([0, 3]), 0.0, torch.Generator()).hidden, asked)
     True
     """
-    shape, device = asked.shape, asked.device
-    replaced = asked & (torch.rand(shape, generator=generator).to(device) < share)
-    noise = torch.randn(shape, generator=generator).to(device)
-    many = torch.tensor(sizes, device=device).clamp(min=1)
-    drawn = (torch.rand(shape, generator=generator).to(device) * many).long().minimum(many - 1)
+    random: dict[str, Any] = {"generator": generator, "device": asked.device}
+    replaced = asked & (torch.rand(asked.shape, **random) < share)
+    noise = torch.randn(asked.shape, **random)
+    many = sizes.clamp(min=1)
+    drawn = (torch.rand(asked.shape, **random) * many).long().minimum(many - 1)
     return Rows(
         torch.where(replaced, noise, rows.values),
         torch.where(replaced, drawn, rows.codes),
@@ -99,50 +102,75 @@ def spoil(
 
 
 def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, most: int | None) -> Any:
-    """What draws the batch of a step: all rows or, where they are more than `most`, some of each kind."""
-    kinds = [samples.learned, samples.bare]
-    total = sum(map(len, kinds))
-    share = 1.0 if most is None else min(most / total, 1.0)
+    """What draws the batch of a step: all rows or, where they are more than `most`, some of each kind.
+
+    It draws where the rows are, and brings nothing there: a copy from the processor would wait for the GPU.
+    """
+    device = samples.rows.hidden.device
+    kinds = [torch.from_numpy(kind).to(device) for kind in (samples.learned, samples.bare)]
+    share = 1.0 if most is None else min(most / sum(map(len, kinds)), 1.0)
     counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
+    whole = samples.rows.take(torch.cat(kinds)) if counts == list(map(len, kinds)) else None
+    many = torch.tensor(sizes, device=device)
+    learned = torch.arange(sum(counts), device=device) < counts[0]  # the rest is seen without targets
+    own = torch.Generator(device)
+
+    def chosen(random: torch.Generator) -> Tensor:
+        return torch.cat(
+            [
+                kind if count == len(kind) else kind[torch.randperm(len(kind), generator=random, device=device)[:count]]
+                for kind, count in zip(kinds, counts, strict=True)
+            ]
+        )
 
     def draw(step: int, generator: torch.Generator) -> Batch:
-        chosen = [
-            kind if count == len(kind) else kind[torch.randperm(len(kind), generator=generator)[:count].numpy()]
-            for kind, count in zip(kinds, counts, strict=True)
-        ]
-        truth = samples.rows.take(np.concatenate(chosen))
-        shape, device = truth.hidden.shape, truth.hidden.device
-        chance = torch.rand(shape, generator=generator).to(device)
+        random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
+        truth = samples.rows.take(chosen(random)) if whole is None else whole
+        chance = torch.rand(truth.hidden.shape, generator=random, device=device)
         asked = chance < plan.feature_share
-        asked[:, -1] = chance[:, -1] < plan.target_share
-        asked[torch.randint(counts[0], (1,), generator=generator).to(device), -1] = True  # at least one
-        asked[counts[0] :, -1] = False
+        one = torch.randint(counts[0], (1,), generator=random, device=device)  # is asked for in any case
+        there = torch.arange(len(learned), device=device) == one
+        asked[:, -1] = ((chance[:, -1] < plan.target_share) | there) & learned
         asked &= ~truth.hidden
         bare = truth.hidden.clone()
-        bare[counts[0] :, -1] = True  # targets of rows that are held out are never seen
-        rows = spoil(truth._replace(hidden=bare), asked, sizes, plan.spoilt, generator)
+        bare[:, -1] |= ~learned  # targets of rows that are held out are never seen
+        rows = spoil(truth._replace(hidden=bare), asked, many, plan.spoilt, random)
         trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
-        return Batch(rows.within(), truth.within(), asked.unsqueeze(0), trade)
+        return Batch(seen_by(plan, rows).within(), truth.within(), asked.unsqueeze(0), trade)
 
     return draw
+
+
+def seen_by(plan: Plan, rows: Rows) -> Rows:
+    """Rows as a plan shows them: where all targets are hidden in training, they stay so, and none is replaced.
+
+    >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
+    >>> seen_by(Plan(target_share=1.0), rows).hidden.sum(0).tolist()
+    [0, 5]
+    """
+    if plan.target_share < 1:
+        return rows
+    hidden = rows.hidden.clone()
+    hidden[..., -1] = True
+    return rows._replace(hidden=hidden)
 
 
 def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """What targets and features cost that were asked for: squared errors and cross-entropies, each a mean."""
     h, last = network(*batch.rows), len(network.sizes) - 1
-    sums = [h.new_zeros(()), h.new_zeros(())]
-    where = (batch.asked & network.numeric).nonzero(as_tuple=True)
-    if len(where[0]):
-        found = network.numbers(h[where], where[2]).float()
-        errors, target = (found - batch.truth.values[where]).square(), where[2] == last
-        sums = [sums[0] + (errors * target).sum(), sums[1] + (errors * ~target).sum()]
-    for column in network.categorical.tolist():
-        at = batch.asked[..., column]
-        logits = network.logits(h[..., column, :][at], column).float()
-        cost = cross_entropy(logits, batch.truth.codes[..., column][at], reduction="sum")
-        sums[int(column != last)] = sums[int(column != last)] + cost
+    costs = []  # of every entry, asked for or not: to choose some would wait for the GPU, to count them
+    for column, size in enumerate(network.sizes):
+        if size:
+            logits = network.logits(h[..., column, :], column).float()
+            cost = cross_entropy(logits.flatten(0, 1), batch.truth.codes[..., column].flatten(), reduction="none")
+            costs.append(cost.view(batch.asked.shape[:2]))
+    found = network.numbers(h).float()
+    cost = (found - batch.truth.values).square()
+    if costs:
+        cost = cost.index_copy(-1, network.categorical, torch.stack(costs, -1))
+    sums = cost.where(batch.asked, 0.0).sum((0, 1))
     count = batch.asked.sum((0, 1))
-    return sums[0] / count[last].clamp(min=1), sums[1] / count[:last].sum().clamp(min=1)
+    return sums[last] / count[last].clamp(min=1), sums[:last].sum() / count[:last].sum().clamp(min=1)
 
 
 def table_loss(model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
@@ -161,31 +189,57 @@ def answers(
 ) -> Float[Tensor, "n k"]:
     """What is said of the targets of rows, each in the context of `memories` and of nothing else.
 
-    Rows go through by CHUNK, the last chunk filled up: a row's result is the same whatever stands beside it.
+    Rows go through by chunks of one size, the last one filled up: on a processor, where that size never changes, a
+    row's result is the same to the last bit whatever stands beside it.
     """
+    heads, context = memories[0].key.shape[1:3] if memories else (0, 0)
+    size = at_a_time(len(rows.hidden), network.index.numel(), heads, context, rows.hidden.device)
     found = []
-    firsts = range(0, len(rows.hidden), CHUNK)
+    firsts = range(0, len(rows.hidden), size)
     for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
-        some = Rows(*(part[first : first + CHUNK] for part in rows))
+        some = Rows(*(part[first : first + size] for part in rows))
         count = len(some.hidden)
-        filled = Rows(*(pad(part, (0, 0, 0, CHUNK - count)) for part in some))
+        filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in some))
         found.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
     return torch.cat(found)
 
 
-def judged(network: TableNetwork, samples: Samples) -> float:
+def judged(network: TableNetwork, samples: Samples, plan: Plan) -> float:
     """What held-out targets cost in the context of all rows that are learned from."""
-    memories = network.memories(context_of(samples, samples.learned).within())
-    found = answers(network, samples.without_target(samples.held), memories).float()
-    truth = samples.rows.take(samples.held)
-    if network.sizes[-1]:
-        return float(cross_entropy(found, truth.codes[:, -1]))
-    return float(mse_loss(found[:, 0], truth.values[:, -1]))
+    memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
+    found = answers(network, samples.without_target(samples.held), memories)
+    return float(target_cost(found, samples.rows.take(samples.held)))
+
+
+def target_cost(found: Float[Tensor, "n k"], truth: Rows) -> Float[Tensor, ""]:
+    """The mean cross-entropy of logits, or squared error of one standardised number, of the targets of n rows."""
+    if found.shape[1] > 1:
+        return cross_entropy(found.float(), truth.codes[:, -1])
+    return mse_loss(found[:, 0].float(), truth.values[:, -1])
 
 
 def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:
     """Chosen rows with their targets, and those that never had one."""
     return samples.rows.take(np.concatenate((chosen, samples.bare[np.isin(samples.bare, samples.held, invert=True)])))
+
+
+def recipe_of(plan: Plan, steps: int, seed: int) -> Recipe:
+    """How a table is learned: LAMB with Lookahead, entries of gradients cut at 1, a flat rate and then a cosine."""
+    return Recipe(
+        steps=steps,
+        lr=plan.rate(steps),
+        optimiser="npt",
+        schedule="flat+cosine",
+        flat=plan.flat,
+        warmup=0,
+        weight_decay=0.0,
+        clip=None,
+        clip_each=1.0,
+        seed=seed,
+        bf16=plan.bf16,
+        check_every=max(steps // plan.checks, 1),
+        patience=plan.patience,
+    )
 
 
 def learn(
@@ -198,24 +252,10 @@ def learn(
     progress: Progress,
 ) -> list[dict[str, float]]:
     """Train in place and say how it went, a row a check."""
-    every = max(steps // plan.checks, 1)
-    recipe = Recipe(
-        steps=steps,
-        lr=plan.rate(steps),
-        optimiser="npt",
-        schedule="flat+cosine",
-        flat=plan.flat,
-        warmup=0,
-        weight_decay=0.0,
-        clip=None,
-        clip_each=1.0,
-        seed=seed,
-        check_every=every,
-        patience=plan.patience,
-    )
+    recipe = recipe_of(plan, steps, seed)
 
     def validate(model: nn.Module) -> float:
-        return judged(model, samples)  # type: ignore[arg-type]
+        return judged(model, samples, plan)  # type: ignore[arg-type]
 
     draw = drawing(samples, network.sizes, plan, steps, most)
     try:
@@ -239,8 +279,9 @@ def stratified(
 ) -> Int[np.ndarray, " some"]:
     """Which `count` of n rows to keep, as evenly over sorted `strata` as can be.
 
-    >>> stratified(np.array([0, 0, 0, 0, 1, 1]), 3, seed=0).tolist() != []
-    True
+    >>> strata = np.array([0, 0, 0, 0, 1, 1])
+    >>> strata[stratified(strata, 3, seed=0)].tolist()
+    [0, 0, 1]
     """
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     ordered = shuffled[np.argsort(strata[shuffled], kind="stable")]

@@ -13,7 +13,9 @@ from torch import Tensor
 from keyquery.estimators.base import classes_of, label_facts, labels_of, numbers_of
 from keyquery.estimators.datapoint_base import Coded, Datapoints, target_of
 from keyquery.estimators.sequences import statistics
-from keyquery.estimators.tables import Columns, Field
+from keyquery.estimators.tables import Field
+
+FARTHEST = 1e18  # standard deviations from the mean, whose square single precision still holds
 
 
 class NPTClassifier(Datapoints):
@@ -68,8 +70,7 @@ class NPTClassifier(Datapoints):
         named = tuple(map(str, range(len(classes))))
         return Coded(Field("target", categories=named), np.zeros(len(given)), codes.astype(np.int64))
 
-    def _keep(self, columns: Columns, given: Shaped[np.ndarray, " n"]) -> None:
-        super()._keep(columns, given)
+    def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
         self.classes_ = np.unique(given)
 
     def _names(self) -> list[Any]:
@@ -124,9 +125,12 @@ class NPTRegressor(Datapoints):
         return np.zeros(len(given))
 
     def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        mean, scale = statistics([given[learned, None]])
+        mean, scale = statistics([given[learned, None]], "y")
         field = Field("target", float(mean[0]), float(scale[0]))
-        return Coded(field, (given - field.mean) / field.scale, np.zeros(len(given), dtype=np.int64))
+        values = (given - field.mean) / field.scale
+        if (most := float(np.abs(values).max())) > FARTHEST:
+            raise ValueError(f"y holds values too large: up to {most:.0e} standard deviations of the others")
+        return Coded(field, values, np.zeros(len(given), dtype=np.int64))
 
     def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         return said[:, 0] * self.fields_[-1].scale

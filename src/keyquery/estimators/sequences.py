@@ -107,6 +107,18 @@ def columns_of(X: Any) -> list[str] | None:
     return names[0]
 
 
+def axes_of(x: Any) -> int:
+    """How deep lists and arrays are nested.
+
+    >>> axes_of([np.ones((3, 2))])
+    3
+    """
+    depth = 0
+    while isinstance(x, (list, tuple)) and x:
+        depth, x = depth + 1, x[0]
+    return depth + getattr(x, "ndim", 0)
+
+
 def _tensorless(one: Any) -> Any:
     """A tensor as an array; numpy has no bfloat16."""
     if not isinstance(one, Tensor):
@@ -148,7 +160,7 @@ def _one(number: int, one: Any) -> np.ndarray:
     return values
 
 
-def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndarray, np.ndarray]:
+def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], what: str = "X") -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (dims,) of all values that are there; 1 where a dimension does not vary.
 
     >>> statistics([np.array([[1.0], [np.nan]]), np.array([[3.0]])])
@@ -161,7 +173,7 @@ def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]]) -> tuple[np.ndar
     with np.errstate(over="ignore"):  # what is infinite is told below
         spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
     if not (np.isfinite(mean).all() and np.isfinite(spread).all()):
-        raise ValueError("X holds values too large to be standardised: their squares are infinite")
+        raise ValueError(f"{what} holds values too large to be standardised: their squares are infinite")
     still = spread <= 1e-9 * np.abs(mean)  # what does not vary, but for rounding
     return mean, np.where(still | (spread == 0), 1.0, spread)
 

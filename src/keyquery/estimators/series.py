@@ -29,7 +29,7 @@ from keyquery.estimators.base import (
 from keyquery.estimators.fitting import TIE, Labelled, class_loss, epochs_of, judged
 from keyquery.estimators.importance import Importance, occlude
 from keyquery.estimators.network import KINDS, SeriesNetwork
-from keyquery.estimators.sequences import Padded, columns_of, padded, series_of, statistics
+from keyquery.estimators.sequences import Padded, axes_of, columns_of, padded, series_of, statistics
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.progress import bars
 from keyquery.reading import provenance
@@ -158,7 +158,7 @@ class SeriesClassifier(Estimator):
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:
         """A matplotlib figure of one series (length, dims) or (length,) and the stretches that mattered."""
-        if isinstance(x, Series) or _axes(x) > 2:
+        if isinstance(x, Series) or axes_of(x) > 2:
             raise ValueError("plot takes one series, (length, dims) or (length,): of several, give one, such as X[0]")
         return self.importance([x], stretch).plot()
 
@@ -272,11 +272,3 @@ def _plain(label: Any) -> str | int | float | bool:
     """A label as JSON holds it."""
     found = label.item() if isinstance(label, np.generic) else label
     return found if isinstance(found, (str, int, float, bool)) else str(found)
-
-
-def _axes(x: Any) -> int:
-    """How deep lists and arrays are nested."""
-    depth = 0
-    while isinstance(x, (list, tuple)) and x:
-        depth, x = depth + 1, x[0]
-    return depth + getattr(x, "ndim", 0)

@@ -109,9 +109,10 @@ class TableNetwork(nn.Module):
         with torch.no_grad():
             return self.encoder.memories(self.embed(rows), seen)
 
-    def numbers(self, h: Float[Tensor, "*batch e"], columns: Int[Tensor, "*batch"] | int) -> Float[Tensor, "*batch"]:
-        """What vectors say of columns of numbers, standardised."""
-        return (h * self.number[columns]).sum(-1) + self.number_bias[columns]
+    def numbers(self, h: Float[Tensor, "*batch e"], column: int | None = None) -> Float[Tensor, "*batch"]:
+        """What vectors say of a column of numbers, or of all columns (batch, n, d, e), standardised."""
+        chosen = slice(None) if column is None else column
+        return (h * self.number[chosen]).sum(-1) + self.number_bias[chosen]
 
     def logits(self, h: Float[Tensor, "*batch e"], column: int) -> Float[Tensor, "*batch categories"]:
         """What vectors say of a column of categories."""

@@ -91,6 +91,8 @@ def columns_of(X: Any) -> Columns:
             raise ValueError("X must be a table (rows, columns), and its rows are not of one length")
         X = np.array(X, dtype=object)
     array = np.asarray(X)
+    if array.ndim == 0:
+        raise ValueError(f"X must be a table (rows, columns), got {type(X).__name__}")
     if array.ndim != 2:
         told = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
         raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {told}")
@@ -192,14 +194,49 @@ def is_missing_entry(value: Any) -> bool:
 def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
     made = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):
-        made[place] = None if is_missing_entry(value) else value.decode() if isinstance(value, bytes) else str(value)
+        made[place] = None if is_missing_entry(value) else _text(value)
     return made
+
+
+def _text(value: Any) -> str:
+    """The name of a category; 1.0 is 1, which pandas makes of it where the column has gaps."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
 
 
 def _finite(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
     if np.isinf(values).any():
         raise ValueError(f"column {name!r} of X holds infinity: values must be finite, or NaN where they are missing")
     return values
+
+
+def check_features(name: str, known: tuple[Any, int], given: tuple[list[str] | None, int]) -> None:
+    """Require the columns of a fit, by names (None: they have none) and by number, of what is predicted.
+
+    Errors and warnings are those of scikit-learn, whose users know them.
+
+    >>> check_features("NPTClassifier", (None, 3), (None, 2))
+    Traceback (most recent call last):
+    ValueError: X has 2 features, but NPTClassifier is expecting 3 features as input
+    """
+    (old, count), (new, found) = known, given
+    if old is not None and new is not None and list(old) != new:
+        strange, lost = [n for n in new if n not in old], [n for n in old if n not in new]
+        told = _listed("Feature names unseen at fit time", strange)
+        told += _listed("Feature names seen at fit time, yet now missing", lost)
+        told = told or "Feature names must be in the same order as they were in fit.\n"
+        raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
+    if found != count:
+        raise ValueError(f"X has {found} features, but {name} is expecting {count} features as input")
+    if (old is None) != (new is None):
+        said = "X does not have valid feature names, but {} was fitted with feature names"
+        other = "X has feature names, but {} was fitted without feature names"
+        warnings.warn((said if new is None else other).format(name), UserWarning, stacklevel=5)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    return f"{what}:\n" + "".join(f"- {name}\n" for name in sorted(names)[:SHOWN]) if names else ""
 
 
 def fields_of(columns: Columns) -> list[Field]:
@@ -233,17 +270,11 @@ def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
                 values[:, place] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
         else:
             known = {name: code for code, name in enumerate(field.categories)}
-            texts = given if given.dtype == object else _texts(_whole(given))
+            texts = given if given.dtype == object else _texts(given.astype(object))
             codes[:, place] = [known.get(text, -1) for text in texts]
             hidden[:, place] = codes[:, place] < 0
             _warn_of_strange(field, {text for text in texts if text is not None and text not in known})
     return Rows(torch.from_numpy(values), torch.from_numpy(codes.clip(min=0)), torch.from_numpy(hidden))
-
-
-def _whole(numbers: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    """Numbers where categories were: whole ones are told as such, as a category of pandas tells them."""
-    listed = [None if number != number else int(number) if number == int(number) else number for number in numbers]
-    return np.array(listed, dtype=object)
 
 
 def _warn_of_strange(field: Field, strange: set[str]) -> None:

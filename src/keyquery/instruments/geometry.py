@@ -158,6 +158,8 @@ class _Seen:
     ) -> _Seen:
         """The moments of every layer, and of what they are."""
         moments = joint_moments(model, watching(batches, "running the model", len(batches)), found)
+        if not moments:
+            raise ValueError("on data only self-attention is split, and this model has none: leave text and inputs out")
         # Offsets on data are those that occur, often far fewer than the longest window has.
         length = min(facts["longest"], typical_length(batches) or facts["longest"])
         some = next(iter(moments.values()))

@@ -48,7 +48,7 @@ def attend(
         hidden = torch.finfo(key.dtype).min / (1 if key.dtype == torch.float16 else 4)
         terms = (*terms, torch.zeros_like(key[..., 0]).masked_fill(~real[:, None], hidden))
         seen = _sees(real, is_causal, n)[:, None, :, None]
-    query, key, value = _extend(query, key, value, terms)
+    query, key, value = extend(query, key, value, terms)
     grouped = query.shape[1] != key.shape[1]
     if visible is not None or not is_causal or n == 1:
         out = scaled_dot_product_attention(query, key, value, visible, dropout, scale=scale, enable_gqa=grouped)
@@ -82,7 +82,7 @@ def _lower_right(query: Tensor, n: int, m: int) -> Any:
     return causal_lower_right(n, m)
 
 
-def _extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Terms as dimensions of the key, all three padded to one multiple of 8, as fused kernels want it."""
     if not terms:
         return query, key, value

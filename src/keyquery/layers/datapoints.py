@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers.attend import extend
+from keyquery.layers.blocks import PLACE
+from keyquery.layers.dropping import Dropout, drop_and_attend
 from keyquery.layers.structured import Attention
 
 ROWS = ("full", "induced", "none")
 MOST = 32768  # sequences that fused kernels take at a time
+SHORT = 32  # keys, up to which they leave most of a GPU idle: a tile of theirs has 64 or 128
 
 
 class Memory(NamedTuple):
@@ -29,12 +33,16 @@ class Memory(NamedTuple):
 class Between(Attention):
     """`kq.Attention` whose keys and values may be those of other tokens than its queries; all tokens see all.
 
-    With `full_scale` scores are divided by √dim, not by √r.
+    With `full_scale` scores are divided by √dim, not by √r. With `cross` keys are never of the vectors that queries are
+    of, which whoever looks at its heads must know.
     """
 
-    def __init__(self, dim: int, heads: int, full_scale: bool = False, **options: Any) -> None:
+    def __init__(self, dim: int, heads: int, full_scale: bool = False, cross: bool = False, **options: Any) -> None:
+        for name in ("rope", "kv_heads"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name} must be None between datapoints, got {options[name]!r}")
         super().__init__(dim, heads, **options)
-        self.full_scale = full_scale
+        self.full_scale, self.kind = full_scale, "cross" if cross else "self"
 
     @property
     def scale(self) -> float:
@@ -55,15 +63,13 @@ class Between(Attention):
         not depend on the other tokens of x. `seen` is given the weights, the mean over heads (batch, n, m), or with
         `alone` (batch, n, m + 1).
         """
-        if memory is None and source is None and seen is None:
-            return self._output(*self._attend(*self._project(x), None, None, False))
         query = self.queries(x)
         if memory is not None and alone:
             return self._output(self._apart(query, memory, self.memory(x if source is None else source), seen))
         found = self.memory(x if source is None else source) if memory is None else memory
         if seen is not None:
             seen.append(self._scores(query, found.key).softmax(-1).mean(1))
-        return self._output(*self._attend(query, *found, None, None, False))
+        return self._output(self._mixed(query, *found))
 
     def queries(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch heads n r"]:
         """Queries, without keys."""
@@ -75,6 +81,15 @@ class Between(Attention):
     def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
         """Keys and values of x."""
         return Memory(self._heads(self.key(x), self.heads), self._heads(self.value(x), self.heads))
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
+        """Values by the weights of their keys, fused, but where torch has nothing fused that is any good."""
+        dropout = self.dropout if self.training else 0.0
+        by_hand = key.shape[-2] <= SHORT if query.is_cuda else dropout > 0
+        if not by_hand or torch.compiler.is_compiling():
+            return self._attend(query, key, value, None, None, False)[0]
+        parts = extend(query, key, value, self._key_norm(key))
+        return drop_and_attend(*parts, self.scale, dropout)[..., : value.shape[-1]]
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
         scores = query @ key.mT
@@ -103,8 +118,9 @@ class Induced(nn.Module):
     def __init__(self, dim: int, heads: int, points: int = 64, **options: Any) -> None:
         super().__init__()
         check_count("points", points, least=1)
-        self.points = nn.Parameter(torch.randn(points, dim))
-        self.gather, self.spread = Between(dim, heads, **options), Between(dim, heads, **options)
+        place: dict[str, Any] = {name: options.get(name) for name in PLACE}
+        self.points = nn.Parameter(torch.randn(points, dim, **place))
+        self.gather, self.spread = (Between(dim, heads, **{**options, "cross": True}) for _ in range(2))
 
     def forward(
         self,
@@ -133,21 +149,20 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, published: bool, points: int | None, **options: Any):
         super().__init__()
         eps = 1e-12 if published else 1e-5
-        options = {"dropout": dropout, "full_scale": published, **options}
+        place: dict[str, Any] = {name: options.get(name) for name in PLACE}
+        options = {"dropout": dropout, "full_scale": published, "cross": published, **options}
         self.published = published
-        norm = nn.LayerNorm(dim, eps)
-        # A norm that feeds queries and keys alike stands beside the layer by this name, and is folded into its form.
-        self.query_norm: nn.LayerNorm | None = norm if published else None
-        self.attention_norm: nn.LayerNorm | None = None if published else norm
+        self.attention_norm = nn.LayerNorm(dim, eps, **place)  # as published, of queries alone
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
-        self.residual = nn.Linear(dim, dim)
+        self.residual = nn.Linear(dim, dim, **place)
         if not published:
             nn.init.eye_(self.residual.weight)
             nn.init.zeros_(self.residual.bias)
-        self.mlp_norm = nn.LayerNorm(dim, eps)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
-        self.dropout = nn.Dropout(dropout)
+        self.mlp_norm = nn.LayerNorm(dim, eps, **place)
+        wide, back = nn.Linear(dim, 4 * dim, **place), nn.Linear(4 * dim, dim, **place)
+        self.mlp = nn.Sequential(wide, nn.GELU(), Dropout(dropout), back)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         normed = self._normed(x)
@@ -159,9 +174,9 @@ class _Block(nn.Module):
         return self.attention.memory(x if self.published else self._normed(x), **options)
 
     def _normed(self, x: Tensor) -> Tensor:
-        norm = self.query_norm or self.attention_norm
-        assert norm is not None
-        return norm(x)
+        return self.attention_norm(x).to(
+            x.dtype
+        )  # under autocast it is float32, and each map would make it short again
 
 
 class DatapointAttention(nn.Module):
@@ -209,7 +224,7 @@ class DatapointAttention(nn.Module):
         """Every row attends to every row of x; with a `memory`, to the rows that it holds and to itself alone."""
         _check(x, self.columns, self.embedding)
         options = {} if memory is None else {"memory": memory, "alone": True}
-        return self.block(x.flatten(2), seen=seen, **options).unflatten(2, x.shape[2:])
+        return self.block(x.flatten(2), seen=seen, **options).view(x.shape)
 
     def memory(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> Memory:
         """What rows that come later attend to, in the place of x; of an induced layer, `seen` is what points saw.
@@ -250,15 +265,16 @@ class AttributeAttention(nn.Module):
     def forward(self, x: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n d e"]:
         """Every entry of a row attends to every entry of it."""
         _check(x, x.shape[2] if x.ndim == 4 else 0, self.embedding)
-        parts = [self.block(part) for part in x.flatten(0, 1).split(MOST)]
-        return torch.cat(parts).unflatten(0, x.shape[:2])
+        rows = x.flatten(0, 1)
+        out = self.block(rows) if len(rows) <= MOST else torch.cat([self.block(part) for part in rows.split(MOST)])
+        return out.view(x.shape)
 
 
 class DatapointEncoder(nn.Module):
     """`depth` layers, rows to rows and columns to columns in turn, rows first; with `rows="none"` columns alone.
 
-    Other options are those of `kq.DatapointAttention`. With `thrifty` nothing within a layer is kept for backward: it
-    is computed again.
+    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel between columns, where that is to
+    be another one. With `thrifty` nothing within a layer is kept for backward: it is computed again.
 
     >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
     >>> [type(layer).__name__ for layer in model.layers[:2]]
@@ -277,6 +293,8 @@ class DatapointEncoder(nn.Module):
         rows: str = "full",
         points: int = 64,
         thrifty: bool = False,
+        kernel: str = "general",
+        column_kernel: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -286,9 +304,9 @@ class DatapointEncoder(nn.Module):
         layers: list[nn.Module] = []
         for number in range(depth):
             if number % 2 == 0 and rows != "none":
-                layers.append(DatapointAttention(columns, embedding, heads, rows=rows, points=points, **options))
+                layers.append(DatapointAttention(columns, embedding, heads, kernel, rows, points, **options))
             else:
-                layers.append(AttributeAttention(embedding, heads, **options))
+                layers.append(AttributeAttention(embedding, heads, column_kernel or kernel, **options))
         self.layers = nn.ModuleList(layers)
 
     def forward(

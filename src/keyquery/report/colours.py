@@ -27,6 +27,20 @@ EDGES = {"→": "#d6701c", "↔": "#8250df", "o→": "#2166ac", "o–o": "#6e778
 EDGES_DARK = {"→": "#f0953f", "↔": "#b392f0", "o→": "#62a8ea", "o–o": "#9aa4af", "–": "#56d364"}
 # Attention that is compared with softmax, whose grey is that of the general kernel.
 ATTENTIONS = {"primal": "#2a9d8f", "primal+": "#8250df", "general": "#24292f", "eager": "#8c959f"}
+# Classes of points, in a tone for each background; far apart also for eyes that do not tell red from green.
+CLASSES = ("#2166ac", "#d6701c", "#2a9d8f", "#b03a8c", "#7a6a00", "#8250df", "#1a7f37", "#a40e26", "#4d5761", "#0e8fb8")
+CLASSES_DARK = (
+    "#62a8ea",
+    "#f0953f",
+    "#4fd1c1",
+    "#e583c6",
+    "#d9c84a",
+    "#b392f0",
+    "#56d364",
+    "#ff8a80",
+    "#b1bac4",
+    "#5ccfee",
+)
 # Equal steps of lightness, light to dark, from the middle of viridis: visible on white and on black.
 DEPTHS = ("#9bd93c", "#5ec962", "#2fb47c", "#1fa187", "#21918c", "#2a788e", "#355f8d", "#414487")
 

@@ -6,8 +6,8 @@ from statistics import mean
 from typing import Any
 
 from keyquery.report.colours import DOES, LIGHT
-from keyquery.studies.objectives import NAMES, SHARES, Objectives
-from keyquery.studies.texts import OBJECTIVES
+from keyquery.studies.objectives import NAMES, Objectives
+from keyquery.studies.texts import OBJECTIVES, SHARES
 
 
 def curves(reading: Objectives, pyplot: Any) -> Any:

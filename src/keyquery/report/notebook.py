@@ -1,4 +1,4 @@
-"""A Reading in a notebook: looks, comparisons, causal graphs and re-ranked lists as their page, others as a table."""
+"""A Reading in a notebook: looks, comparisons, causal graphs, paths and lists as their page, others as a table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from keyquery.estimators.reranking import Reranking
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.geometry import Look
+from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading
 from keyquery.report.page import frame
 
 
 def html(reading: Reading) -> str:
-    """The page of a look or a comparison, the records of another as a table; every text is data, never markup."""
-    return frame(reading) if isinstance(reading, (Causes, Comparison, Look, Reranking)) else _table(reading)
+    """The page of a reading that has one, the records of another as a table; every text is data, never markup."""
+    paged = isinstance(reading, (Causes, Comparison, Look, Reranking))
+    paged = paged or (isinstance(reading, Transport) and bool(reading.sketch))
+    return frame(reading) if paged else _table(reading)
 
 
 def _table(reading: Reading) -> str:

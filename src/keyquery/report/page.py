@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,12 +14,15 @@ import numpy as np
 from keyquery.estimators.reranking import Reranking
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.geometry import Look
+from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
+from keyquery.report.embedded import as_json
 from keyquery.report.graph_page import graph_page
 from keyquery.report.moves_page import moves_page
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
+from keyquery.report.transport_page import transport_page
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
@@ -33,7 +35,7 @@ OUTERMOST = 64
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, or of re-ranked lists, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, of a path, or of re-ranked lists, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
@@ -42,6 +44,8 @@ def page(reading: Reading) -> str:
         return graph_page(reading)
     if isinstance(reading, Reranking):
         return moves_page(reading)
+    if isinstance(reading, Transport):
+        return transport_page(reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE
@@ -52,7 +56,7 @@ def page(reading: Reading) -> str:
         "style": style,
         "script": script,
         "triangles": "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks),
-        "data": _json(data),
+        "data": as_json(data),
     }
     template = (ASSETS / "page.html").read_text(encoding="utf-8")
     # In one pass, so that nothing in the data is taken for a place to fill.
@@ -193,9 +197,3 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     }
     versions = look.provenance.get("versions", {})
     return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]
-
-
-def _json(data: Any) -> str:
-    """JSON that cannot end the element it stands in."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -11,12 +11,15 @@ from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning, Reranking
 from keyquery.forms.checks import check_choice
-from keyquery.instruments import Ablation, Causes, Comparison, Look
+from keyquery.instruments import Ablation, Causes, Comparison, Depth, Look, Transport
 from keyquery.layers.time import TimeKernel
 from keyquery.reading import Reading
+from keyquery.report.between import between
+from keyquery.report.carried import carried
 from keyquery.report.changed import changed
 from keyquery.report.colours import DOES, LIGHT, depth_colour
 from keyquery.report.curves import curves
+from keyquery.report.depths import depths_figure
 from keyquery.report.dials import PICTURES
 from keyquery.report.gains import gains
 from keyquery.report.graph_figure import graph_figure
@@ -27,11 +30,24 @@ from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.moves import moves
 from keyquery.report.panels import panels
+from keyquery.report.plane import plane
 from keyquery.report.ranks import ranks
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
+from keyquery.report.ways import ways
 from keyquery.report.worth import worth
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, RerankStudy, TimeStudy
+from keyquery.studies import (
+    Abilities,
+    CausesStudy,
+    DatapointStudy,
+    DepthStudy,
+    Kernels,
+    Objectives,
+    PrimalStudy,
+    RerankStudy,
+    TimeStudy,
+    TransportStudy,
+)
 
 KINDS = (".pdf", ".png", ".svg")
 # Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
@@ -54,8 +70,13 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
     RerankStudy: {"ranks": ranks},
+    DatapointStudy: {"between": between},
+    TransportStudy: {"carried": carried},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
+    Transport: {"ways": ways},
+    DepthStudy: {"depths": depths_figure},
+    Depth: {"plane": plane},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},

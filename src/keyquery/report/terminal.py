@@ -14,11 +14,24 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.estimators import Reranking
-from keyquery.instruments import Ablation, Causes, Comparison, Explanation, Look, RankingScores, Turned
+from keyquery.instruments import (
+    Ablation,
+    Causes,
+    Comparison,
+    Depth,
+    Explanation,
+    Look,
+    RankingScores,
+    Transport,
+    Turned,
+)
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
+from keyquery.report.advised import depth_lines
 from keyquery.report.caused import causes_lines, explanation_lines
+from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
+from keyquery.report.deepened import depth_study_tables
 from keyquery.report.explained import causes_study_tables
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
@@ -26,8 +39,21 @@ from keyquery.report.moved import reranking_lines, scores_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.ranked import rerank_study_tables
 from keyquery.report.tokens import tokens_tables
+from keyquery.report.told import datapoint_tables
 from keyquery.report.trainings import kernels_tables
-from keyquery.studies import Abilities, CausesStudy, Kernels, Objectives, PrimalStudy, RerankStudy, TimeStudy
+from keyquery.report.transported import transport_lines
+from keyquery.studies import (
+    Abilities,
+    CausesStudy,
+    DatapointStudy,
+    DepthStudy,
+    Kernels,
+    Objectives,
+    PrimalStudy,
+    RerankStudy,
+    TimeStudy,
+    TransportStudy,
+)
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -210,9 +236,14 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Ablation: ablation_lines,
     Causes: causes_lines,
     CausesStudy: lambda reading: causes_study_tables(reading, _table),
+    DatapointStudy: lambda reading: datapoint_tables(reading, _table),
+    Depth: lambda reading: depth_lines(reading, _table),
+    DepthStudy: lambda reading: depth_study_tables(reading, _table),
+    TransportStudy: lambda reading: transport_study_tables(reading, _table),
     Explanation: explanation_lines,
     RankingScores: lambda reading: scores_lines(reading, _table),
     RerankStudy: lambda reading: rerank_study_tables(reading, _table),
     Reranking: lambda reading: reranking_lines(reading, _table),
+    Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
 }

@@ -78,6 +78,18 @@ def _documents(path: Path) -> list[str]:
     return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
 
 
+def tasks(folder: Path, device: str, objective: str, length: int, share: float = 1.0) -> tuple[Task, Task]:
+    """What is learned, with what chooses; and the exam, on text that neither learning nor choosing has seen.
+
+    A model learns from the first `share` of the text; of what is held out at its end, half chooses.
+    """
+    ids, tokenizer = _load(folder, device)
+    kept = int(len(ids) * (1 - HELD_OUT))
+    learned, half = ids[: int(kept * share)], (len(ids) - kept) // 2
+    task = Task(objective, learned, ids[kept : kept + half], length, tokenizer)
+    return task, Task(objective, learned, ids[kept + half :], length, tokenizer, checks=EXAM)
+
+
 @lru_cache(maxsize=1)
 def _load(folder: Path, device: str) -> tuple[Int[Tensor, " tokens"], Tokenizer]:
     """All tokens, on the device they are drawn on, and what they mean."""
@@ -137,11 +149,7 @@ class Training:
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, with the validation loss on the way, and test on text that neither training nor choosing has seen."""
-        ids, tokenizer = _load(folder, device)
-        kept = int(len(ids) * (1 - HELD_OUT))
-        learned, half = ids[: int(kept * self.share)], (len(ids) - kept) // 2
-        task = Task(self.objective, learned, ids[kept : kept + half], self.length, tokenizer)
-        exam = Task(self.objective, learned, ids[kept + half :], self.length, tokenizer, checks=EXAM)
+        task, exam = tasks(folder, device, self.objective, self.length, self.share)
         torch.manual_seed(self.seed)
         model = LanguageModel(self.shape())
         begin(model, self.init)
@@ -151,7 +159,7 @@ class Training:
         return {
             **asdict(self),
             "batch": BATCH,
-            "tokens": len(learned),
+            "tokens": len(task.ids),
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "loss": exam.validate(model),
             "best_step": log.best_step,

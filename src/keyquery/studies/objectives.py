@@ -6,7 +6,6 @@ models that ship with the package are the first seed of this study.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -23,16 +22,14 @@ from keyquery.capture.load import pick_device
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.files import write_text
-from keyquery.instruments import look
 from keyquery.layers import LanguageModel, Shape
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.cards import write_model
-from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task
+from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, SHARES, Task
 from keyquery.training import Recipe, train
 
 NAMES = {"masked": "encoder", "next token": "decoder"}
-SHARES = ("reciprocal", "directional", "popularity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +192,7 @@ class Run:
         def after(step: int, model: nn.Module) -> None:
             if step in wanted and all(row["step"] != step for row in self.rows):
                 place = {"objective": self.task.objective, "seed": self.recipe.seed, "step": step}
-                self.rows.extend({**place, **row} for row in self._look(model))
+                self.rows.extend({**place, **row} for row in self.task.look(model))
                 _write(self._heads, self.rows)
 
         task = self.task
@@ -205,16 +202,6 @@ class Run:
         self.result = {"objective": task.objective, "seed": self.recipe.seed, "loss": task.validate(model)}
         self.result |= {"tokens": len(task.ids), "recipe": asdict(self.recipe), "log": log.rows}
         return model
-
-    def _look(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Every head's symmetry and shares on held-out text, unmasked."""
-        still = copy.deepcopy(model).cpu().eval()
-        reading = look(still, inputs=[{"input_ids": self.task.texts.cpu()}], length=self.task.length)
-        return [
-            {"layer": head["layer"], "head": head["head"], "raw_symmetry": head["raw"]["symmetry"]}
-            | {name: head["on_data"][name] for name in ("symmetry", *SHARES)}
-            for head in reading.heads
-        ]
 
     def finish(self) -> None:
         """Keep the results, so that a study which goes on need not train this model again."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -9,11 +12,13 @@ from torch.nn.functional import cross_entropy
 
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import windows
+from keyquery.instruments import look
 
 OBJECTIVES = ("masked", "next token")
 MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left
 HELD_OUT = 0.02  # of the corpus, at its end
 BATCH = 128
+SHARES = ("reciprocal", "directional", "popularity")
 
 
 class Task:
@@ -60,3 +65,13 @@ class Task:
         """The loss on held-out text."""
         with torch.no_grad():
             return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
+
+    def look(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Every head's symmetry and shares on held-out text, unmasked."""
+        still = copy.deepcopy(model).cpu().eval()
+        reading = look(still, inputs=[{"input_ids": self.texts.cpu()}], length=self.length)
+        return [
+            {"layer": head["layer"], "head": head["head"], "raw_symmetry": head["raw"]["symmetry"]}
+            | {name: head["on_data"][name] for name in ("symmetry", *SHARES)}
+            for head in reading.heads
+        ]

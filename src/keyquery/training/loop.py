@@ -80,6 +80,7 @@ def train(
     after: Callable[[int, nn.Module], None] | None = None,
     until: Callable[[int], bool] | None = None,
     checkpoint: str | Path | None = None,
+    spare: bool = False,
     progress: Progress | None = None,
 ) -> Log:
     """Train a model in place and say how it went.
@@ -89,6 +90,7 @@ def train(
     before the first step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
     `until(step)` is asked before the first step and after each: True breaks the run off, and its checkpoint stays.
+    With `spare` that is the only time when one is written: of a large model it is gigabytes.
     Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
 
     >>> model = torch.nn.Linear(2, 1)
@@ -100,7 +102,7 @@ def train(
     device = next(model.parameters()).device
     running, rank = _distributed(model, device)
     optimiser = make_optimiser(recipe.optimiser, model, recipe.lr, recipe.weight_decay)
-    run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint), recipe)
+    run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint), recipe, spare)
     first = run.restore()
     if after is not None and first == 0:
         after(0, model)
@@ -113,7 +115,7 @@ def train(
     model.train()
     for step in steps:
         number = ((recipe.seed * 1_000_003 + rank) << 24) + step
-        torch.manual_seed(number)  # for dropout, also after a resume
+        _seed(number, device)  # for dropout, also after a resume
         generator.manual_seed(number)
         run.recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
         done = step + 1
@@ -126,6 +128,11 @@ def train(
             break
     run.finish(done, validate is not None, rank)
     return run.log
+
+
+def _seed(number: int, device: torch.device) -> None:
+    """Torch's generators; on a processor its own alone: for a GPU not in use torch would note the stack, each time."""
+    (torch.default_generator if device.type == "cpu" else torch).manual_seed(number)
 
 
 def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Recipe, step: int) -> Tensor:
@@ -165,6 +172,7 @@ class _Run:
     log: Log
     path: Path | None
     recipe: Recipe
+    spare: bool = False
     best: dict[str, Tensor] | None = None
     recent: list[Tensor] = field(default_factory=list)  # losses since the last check
 
@@ -183,7 +191,7 @@ class _Run:
             since = (step - self.log.best_step) / recipe.check_every
             self.log.stopped = recipe.patience is not None and since >= recipe.patience
         self.log.rows.append(row)
-        if rank == 0 and self.path is not None:
+        if rank == 0 and self.path is not None and not self.spare:
             self._save(step)
 
     def _validated(self, step: int, validate: Callable[[nn.Module], float]) -> float:
@@ -224,7 +232,8 @@ class _Run:
 
     def finish(self, step: int, validated: bool, rank: int) -> None:
         whole = self.log.stopped or step == self.recipe.steps
-        if rank == 0 and self.path is not None and self.recent:  # broken off between two checks
+        lost = self.recent or (self.spare and not whole and step > 0)  # broken off between two checks, or none wrote
+        if rank == 0 and self.path is not None and lost:
             self._save(step)
         if validated and self.best is not None:
             self.model.load_state_dict(self.best)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer, RAdam
+from torch.optim import AdamW, Optimizer, RAdam, RMSprop
 
-OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead", "npt")
+OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead", "npt", "rmsprop")
 SCHEDULES = ("flat", "linear", "cosine", "flat+cosine")
+ENDLESS = 2**40  # steps, after which running means are no longer biased
 
 
 class Lamb(Optimizer):
@@ -45,7 +46,11 @@ class Lamb(Optimizer):
                 self._update(weights, group)
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """All tensors of a group at a time: each by itself would cost more in calls than in arithmetic."""
+        """All tensors of a group at a time: each by itself would cost more in calls than in arithmetic.
+
+        The direction is what torch's fused Adam takes from zeros, which reads and writes everything once. A step count
+        beyond all bounds leaves its means as they are.
+        """
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         for weight in weights:
             if not self.state[weight]:
@@ -53,24 +58,32 @@ class Lamb(Optimizer):
             self.state[weight]["step"] += 1
         states, (slow, slower) = [self.state[weight] for weight in weights], group["betas"]
         means, squares = [state["mean"] for state in states], [state["square"] for state in states]
-        torch._foreach_lerp_(means, gradients, 1 - slow)
-        torch._foreach_mul_(squares, slower)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - slower)
-        roots = torch._foreach_sqrt(squares)
-        steps = [state["step"] for state in states]
-        if group["unbiased"]:
-            torch._foreach_div_(roots, [(1 - slower**step) ** 0.5 for step in steps])
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(means, roots)
-        if group["unbiased"]:
-            torch._foreach_div_(updates, [1 - slow**step for step in steps])
+        counts = [state["step"] if group["unbiased"] else ENDLESS for state in states]
+        made = {count: torch.full((), float(count), device=weights[0].device) for count in set(counts)}
+        updates = [torch.empty_like(weight) for weight in weights]
+        torch._foreach_zero_(updates)
+        torch._fused_adam_(
+            updates,
+            gradients,
+            means,
+            squares,
+            [],
+            [made[count] for count in counts],
+            lr=1.0,
+            beta1=slow,
+            beta2=slower,
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
         if group["weight_decay"]:
-            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+            torch._foreach_sub_(updates, weights, alpha=group["weight_decay"])
         length, size = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
         moving = (length > 0) & (size > 0)
         ratios = torch.where(moving, length.clamp(max=group["longest"]) / size.where(moving, 1.0), 1.0)
-        torch._foreach_mul_(updates, list((group["lr"] * ratios).unbind()))
-        torch._foreach_sub_(weights, updates)
+        for weight, update, ratio in zip(weights, updates, (group["lr"] * ratios).unbind(), strict=True):
+            weight.addcmul_(update, ratio)
 
 
 class Lookahead(Optimizer):
@@ -90,8 +103,8 @@ class Lookahead(Optimizer):
         self.count += 1
         if self.count % self.every == 0:
             for group, kept in zip(self.param_groups, self.slow, strict=True):
-                for weight, slow in zip(group["params"], kept, strict=True):
-                    weight.copy_(slow.lerp_(weight, self.share))
+                torch._foreach_lerp_(kept, group["params"], self.share)
+                torch._foreach_copy_(group["params"], kept)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients."""
@@ -130,6 +143,8 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
         return Lookahead(Lamb(groups, lr=lr))
     if name == "npt":  # as attention between datapoints was published
         return Lookahead(Lamb(groups, lr=lr, unbiased=False, longest=10.0))
+    if name == "rmsprop":  # with the constants of Keras
+        return RMSprop(groups, lr=lr, alpha=0.9, eps=1e-7)
     raise ValueError(f"there is no optimiser {name!r}; known: {', '.join(OPTIMISERS)}")
 
 

@@ -1,0 +1,221 @@
+"""What one module of a model in training gives for the same inputs, again and again; the training notices nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from keyquery.capture.watch import evaluating, has_two_sides, mask_for, masks_of
+from keyquery.checkpoints.sources import first_line
+
+KINDS = ("all", "first", "last", "mean")
+
+
+class Probe:
+    """Runs `inputs` through a model and gives what leaves one of its modules: points (n, width), float32, on the CPU.
+
+    `inputs` is a batch or a list of them; a batch is a tensor, a tuple of arguments, or a mapping of them by name. Of
+    outputs (batch, tokens, width), `tokens` are taken: "all" real ones, the "first", the "last", their "mean", a
+    position or several. `owners` are the numbers of the instances that the points are of. A module that runs several
+    times in one call is taken at the last.
+
+    >>> probe = Probe(torch.nn.Sequential(torch.nn.Linear(3, 2)), "0", torch.ones(4, 5, 3), tokens="first")
+    >>> probe().shape, probe.owners
+    (torch.Size([4, 2]), tensor([0, 1, 2, 3]))
+    """
+
+    def __init__(
+        self, model: nn.Module, module: str | nn.Module, inputs: Any, tokens: str | int | Sequence[int] = "all"
+    ) -> None:
+        self.model = bare(model)
+        self.module = _name(self.model, module)
+        self.batches = list(inputs) if isinstance(inputs, list) else [inputs]
+        if not self.batches:
+            raise ValueError("inputs must hold at least one batch, got none")
+        self.tokens = _tokens(tokens)
+        self.owners: Int[Tensor, " n"] = torch.empty(0, dtype=torch.long)
+        self.instances = 0
+
+    def __call__(self) -> Float[Tensor, "n width"]:
+        """The points, now."""
+        found, owners, self.instances = [], [], 0
+        with untouched(self.model), self._hooked() as heard:
+            for batch in self.batches:
+                heard.clear()
+                given = _run(self.model, batch)
+                if not heard:
+                    raise ValueError(f"{self._called()} does not run on these inputs: there is nothing to follow")
+                points, owner, count = self._taken(heard[-1], given)
+                found.append(points.float().cpu())
+                owners.append(self.instances + owner.cpu())
+                self.instances += count
+        self.owners = torch.cat(owners)
+        return torch.cat(found)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[list[Any]]:
+        heard: list[Any] = []
+
+        def hear(module: nn.Module, given: Any, output: Any) -> None:
+            heard[:] = [output]
+
+        handle = self.model.get_submodule(self.module).register_forward_hook(hear)
+        try:
+            yield heard
+        finally:
+            handle.remove()
+
+    def _taken(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+        """Points (n, width) of one batch, the instance of each, and how many instances there are."""
+        output = _first(output)
+        if output is None or output.ndim < 2:
+            got = "no tensor" if output is None else f"shape {tuple(output.shape)}"
+            raise ValueError(f"{self._called()} must give (batch, width) or (batch, tokens, width), got {got}")
+        if getattr(self.model.get_submodule(self.module), "batch_first", True) is False and output.ndim == 3:
+            output = output.transpose(0, 1)
+        count = len(output)
+        each = torch.arange(count, device=output.device)
+        if output.ndim == 2:
+            if self.tokens != "all":
+                raise ValueError(f"tokens {self.tokens!r} needs outputs (batch, tokens, width), not (batch, width)")
+            return output, each, count
+        output = output.flatten(1, -2)
+        mask = mask_for(masks_of(batch), tuple(output.shape[:2]), self.module, has_two_sides(self.model))
+        real = torch.ones(output.shape[:2], dtype=torch.bool) if mask is None else mask
+        real = real.to(output.device)
+        if self.tokens == "mean":
+            total = (output * real[..., None]).sum(1)
+            return total / real.sum(1, keepdim=True).clamp(min=1), each, count
+        chosen = _chosen(real, self.tokens)
+        return output[chosen], each[:, None].expand_as(chosen)[chosen], count
+
+    def _called(self) -> str:
+        return self.module or type(self.model).__name__
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, without what torch.compile or data parallelism wraps around it; both share its weights.
+
+    >>> bare(torch.nn.Linear(1, 1))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    while (inner := model.module if isinstance(model, DistributedDataParallel) else _compiled(model)) is not None:
+        model = inner
+    return model
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients inside; afterwards modes, random states and buffers are what they were.
+
+    >>> model, before = torch.nn.BatchNorm1d(2), torch.get_rng_state()
+    >>> with untouched(model):
+    ...     _ = torch.rand(1) + model(torch.ones(3, 2)).sum()
+    >>> torch.equal(torch.get_rng_state(), before), model.training
+    (True, True)
+    """
+    kept = [
+        (module, name, buffer, buffer.clone(), buffer._version)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    device = device_of(model)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        stack.enter_context(evaluating(model))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        try:
+            yield
+        finally:
+            for module, name, buffer, copy, version in kept:
+                module._buffers[name] = buffer
+                if buffer._version != version:
+                    buffer.copy_(copy)
+
+
+def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    """Call the model, and give its arguments by name, as far as they have names."""
+    device = device_of(model)
+    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    args = tuple(value.to(device) if isinstance(value, Tensor) else value for value in args)
+    kwargs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+    try:
+        model(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{type(model).__name__} does not run on these inputs: {first_line(error)}") from error
+    return kwargs
+
+
+def _name(model: nn.Module, module: str | nn.Module) -> str:
+    names = dict(model.named_modules())
+    if isinstance(module, nn.Module):
+        found = next((name for name, one in names.items() if one is module), None)
+        if found is None:
+            raise ValueError(f"module must be one of the modules of {type(model).__name__}, got another")
+        return found
+    if module not in names:
+        near = get_close_matches(str(module), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{type(model).__name__} has no module {module!r}{hint}")
+    return module
+
+
+def _tokens(tokens: Any) -> str | list[int]:
+    if isinstance(tokens, str) and tokens in KINDS:
+        return tokens
+    listed = [tokens] if isinstance(tokens, int) and not isinstance(tokens, bool) else tokens
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        raise ValueError(f"tokens must be {', '.join(map(repr, KINDS))}, a position or a list of them, got {tokens!r}")
+    return list(listed)
+
+
+def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tensor, "batch n"]:
+    """Which tokens are taken; positions are counted among all, and taken where they are real."""
+    if tokens == "all":
+        return real
+    order = real.long().cumsum(1)
+    if tokens == "first":
+        return real & (order == 1)
+    if tokens == "last":
+        return real & (order == order[:, -1:])
+    wanted = torch.zeros_like(real)
+    for place in tokens:
+        if not isinstance(place, int) or not -real.shape[1] <= place < real.shape[1]:
+            raise ValueError(f"tokens names the position {place!r}, but there are {real.shape[1]} tokens")
+        wanted[:, place] = True
+    return real & wanted
+
+
+def _first(output: Any) -> Tensor | None:
+    """The first tensor of what a module gives."""
+    if isinstance(output, Tensor):
+        return output
+    inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((tensor for one in inside if (tensor := _first(one)) is not None), None)
+
+
+def _compiled(model: nn.Module) -> nn.Module | None:
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is.
+
+    >>> device_of(torch.nn.Linear(1, 1))
+    device(type='cpu')
+    """
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))

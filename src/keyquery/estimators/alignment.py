@@ -1,0 +1,176 @@
+"""Where each class is to go, which of its points goes where, and the network that learns it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from keyquery.forms.coupling import match
+from keyquery.progress import Progress, silent
+
+GEOMETRIES = ("circle", "simplex", "learned")
+MATCHES = ("ot", "random", "mean")
+NEAR = (
+    4.0  # between centres, where learning them starts: of two classes N(μ_c, I), one in forty lies nearer to the other
+)
+PULL = 0.1  # what the squared error counts beside the cross-entropy, where centres are learned
+MOST = 1000  # points of a class that are matched exactly: half a second at worst, and time grows with the cube
+BATCH = 250  # points of a mini-batch, where there are more
+
+
+def room(geometry: str, classes: int) -> int:
+    """How many dimensions the centres of so many classes need.
+
+    >>> room("circle", 5), room("simplex", 5)
+    (2, 4)
+    """
+    return 2 if geometry == "circle" else classes - 1
+
+
+def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]:
+    """Centres μ_c of k classes: on a circle, μ_c = 3k (sin 2πc/k, cos 2πc/k, 0, …), or at the corners of a simplex.
+
+    All sides of the simplex are as long as those between neighbours on the circle, 6k sin π/k: of two or three classes
+    both are the same, but for a rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex,
+    and on a circle of up to three. Learned centres start as a simplex with sides of 4, and so with errors to learn of.
+
+    >>> centres("circle", 2, 2).round(decimals=3).abs()
+    tensor([[0., 6.],
+            [0., 6.]], dtype=torch.float64)
+    >>> torch.pdist(centres("simplex", 4, 5)).round(decimals=2)
+    tensor([16.9700, 16.9700, 16.9700, 16.9700, 16.9700, 16.9700], dtype=torch.float64)
+    """
+    found = torch.zeros(classes, dims, dtype=torch.float64)
+    if geometry == "circle":
+        turns = 2 * torch.pi * torch.arange(classes, dtype=torch.float64) / classes
+        found[:, :2] = 3 * classes * torch.stack((turns.sin(), turns.cos()), 1)
+        return found
+    # Helmert's rows: orthonormal, and orthogonal to (1, …, 1), so that unit vectors keep their distance √2 in them.
+    for row in range(1, classes):
+        found[:row, row - 1], found[row, row - 1] = 1.0, -float(row)
+        found[:, row - 1] /= (row * (row + 1)) ** 0.5
+    side = NEAR if geometry == "learned" else 6 * classes * float(np.sin(np.pi / classes))
+    return found * side / 2**0.5
+
+
+class Aligned(NamedTuple):
+    """Standardised points, the class of each, and where it is to go, measured from the centre of its class."""
+
+    x: Float[Tensor, "points features"]
+    target: Int[Tensor, " points"]
+    offset: Float[Tensor, "points dims"]
+
+    def take(self, index: np.ndarray) -> Aligned:
+        """Some of them."""
+        chosen = torch.as_tensor(index, device=self.x.device)
+        return Aligned(*(part[chosen] for part in self))
+
+    def to(self, device: str) -> Aligned:
+        """The same, in single precision, on another device."""
+        return Aligned(self.x.float().to(device), self.target.to(device), self.offset.float().to(device))
+
+
+def align(
+    x: Float64[Tensor, "points features"],
+    target: Int[Tensor, " points"],
+    dims: int,
+    how: str,
+    seed: int,
+    progress: Progress = silent,
+) -> Aligned:
+    """Give every point one of as many draws of N(0, I) as its class has points: its place around the class's centre.
+
+    With "ot" the draws of a class go to its points such that Σ‖x − draw‖² is least; with "random" as they come; with
+    "mean" all are 0. Squared distances are meant, so that the best matching is the same wherever the centre is. Where
+    there are fewer features than dimensions, features of 0 are added. A class of more than 1,000 points is matched in
+    mini-batches of 250, drawn at random, so that time grows with the points and not with their cube.
+
+    >>> x, target = torch.tensor([[-1.0], [0.0], [1.0], [5.0]]).double(), torch.tensor([0, 0, 0, 1])
+    >>> align(x, target, 1, "ot", seed=0).offset[:3, 0].diff() > 0    # in the order of the points
+    tensor([True, True])
+    """
+    rng = np.random.default_rng((seed, 1))
+    offset = torch.zeros(len(x), dims, dtype=torch.float64)
+    if how == "mean":
+        return Aligned(x, target, offset)
+    offset[:] = torch.from_numpy(rng.normal(size=offset.shape))
+    if how == "ot":
+        wide = torch.zeros_like(offset)
+        wide[:, : x.shape[1]] = x
+        blocks = [block for place in target.unique() for block in _blocks((target == place).nonzero()[:, 0], rng)]
+        _tell(target)
+        for block in progress(blocks, "matching", len(blocks)):
+            offset[block] = match(wide[block], offset[block], exact_limit=MOST).target
+    return Aligned(x, target, offset)
+
+
+def _blocks(members: Int[Tensor, " some"], rng: np.random.Generator) -> Sequence[Int[Tensor, " few"]]:
+    """A class whole, or in parts of one size, but for one point, drawn at random."""
+    if len(members) <= MOST:
+        return [members]
+    return members[torch.from_numpy(rng.permutation(len(members)))].tensor_split(-(-len(members) // BATCH))
+
+
+def _tell(target: Int[Tensor, " points"]) -> None:
+    if (large := int(target.bincount().max())) > MOST:
+        warnings.warn(
+            f"a class of {large:,} points, more than {MOST:,}, is matched in mini-batches of {BATCH}: exactly in each",
+            stacklevel=5,
+        )
+
+
+class Mapper(nn.Module):
+    """f(x): features to the space of the centres, by layers of `hidden` widths with ReLU between them.
+
+    `centres` (classes, dims) are parameters where they are learned, fixed elsewhere.
+
+    >>> network = Mapper(3, centres("circle", 2, 3), (32, 32))
+    >>> network(torch.randn(5, 3)).shape, network.distances(torch.randn(5, 3)).shape
+    (torch.Size([5, 3]), torch.Size([5, 2]))
+    """
+
+    centres: Float[Tensor, "k dims"]
+
+    def __init__(
+        self, features: int, where: Float64[Tensor, "k dims"], hidden: Sequence[int], learned: bool = False
+    ) -> None:
+        super().__init__()
+        widths = [features, *hidden, where.shape[1]]
+        layers = list[nn.Module]()
+        for given, made in pairwise(widths):
+            layers += [nn.Linear(given, made), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+        kept = where.float()
+        if learned:
+            self.centres = nn.Parameter(kept)
+        else:
+            self.register_buffer("centres", kept)
+
+    def forward(self, x: Float[Tensor, "points features"]) -> Float[Tensor, "points dims"]:
+        """Where points go."""
+        return self.layers(x)
+
+    def distances(self, x: Float[Tensor, "points features"]) -> Float[Tensor, "points k"]:
+        """‖f(x) − μ_c‖ for every class."""
+        # A tiny number under the root: its gradient is finite also where a point sits on a centre.
+        return ((self(x).unsqueeze(1) - self.centres).square().sum(-1) + 1e-12).sqrt()
+
+
+def map_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
+    """‖f(x) − μ_c − offset‖², the mean over points and dimensions; centres learn nothing of it."""
+    assert isinstance(model, Mapper)
+    return mse_loss(model(batch.x), model.centres.detach()[batch.target] + batch.offset)
+
+
+def learned_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
+    """Cross-entropy of softmax(−‖f(x) − μ_c‖), which moves map and centres, and a tenth of `map_loss`."""
+    assert isinstance(model, Mapper)
+    return PULL * map_loss(model, batch) + cross_entropy(-model.distances(batch.x), batch.target)

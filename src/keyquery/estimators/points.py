@@ -1,0 +1,60 @@
+"""Tables and sequences as users have them, to points: one a row, or one a step of a sequence."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from keyquery.data.series import Series
+from keyquery.estimators import sequences, tables
+from keyquery.estimators.base import is_missing
+
+
+class Points(NamedTuple):
+    """Steps of all samples, one sample after the other, and the sample that each is a step of."""
+
+    values: Float64[np.ndarray, "points features"]
+    owner: Int[np.ndarray, " points"]
+    names: list[str] | None  # of features, where X told them
+
+    @property
+    def samples(self) -> int:
+        """How many samples."""
+        return int(self.owner[-1]) + 1
+
+    def of(self, samples: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " points"]:
+        """Which points belong to these samples."""
+        return np.isin(self.owner, samples)
+
+
+def points_of(X: Any) -> Points:
+    """Points of a table (n, features), of sequences (n, T, features), or of a list of them, (T, features) each.
+
+    A table may be a data frame, a `kq.data.Table`, an array or a list of rows; sequences may be a `kq.data.Series`.
+    All must be finite numbers.
+
+    >>> points_of([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]).owner
+    array([0, 1, 1])
+    """
+    if isinstance(X, Series):
+        X = list(X.values)
+    if isinstance(X, Tensor) and X.is_nested:
+        X = list(X.unbind())
+    if sequences.axes_of(X) == 3:
+        names, each = sequences.columns_of(X), sequences.series_of(X)
+        values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(one) for one in each])
+    else:
+        columns = tables.columns_of(X)
+        for name, column in zip(columns.called, columns.values, strict=True):
+            if column.dtype == object and not all(map(is_missing, column)):
+                raise ValueError(f"X must hold numbers, and column {name!r} holds categories: give a column for each")
+        names, values = columns.names, np.stack([column.astype(np.float64) for column in columns.values], 1)
+        owner = np.arange(len(values))
+    if not np.isfinite(values).all():
+        bad = ~np.isfinite(values).all(1)
+        first = owner[bad.argmax()]
+        raise ValueError(f"X must be finite; {bad.sum()} of {len(bad)} points hold NaN, the first in sample {first}")
+    return Points(values, owner, names)

@@ -1,0 +1,79 @@
+"""A course: where the same points were at every recorded step, and how long each one's way there was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+
+@runtime_checkable
+class Course(Protocol):
+    """What an instrument asks of a path; records are counted from 0."""
+
+    count: int  # of points
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The number of every record in training."""
+        ...
+
+    def place(self, record: int) -> Float[Tensor, "n d"]:
+        """Where the points are at a record, float64."""
+        ...
+
+    def gone(self, record: int) -> Float[Tensor, " n"]:
+        """How long each point's way up to a record is, float64."""
+        ...
+
+
+class ArrayCourse:
+    """The course of a path that lies in memory, or in a memory map: one step at a time is float64.
+
+    >>> course = ArrayCourse([torch.zeros(3, 2), torch.ones(3, 2)])
+    >>> course.steps, course.gone(1)
+    (range(0, 2), tensor([1.4142, 1.4142, 1.4142], dtype=torch.float64))
+    """
+
+    def __init__(self, path: Any) -> None:
+        if not isinstance(path, (Tensor, ndarray, list, tuple)):
+            raise TypeError(
+                f"path must be an array (steps + 1, points, dims) or a list of clouds, got {type(path).__name__}"
+            )
+        shapes = [tuple(np.shape(cloud)) for cloud in path]
+        if len(shapes) < 2:
+            raise ValueError(f"path must have a start and an end, (steps + 1, points, dims), got {len(shapes)} step")
+        for step, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                first = f"step 0 has shape {shapes[0]}"
+                raise ValueError(f"path must have the same points at every step: {first}, step {step} {shape}")
+        if len(shapes[0]) != 2 or 0 in shapes[0]:
+            raise ValueError(f"path must have shape (steps + 1, points, dims), got {(len(shapes), *shapes[0])}")
+        self._path, self.count = path, shapes[0][0]
+        self.steps = range(len(shapes))
+        before = self.place(0)
+        gone = torch.zeros(self.count, dtype=torch.float64, device=before.device)
+        self._lengths = [gone]
+        for step in self.steps[1:]:
+            now = self.place(step)
+            gone = gone + (now - before).norm(dim=-1)
+            self._lengths.append(gone)
+            before = now
+
+    def place(self, record: int) -> Float[Tensor, "n d"]:
+        """Where the points are at a step."""
+        cloud = self._path[record]
+        here = (cloud.detach() if isinstance(cloud, Tensor) else torch.from_numpy(np.array(cloud))).double()
+        if not here.isfinite().all():
+            bad = int((~here.isfinite()).any(-1).sum())
+            raise ValueError(f"path must be finite: at step {record}, {bad} of {self.count} points are NaN or infinite")
+        return here
+
+    def gone(self, record: int) -> Float[Tensor, " n"]:
+        """How long each point's way up to a step is."""
+        return self._lengths[record]

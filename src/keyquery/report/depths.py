@@ -1,0 +1,89 @@
+"""The study of depth as a picture: loss against depth, the best depth beside the law's, and what heads are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keyquery.instruments.law import Law
+from keyquery.report.colours import depth_colour
+from keyquery.report.plane import short
+from keyquery.studies.depth import DepthStudy
+
+LAW, GREY = "#24292f", "#8c959f"
+
+
+def depths_figure(reading: DepthStudy, pyplot: Any) -> Any:
+    """Loss less the best of its budget; the fitted optimum beside the law; how much heads compare."""
+    rows = reading.summary()
+    if not rows:
+        raise ValueError("nothing to draw: no shape has been trained at all its learning rates yet")
+    budgets = sorted({row["budget"] for row in rows})
+    colours = {budget: depth_colour(place / max(len(budgets) - 1, 1)) for place, budget in enumerate(budgets)}
+    figure, axes = pyplot.subplots(1, 3, figsize=(8.4, 2.9), layout="constrained")
+    _losses(axes[0], rows, reading.optima(), colours)
+    _optima(axes[1], reading.optima(), colours)
+    _mixes(axes[2], rows, colours)
+    every = sorted({row["layers"] for row in rows})
+    for axis in (axes[0], axes[2]):
+        axis.set(xscale="log", xlabel="layers")
+        axis.set_xticks(every, [str(layers) for layers in every])
+        axis.minorticks_off()
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(budgets), frameon=False)
+    return figure
+
+
+def _losses(axis: Any, rows: Sequence[dict[str, Any]], optima: Sequence[dict[str, Any]], colours: Any) -> None:
+    for found in optima:
+        budget, colour = found["budget"], colours[found["budget"]]
+        at = [row for row in rows if row["budget"] == budget]
+        best = min(row["loss"] for row in at)
+        x, y = [row["layers"] for row in at], [row["loss"] - best for row in at]
+        spread = [row["loss_sd"] or 0.0 for row in at]
+        label = f"{short(budget)} parameters (best loss {best:.3f})"
+        axis.errorbar(x, y, spread, fmt="o", color=colour, markersize=3.5, capsize=2, label=label)
+        if found["fit"] is not None:
+            low, high = map(math.log, found["near"])
+            logs = [low + (high - low) * i / 60 for i in range(61)]
+            axis.plot(
+                [math.exp(u) for u in logs],
+                [sum(c * u**power for power, c in enumerate(found["fit"])) - best for u in logs],
+                color=colour,
+                linewidth=1.2,
+            )
+    axis.set(title="loss less the best of the budget", ylabel="nats a token")
+
+
+def _optima(axis: Any, optima: Sequence[dict[str, Any]], colours: Any) -> None:
+    ends = min(found["budget"] for found in optima) / 2, max(found["budget"] for found in optima) * 2
+    budgets = [ends[0] * (ends[1] / ends[0]) ** (i / 60) for i in range(61)]
+    axis.plot(budgets, [Law().layers(params) for params in budgets], color=LAW, linewidth=1.2, linestyle="--")
+    axis.text(0.97, 0.04, "dashed: the law, extrapolated", color=LAW, ha="right", transform=axis.transAxes)
+    for found in optima:
+        colour = colours[found["budget"]]
+        axis.plot(found["budget"], found["best"], "o", color=colour, markerfacecolor="none", markersize=7)
+        if found["layers"] is not None:
+            ends = found["layers"] - found["low"], found["high"] - found["layers"]
+            axis.errorbar(
+                found["budget"], found["layers"], [[end] for end in ends], fmt="o", color=colour, capsize=2, ms=4
+            )
+    axis.set(
+        xscale="log", yscale="log", title="best depth (hollow: of those tried)", xlabel="parameters", ylabel="layers"
+    )
+    axis.set_ylim(0.5, 40)
+    axis.set_xticks([found["budget"] for found in optima], [f"{found['budget'] / 1e6:.2g}M" for found in optima])
+    axis.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    axis.minorticks_off()
+
+
+def _mixes(axis: Any, rows: Sequence[dict[str, Any]], colours: Any) -> None:
+    for budget, colour in colours.items():
+        at = [row for row in rows if row["budget"] == budget]
+        spread = [row["symmetric_sd"] or 0.0 for row in at]
+        x = [row["layers"] for row in at]
+        axis.errorbar(x, [row["symmetric"] for row in at], spread, fmt="o-", color=colour, markersize=3.5, linewidth=1)
+    axis.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
+    axis.set(title="share that compares, not points", ylim=(0, 1), ylabel="of what is between pairs, on text")

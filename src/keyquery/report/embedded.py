@@ -1,0 +1,16 @@
+"""Data inside a page."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def as_json(data: Any) -> str:
+    """JSON that cannot end the element it stands in.
+
+    >>> as_json(["</script>"])
+    '["\\\\u003c/script\\\\u003e"]'
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,0 +1,108 @@
+"""The plane of depth and width as a picture: the law, its band, the shape at hand, and models that everyone knows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keyquery.instruments.depth import Depth
+from keyquery.instruments.law import FITTED, SIGMAS, Law, count
+from keyquery.report.colours import LIGHT
+
+# Layers and width, as published, and on which side of the mark the name stands.
+KNOWN: dict[str, tuple[int, int, str]] = {
+    "GPT-2,\nBERT base": (12, 768, "above"),
+    "GPT-2 medium,\nBERT large": (24, 1024, "above"),
+    "GPT-2 large": (36, 1280, "below"),
+    "GPT-2 XL": (48, 1600, "below"),
+    "Llama 2 7B": (32, 4096, "left"),
+    "Llama 2 13B": (40, 5120, "left"),
+    "Llama 2 70B": (80, 8192, "below"),
+    "BLOOM 176B": (70, 14336, "left"),
+    "GPT-3 175B": (96, 12288, "below"),
+}
+ASIDE = {"above": (0, 4, "center", "bottom"), "below": (4, -4, "left", "top"), "left": (-5, 0, "right", "center")}
+BUDGETS = (1e7, 1e8, 1e9, 1e10, 1e11, 1e12)
+LAW, GREY, INK = LIGHT["reciprocal"], "#8c959f", "#24292f"
+HERE = LIGHT["directional"]
+
+
+def plane(reading: Depth, pyplot: Any) -> Any:
+    """Depth against width: above the line more depth pays, below it more width."""
+    law = Law(**reading.provenance["law"])
+    here = (reading.shape["layers"], reading.shape["width"]) if reading.shape else None
+    asked = (*reading.exact, *(here or ()))
+    deepest = max(105.0, 1.15 * max(asked[0::2]))
+    low, high = min(100.0, 0.7 * min(asked[1::2])), max(4e4, 1.5 * max(asked[1::2]))
+    figure, axis = pyplot.subplots(figsize=(5.6, 4.0), layout="constrained")
+    axis.set(xlim=(0, deepest), ylim=(low, high), yscale="log", xlabel="layers", ylabel="width")
+    _budgets(axis, deepest, low, high)
+    _law(axis, law, deepest)
+    _known(axis, here)
+    _at_hand(axis, reading, here)
+    ticks = [width for width in (128, 512, 2048, 8192, 32768, 131072) if low <= width <= high]
+    axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _budgets(axis: Any, deepest: float, low: float, high: float) -> None:
+    """Shapes of equal numbers of parameters."""
+    depths = [deepest * (i + 1) / 200 for i in range(200)]
+    for params in BUDGETS:
+        widths = [math.sqrt(params / count(layers, 1)) for layers in depths]
+        axis.plot(depths, widths, color=GREY, linewidth=0.5, linestyle=(0, (1, 2)), zorder=0)
+        if low * 1.1 < widths[-1] < high:
+            said = short(params).replace(" million", "M").replace(" billion", "B").replace(" trillion", "T")
+            axis.annotate(said, (deepest, widths[-1]), (2, 0), textcoords="offset points", color=GREY, va="center")
+    axis.text(1.0, 1.0, "parameters", color=GREY, ha="right", va="bottom", transform=axis.transAxes)
+
+
+def _law(axis: Any, law: Law, deepest: float) -> None:
+    depths = [deepest * i / 200 for i in range(201)]
+    edges = ([law.width(layers, sigmas) for layers in depths] for sigmas in (-SIGMAS, SIGMAS))
+    axis.fill_between(depths, *edges, color=LAW, alpha=0.15, linewidth=0, label="its 95 % band (errors recalled)")
+    axis.plot(depths, [law.width(layers) for layers in depths], color=LAW, linewidth=0.9, linestyle="--")
+    fitted = [FITTED[0] + (FITTED[1] - FITTED[0]) * i / 100 for i in range(101)]
+    fitted = [layers for layers in fitted if law.rank is None or law.width(layers) < law.rank]
+    axis.plot(fitted, [law.width(layers) for layers in fitted], color=LAW, linewidth=1.8, label="the law, where fitted")
+    words = {"color": LAW, "style": "italic", "transform": axis.transAxes}
+    axis.text(0.03, 0.97, "depth-efficient:\nmore depth pays", ha="left", va="top", **words)
+    axis.text(0.97, 0.03, "depth-inefficient:\nmore width pays", ha="right", va="bottom", **words)
+
+
+def _known(axis: Any, here: tuple[float, float] | None) -> None:
+    for name, (layers, width, side) in KNOWN.items():
+        axis.plot(layers, width, "o", color=INK, markersize=3, zorder=3)
+        if here is None or (layers, width) != here:
+            x, y, across, up = ASIDE[side]
+            axis.annotate(name, (layers, width), (x, y), textcoords="offset points", ha=across, va=up, size=7)
+
+
+def _at_hand(axis: Any, reading: Depth, here: tuple[float, float] | None) -> None:
+    """The shape that was asked about, and the way along its budget to the law's."""
+    layers, width = reading.exact
+    own = f"the law's shape: {reading.layers} × {reading.width:,}"
+    axis.plot(layers, width, "D", color=HERE, markersize=5, zorder=5, label=own, linestyle="none")
+    if here is not None and reading.shape is not None:
+        same = (known for known, (*shape, _) in KNOWN.items() if tuple(shape) == here)
+        name = reading.shape.get("name") or next(same, "given").replace("\n", " ")
+        said = f"{name}: {here[0]} × {here[1]:,}, {reading.verdict}"
+        axis.plot(*here, "*", color=HERE, markersize=10, zorder=6, label=said, linestyle="none")
+        way = [here[0] + (layers - here[0]) * i / 60 for i in range(61)]
+        along = [math.sqrt(reading.params / count(at, 1)) for at in way]
+        axis.plot(way, along, color=HERE, linewidth=1.2, zorder=4)
+    axis.figure.legend(loc="outside lower center", ncols=2, frameon=False)
+
+
+def short(number: float) -> str:
+    """A number of parameters as people say it.
+
+    >>> short(84934656), short(1.3e9), short(319307)
+    ('84.9 million', '1.3 billion', '319,307')
+    """
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:.3g} {name}"
+    return f"{number:,.0f}"

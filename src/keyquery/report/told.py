@@ -1,0 +1,116 @@
+"""The study of datapoints as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.report.between import CALLED, TITLES, claimed
+from keyquery.report.colours import KERNELS
+from keyquery.studies.datapoints import GROWTH, DatapointStudy
+from keyquery.studies.lookups import DEVIATION, PUBLISHED, VARIANTS
+from keyquery.studies.tabular import TABLES
+
+NEAREST = "nearest neighbour"
+SHARES = ("symmetric", "on_data")
+# Titles of columns: which figure, to how many places, in which unit.
+NUMBERS: dict[str, tuple[Any, ...]] = {"RMSE": ("rmse", 2)}
+CLASSES: dict[str, tuple[Any, ...]] = {"accuracy %": ("accuracy", 1, 100.0), "AUROC": ("auroc", 3), "NLL": ("nll", 3)}
+
+
+def datapoint_tables(reading: DatapointStudy, table: Callable[..., Table]) -> list[Any]:
+    """Errors by table and model, what other rows are to networks, kernels, and look-ups; what was broken off."""
+    rows, shown = reading.summary(), list[Any]()
+    parts = {part: [row for row in rows if row["part"] == part] for part in ("npt", "baselines", "kernels")}
+    for title, lines in (
+        ("rows told: mean ± standard error over folds, on the test", _errors(parts["npt"] + parts["baselines"], table)),
+        ("other rows corrupted, and heads between rows", _rows(parts["npt"], table)),
+        ("kernels between rows", _figures(parts["kernels"], {kernel: kernel for kernel in KERNELS}, "kernel", table)),
+        ("looking targets up: RMSE in standard deviations", _lookups(reading.lookup, table)),
+    ):
+        if lines:
+            shown += [*([""] if shown else []), Text(title, style="bold"), *lines]
+    broken = sum(bool(row.get("partial")) for row in (*reading.npt, *reading.kernels, *reading.baselines))
+    left = f"{broken} training{'s are' if broken > 1 else ' is'} not finished: the same command goes on."
+    return [*shown, *([left] if broken else [])]
+
+
+def _errors(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
+    note = "published: test rows stand in the table, and no target is shown. inductive: they come later, one by one."
+    return [*_figures(rows, CALLED, "model", table), note] if rows else []
+
+
+def _figures(
+    rows: Sequence[Mapping[str, Any]], models: Mapping[str, str], what: str, table: Callable[..., Table]
+) -> list[Any]:
+    """A table of numbers that are told, and one of classes; each with what was published, where there is any."""
+    shown: list[Any] = []
+    for classes in (False, True):
+        names = [name for name in TABLES if TABLES[name].classes == classes and any(r["table"] == name for r in rows)]
+        if not names:
+            continue
+        figures = CLASSES if classes else NUMBERS
+        made = _left(table("table", what, "folds", *figures, *([] if what == "kernel" else ["published"])), 2)
+        for name in names:
+            found = {row["model"]: row for row in rows if row["table"] == name}
+            for model in (model for model in models if model in found):
+                cells = [_mean(found[model], *how) for how in figures.values()]
+                claims = [] if what == "kernel" else [_claim(name, model)]
+                made.add_row(TITLES[name], models[model], str(found[model]["folds"]), *cells, *claims)
+        shown.append(made)
+    return shown
+
+
+def _claim(name: str, model: str) -> str:
+    """The one figure that was published of this model: RMSE or, of classes, AUROC."""
+    found = claimed(name, model)
+    return _mean(found, "rmse", 2) if "rmse" in found else _mean(found, "auroc", 3)
+
+
+def _mean(row: Mapping[str, Any], name: str, places: int, unit: float = 1.0) -> str:
+    if row.get(name) is None:
+        return "–"
+    spread = row.get(f"{name}_se")
+    return f"{unit * row[name]:z.{places}f}" + ("" if spread is None else f" ± {unit * spread:.{places}f}")
+
+
+def _rows(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
+    if not rows:
+        return []
+    made = _left(table("table", "model", "error grows %", "published", "symmetric %", "on data %"), 2)
+    for name in TABLES:
+        for row in sorted(
+            (row for row in rows if row["table"] == name), key=lambda row: list(CALLED).index(row["model"])
+        ):
+            claim = f"{100 * GROWTH[name]:.0f}" if name in GROWTH else "–"
+            shares = [_mean(row, of, 1, 100) + f" ({_mean(row, f'{of}_at_start', 1, 100)})" for of in SHARES]
+            made.add_row(TITLES[name], CALLED[row["model"]], _mean(row, "grows", 1, 100), claim, *shares)
+    return [
+        made,
+        "error grows: RMSE, or points of accuracy lost. symmetric: ‖S‖²/‖M‖² of heads' weights; on data: what is "
+        "reciprocal in their scores on the table; in brackets, before training.",
+    ]
+
+
+def _lookups(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
+    there = [row for row in rows if not row.get("partial")]
+    if not there:
+        return []
+    made = _left(table("table is", "attention", "r", "RMSE", NEAREST, "published", NEAREST), 2)
+    for variant in VARIANTS:
+        for row in (row for row in there if row["variant"] == variant):
+            claims = [f"{value / DEVIATION:.2f}" for value in PUBLISHED[variant]] if row["rows"] == "full" else ["", ""]
+            attention = "between rows" if row["rows"] == "full" else "none"
+            figures = [f"{row['r']:z.3f}", f"{row['rmse']:.3f}", f"{row['nearest']['rmse']:.2f}"]
+            made.add_row(variant, attention, *figures, *claims)
+    return [made, "published: on Protein, over the standard deviation of its target."]
+
+
+def _left(table: Table, count: int) -> Table:
+    """The first columns hold words."""
+    for column in table.columns[:count]:
+        column.justify, column.no_wrap = "left", True
+    return table

@@ -1,0 +1,80 @@
+"""One self-contained HTML page of a path: the cloud moves, beside what optimal transport would have done."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from keyquery.instruments.transport import CURVES, TOLD, Transport
+from keyquery.reading import short
+from keyquery.report.colours import CLASSES, CLASSES_DARK, DEPTHS, depth_colour
+from keyquery.report.embedded import as_json
+from keyquery.report.policy import policy
+from keyquery.report.wording import heads_said, recorded, said
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("elements.js", "transport.js")
+DIGITS = 5
+
+
+def transport_page(reading: Transport) -> str:
+    """The page of a path.
+
+    >>> transport_page(kq.transport(torch.rand(3, 8, 2)))[:15]
+    '<!doctype html>'
+    """
+    if reading.sketch is None:
+        raise ValueError("a path without frames has no page: give frames of 2 or more")
+    style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "transport.css").read_text(encoding="utf-8")
+    style += _tones()
+    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = {
+        "policy": policy(script, style),
+        "title": escape(str(reading.model["name"])),
+        "facts": escape(" · ".join(filter(None, [reading.model.get("module"), recorded(reading)]))),
+        "style": style,
+        "script": script,
+        "data": as_json(_data(reading)),
+    }
+    template = (ASSETS / "transport.html").read_text(encoding="utf-8")
+    # In one pass, so that nothing in the data is taken for a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _data(reading: Transport) -> dict[str, Any]:
+    deepest = max((head["layer"] for head in reading.heads), default=0) or 1
+    heads = [
+        {
+            "name": f"{head['layer']}.{head['head']}",
+            "colour": depth_colour(head["layer"] / deepest),
+            "since": head["since"],
+            **{name: head[name] for name in ("symmetric_energy", "skew_energy", "symmetry")},
+        }
+        for head in reading.heads
+    ]
+    data = {
+        "units": dict(reading.units),
+        "unit": reading.unit,
+        "steps": reading.steps,
+        "figures": [{"class": row["class"], **{name: row[name] for name in TOLD}} for row in reading.records()],
+        "classes": [str(row["class"]) for row in reading.classes],
+        "curves": {name: reading.curves[name] for name in CURVES},
+        "sketch": reading.sketch,
+        "heads": heads,
+        "notes": [*said(reading), *heads_said(reading)],
+    }
+    return short(data, DIGITS)
+
+
+def _tones() -> str:
+    """The colours of classes, by number, and of depth."""
+    light, dark = (
+        " ".join(f"--class{at}: {colour};" for at, colour in enumerate(tones)) for tones in (CLASSES, CLASSES_DARK)
+    )
+    shades = ", ".join(DEPTHS)
+    return (
+        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f".depth {{ background: linear-gradient(to right, {shades}) }}\n"
+    )

@@ -1,0 +1,46 @@
+"""A path beside optimal transport, as a table in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.instruments.transport import Transport
+from keyquery.report.wording import MOST, heads_said, recorded, said
+
+COLUMNS = {
+    "points": "points",
+    "distance": "distance",
+    "wasserstein": "optimal",
+    "random": "random",
+    "monge_gap": "gap",
+    "optimality": "optimality",
+    "path_length": "path",
+    "efficiency": "efficiency",
+    "matched": "matched",
+    "bures": "Gaussian",
+}
+
+
+def transport_lines(reading: Transport, table: Callable[..., Table]) -> list[Any]:
+    """A row for the whole and one a class, what the columns mean, and which heads became directional."""
+    rows = reading.records()
+    made = table("class", *COLUMNS.values())
+    for row in rows[: MOST + 1]:
+        made.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
+    where = ", ".join(filter(None, [reading.model["name"], reading.model.get("module")]))
+    lines: list[Any] = [Text(f"{where}: {recorded(reading)}", style="bold"), made]
+    if len(rows) > MOST + 1:
+        lines.append(f"The first {MOST} of {len(rows) - 1} classes; the JSON has all.")
+    lines += ["", *map(Text, [*said(reading), *heads_said(reading)])]
+    return lines
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row[name]
+    if value is None:
+        return "–"
+    return f"{value:,}" if name == "points" else f"{value:.0%}" if name == "matched" else f"{value:.3g}"

@@ -1,0 +1,205 @@
+"""Models of scikit-learn on the same folds: boosted trees, nearest neighbours, perceptrons."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Shaped
+
+from keyquery.data.tables import Table
+from keyquery.estimators.sequences import statistics
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.studies.folds import Fold
+from keyquery.studies.jobs import name_of
+from keyquery.studies.tabular import TABLES, load_kept, split_of, target_of
+from keyquery.studies.tellers import figures
+
+MODELS = ("boosting", "neighbours", "perceptron")
+LEAST = 1e-6  # probability: of none the logarithm would be infinite
+BOOSTING: dict[str, Any] = {
+    "learning_rate": (0.05, 0.1),
+    "max_leaf_nodes": (8, 31),
+    "min_samples_leaf": (5, 20),
+    "iterations": 1000,
+}
+NEIGHBOURS: dict[str, Any] = {"count": (1, 2, 3, 5, 7, 10, 15, 20, 30, 50), "weights": ("uniform", "distance")}
+PERCEPTRON: dict[str, Any] = {"hidden": ((100,), (100, 100)), "alpha": (1e-4, 1e-2, 1.0), "epochs": 500}
+
+
+class Parts(NamedTuple):
+    """Features and targets of what is learned from, held out and tested on; of trees, which features are categories."""
+
+    features: list[Float64[np.ndarray, "n d"]]
+    targets: list[Shaped[np.ndarray, " n"]]
+    categorical: list[bool]
+
+
+Found = tuple[dict[str, Any], Float64[np.ndarray, "held k"], Float64[np.ndarray, "test k"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """One kind of model on one fold: every setting is fitted to what is learned from, and the best on what is held out
+    is tested, without being fitted again.
+    """
+
+    table: str
+    digest: str
+    fold: int
+    model: str
+    seed: int = 0
+    deadline: float | None = None  # seconds since 1970, after which it is not begun
+
+    def __post_init__(self) -> None:
+        check_choice("table", self.table, tuple(TABLES))
+        check_choice("model", self.model, MODELS)
+        check_count("fold", self.fold, least=0, most=TABLES[self.table].folds - 1)
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return name_of((self.table, self.model, self.fold), self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        grid = {"boosting": BOOSTING, "neighbours": NEIGHBOURS, "perceptron": PERCEPTRON}[self.model]
+        return {**{key: value for key, value in asdict(self).items() if key != "deadline"}, "tried": grid}
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Fit every setting, choose, test."""
+        if self.deadline is not None and time() >= self.deadline:
+            return {**self._settings(), "partial": True}
+        table = load_kept(folder, self.table, self.digest)
+        fold = split_of(self.table, table, self.fold)
+        classes = len(table.categories[table.target or 0]) if TABLES[self.table].classes else 0
+        parts = trees_of(table, fold) if self.model == "boosting" else numbers_of(table, fold)
+        mean, scale = (0.0, 1.0) if classes else _units(parts.targets[0])
+        parts = parts._replace(targets=parts.targets if classes else [(y - mean) / scale for y in parts.targets])
+        before, best = perf_counter(), (np.inf, dict[str, Any](), np.empty((0, 1)))
+        with import_module("threadpoolctl").threadpool_limits(torch.get_num_threads()):  # others share the processor
+            for settings, held, test in FITTED[self.model](parts, classes, self.seed):
+                found = figures(held, parts.targets[1], scale)
+                cost = found["nll" if classes else "rmse"]
+                assert cost is not None
+                if cost < best[0]:
+                    best = (cost, settings, test)
+        sizes = {"learned": len(fold.learned), "held": len(fold.held), "test": len(fold.test)}
+        figured = figures(best[2], parts.targets[2], scale)
+        return {**self._settings(), **sizes, "chosen": best[1], **figured, "seconds": perf_counter() - before}
+
+
+def require_sklearn() -> None:
+    """Refuse what needs scikit-learn where it is not there."""
+    if find_spec("sklearn") is None:
+        raise ImportError(
+            "the baselines need scikit-learn: pip install scikit-learn, or leave them out, as --part npt does"
+        )
+
+
+def _units(target: Float64[np.ndarray, " n"]) -> tuple[float, float]:
+    mean, scale = statistics([target[:, None]])
+    return float(mean[0]), float(scale[0])
+
+
+def trees_of(table: Table, fold: Fold) -> Parts:
+    """Features as trees take them: numbers and codes, NaN where missing."""
+    kept = [number for number in range(len(table.columns)) if number != table.target]
+    columns = [
+        np.where(table.values[number] < 0, np.nan, table.values[number])
+        if table.categories[number]
+        else table.values[number]
+        for number in kept
+    ]
+    features = np.stack(columns, 1).astype(np.float64)
+    return Parts(
+        [features[places] for places in fold],
+        [target_of(table)[places] for places in fold],
+        [bool(table.categories[number]) for number in kept],
+    )
+
+
+def numbers_of(table: Table, fold: Fold) -> Parts:
+    """Features as distances and products take them: standardised by what is learned from, categories as 0 and 1."""
+    columns = []
+    for number, values in enumerate(table.values):
+        if number == table.target:
+            continue
+        if table.categories[number]:
+            columns += [(values == code).astype(np.float64) for code in range(len(table.categories[number]))]
+        else:
+            mean, scale = _units(values[fold.learned])
+            columns.append(np.nan_to_num((values - mean) / scale))  # what is missing is the mean
+    features = np.stack(columns, 1)
+    return Parts([features[places] for places in fold], [target_of(table)[places] for places in fold], [])
+
+
+def _likely(model: Any, classes: int, probabilities: Float64[np.ndarray, "n some"]) -> Float64[np.ndarray, "n k"]:
+    """Logarithms of probabilities, of classes that training did not have too."""
+    whole = np.zeros((len(probabilities), classes))
+    whole[:, model.classes_] = probabilities
+    return np.log(whole.clip(LEAST, 1.0))
+
+
+def _said(model: Any, classes: int, features: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n k"]:
+    if classes:
+        return _likely(model, classes, model.predict_proba(features))
+    return np.asarray(model.predict(features), dtype=np.float64)[:, None]
+
+
+def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
+    """Boosted trees of histograms; how many, the held-out rows say."""
+    ensemble = import_module("sklearn.ensemble")
+    kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
+    tried = ("learning_rate", "max_leaf_nodes", "min_samples_leaf")
+    for values in product(*(BOOSTING[name] for name in tried)):
+        settings = dict(zip(tried, values, strict=True))
+        model = kind(
+            **settings,
+            max_iter=BOOSTING["iterations"],
+            early_stopping=False,
+            categorical_features=parts.categorical,
+            random_state=seed,
+        ).fit(parts.features[0], parts.targets[0])
+        stages = model.staged_predict_proba if classes else model.staged_predict
+        both = zip(stages(parts.features[1]), stages(parts.features[2]), strict=True)
+        for count, pair in enumerate(both, 1):
+            told = [_likely(model, classes, one) if classes else one[:, None] for one in pair]
+            yield {**settings, "iterations": count}, told[0], told[1]
+
+
+def _neighbours(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
+    neighbours = import_module("sklearn.neighbors")
+    kind = neighbours.KNeighborsClassifier if classes else neighbours.KNeighborsRegressor
+    for count, weights in product(NEIGHBOURS["count"], NEIGHBOURS["weights"]):
+        if count <= len(parts.features[0]):
+            model = kind(count, weights=weights).fit(parts.features[0], parts.targets[0])
+            held, test = (_said(model, classes, features) for features in parts.features[1:])
+            yield {"count": count, "weights": weights}, held, test
+
+
+def _perceptron(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
+    networks, unfinished = import_module("sklearn.neural_network"), import_module("sklearn.exceptions")
+    kind = networks.MLPClassifier if classes else networks.MLPRegressor
+    for hidden, alpha in product(PERCEPTRON["hidden"], PERCEPTRON["alpha"]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", unfinished.ConvergenceWarning)  # it may stop at the last epoch
+            model = kind(hidden_layer_sizes=hidden, alpha=alpha, max_iter=PERCEPTRON["epochs"], random_state=seed)
+            model.fit(parts.features[0], parts.targets[0])
+        held, test = (_said(model, classes, features) for features in parts.features[1:])
+        yield {"hidden": list(hidden), "alpha": alpha, "epochs": model.n_iter_}, held, test
+
+
+FITTED: dict[str, Callable[[Parts, int, int], Iterator[Found]]] = {
+    "boosting": _boosting,
+    "neighbours": _neighbours,
+    "perceptron": _perceptron,
+}

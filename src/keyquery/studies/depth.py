@@ -1,0 +1,270 @@
+"""Study `depth`: is there a best depth for a number of parameters, and does it grow with them?
+
+The claim: at a given number of parameters there is one, and larger models are to be deeper, ln d = 5.039 + 0.0555·L.
+Decoders of three budgets and many depths read the same novels; and what their heads become is read, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from time import time
+from typing import Any
+
+import numpy as np
+
+from keyquery.capture.load import pick_device
+from keyquery.forms.checks import check_count
+from keyquery.instruments.intervals import student
+from keyquery.instruments.law import Law
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.jobs import check_folder, finish
+from keyquery.studies.language import prepare
+from keyquery.studies.rows import firsts, over_seeds
+from keyquery.studies.shaped import ShapedTraining
+
+NEAR = 2  # depths on either side of the best that a parabola is laid through
+PLACE = ("budget", "layers")
+MIX = ("reciprocal", "directional", "popularity", "symmetric", "raw_symmetric")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthStudy(Reading, kind="depth study"):
+    """How well every depth did at every budget, training by training, and what the heads were made of."""
+
+    rows: Sequence[Mapping[str, Any]]  # one a training; `mix` has the means over heads of each layer
+    diverged: Sequence[Mapping[str, Any]] = ()  # what was given up: a learning rate too high for its shape
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a training; curves and layers are left to JSON."""
+        return [{key: value for key, value in row.items() if key not in ("curve", "mix")} for row in self.rows]
+
+    def chosen(self) -> list[dict[str, Any]]:
+        """Of every shape the trainings with the learning rate that was best on text set apart to choose by.
+
+        `edge` says that it is the lowest or the highest that was tried.
+        """
+        groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            groups.setdefault((row["budget"], row["layers"]), []).append(row)
+        found = []
+        for place in sorted(groups):
+            rate = best_rate(groups[place])
+            tried = {row["rate"] for row in groups[place]}
+            edge = len(tried) > 1 and rate in (min(tried), max(tried))
+            alike = sorted((row for row in groups[place] if row["rate"] == rate), key=lambda row: row["seed"])
+            found += [{**row, "edge": edge, **_mixed(row)} for row in alike]
+        return found
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row a shape: loss on text not seen, and what its heads are made of, mean and spread over seeds.
+
+        `reciprocal`, `directional` and `popularity` are shares of the scores' variance on text, over heads and layers;
+        `symmetric` is the reciprocal share in the first two, and `raw_symmetric` that of the weights' energy.
+        """
+        return over_seeds(self.chosen(), (*PLACE, "width", "parameters", "rate", "edge"), ("loss", *MIX))
+
+    def optima(self) -> list[dict[str, Any]]:
+        """A row a budget: the depth at which a parabola in ln L is lowest, with a 95 % interval, and the law's.
+
+        The parabola goes through every seed of the best depth and of two on either side. `layers` is None where it has
+        no lowest point between the least and the most layers: the best is then at an edge, or not told by so few.
+        """
+        rows, found = self.chosen(), []
+        for budget in sorted({row["budget"] for row in rows}):
+            at = [row for row in rows if row["budget"] == budget]
+            depths = sorted({row["layers"] for row in at})
+            losses = [mean(row["loss"] for row in at if row["layers"] == layers) for layers in depths]
+            best = losses.index(min(losses))
+            near = depths[max(best - NEAR, 0) : best + NEAR + 1]
+            used = [row for row in at if row["layers"] in near]
+            fit = parabola([math.log(row["layers"]) for row in used], [row["loss"] for row in used])
+            params = mean(row["parameters"] for row in at)
+            told = {"budget": budget, "best": depths[best], "law": Law().layers(params), **_within(fit, depths)}
+            found.append({**told, "fit": None if fit is None else fit["curve"], "near": [near[0], near[-1]]})
+        return found
+
+    def trends(self) -> list[dict[str, Any]]:
+        """A row a budget: by how much `symmetric` and `raw_symmetric` change as the depth grows by a factor of e.
+
+        Slopes of a straight line in ln L, with 95 % intervals, through all depths and seeds.
+        """
+        rows, found = self.chosen(), []
+        for budget in sorted({row["budget"] for row in rows}):
+            at = [row for row in rows if row["budget"] == budget]
+            row: dict[str, Any] = {"budget": budget, "trainings": len(at)}
+            for name in ("symmetric", "raw_symmetric"):
+                row[name] = _slope([math.log(one["layers"]) for one in at], [one[name] for one in at])
+            found.append(row)
+        return found
+
+    @classmethod
+    def joined(cls, *parts: DepthStudy) -> DepthStudy:
+        """One reading of runs that were made apart."""
+        rows = firsts((row for part in parts for row in part.rows), (*PLACE, "rate", "seed", "steps", "text"))
+        lost = firsts((row for part in parts for row in part.diverged), (*PLACE, "rate", "seed", "steps", "text"))
+        return cls(rows=rows, diverged=lost, provenance={"runs": [part.provenance for part in parts]})
+
+
+def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The learning rate with the lowest loss on text set apart, of the seed that has tried most of them."""
+    rates: dict[int, dict[float, float]] = {}
+    for row in rows:
+        rates.setdefault(row["seed"], {})[row["rate"]] = row["validation"]
+    most = max(rates.values(), key=len)
+    return min(most, key=most.__getitem__)
+
+
+def parabola(x: Sequence[float], y: Sequence[float]) -> dict[str, Any] | None:
+    """Where a least-squares parabola is lowest, and the standard error of that; None where it opens downwards.
+
+    With y = c₀ + c₁x + c₂x² the lowest point is −c₁/2c₂; its error is that of c₁ and c₂, to first order.
+
+    >>> round(parabola([0, 1, 2, 3], [4.0, 1.0, 0.0, 1.0])["lowest"], 6)
+    2.0
+    """
+    terms = np.vander(np.asarray(x, dtype=float), 3, increasing=True)
+    free = len(x) - 3
+    if len(set(x)) < 3 or free < 1:
+        return None
+    c, *_ = np.linalg.lstsq(terms, np.asarray(y, dtype=float), rcond=None)
+    if c[2] <= 0:
+        return None
+    noise = float(np.square(terms @ c - np.asarray(y)).sum()) / free
+    covariance = noise * np.linalg.inv(terms.T @ terms)
+    slope = np.array([0.0, -1 / (2 * c[2]), c[1] / (2 * c[2] ** 2)])
+    error = math.sqrt(max(slope @ covariance @ slope, 0.0))
+    return {"lowest": float(-c[1] / (2 * c[2])), "error": error, "free": free, "curve": c.tolist()}
+
+
+def _within(fit: Mapping[str, Any] | None, depths: Sequence[int]) -> dict[str, float | None]:
+    """The depth of a parabola's lowest point, where that lies between the depths that were tried."""
+    if fit is None or not math.log(depths[0]) <= fit["lowest"] <= math.log(depths[-1]):
+        return {"layers": None, "low": None, "high": None}
+    half = student(fit["free"]) * fit["error"]
+    low, high = (math.exp(min(fit["lowest"] + sign * half, 30.0)) for sign in (-1, 1))
+    return {"layers": math.exp(fit["lowest"]), "low": low, "high": high}
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
+    """The slope of a least-squares line, with its 95 % interval."""
+    if len(x) < 3 or len(set(x)) < 2:
+        return None
+    at = np.asarray(x) - mean(x)
+    slope = float(at @ np.asarray(y) / (at @ at))
+    left = np.asarray(y) - mean(y) - slope * at
+    half = student(len(x) - 2) * math.sqrt(float(left @ left) / (len(x) - 2) / float(at @ at))
+    return {"change": slope, "low": slope - half, "high": slope + half}
+
+
+def _mixed(row: Mapping[str, Any]) -> dict[str, float]:
+    """Means over the layers of a model."""
+    found = {name: mean(layer[name] for layer in row["mix"]) for name in MIX[:3]}
+    pairs = found["reciprocal"] + found["directional"]
+    found["symmetric"] = found["reciprocal"] / pairs if pairs else 0.5
+    return {**found, "raw_symmetric": mean((1 + layer["raw_symmetry"]) / 2 for layer in row["mix"])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained. The first seed tries every learning rate; the others take the best of their shape."""
+
+    budgets: tuple[int, ...] = (330_000, 1_000_000, 4_000_000)
+    depths: tuple[int, ...] = (1, 2, 3, 4, 6, 9, 14, 24)
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
+    seeds: tuple[int, ...] = (0, 1)
+    steps: int = 1000
+    vocabulary: int = 1024
+    length: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("budgets", "depths", "rates", "seeds"):  # what is given twice is one
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+            if not getattr(self, name):
+                raise ValueError(f"{name} must name at least one")
+        self.first(text="")  # refuses what no training takes
+
+    def first(self, **common: Any) -> list[ShapedTraining]:
+        """Every rate of the first seed; the deepest, which take longest, first."""
+        return [
+            ShapedTraining(budget=budget, layers=layers, rate=rate, seed=self.seeds[0], **self._same(), **common)
+            for layers, budget in self._shapes()
+            for rate in self.rates
+        ]
+
+    def then(self, rows: Sequence[Mapping[str, Any]], **common: Any) -> list[ShapedTraining]:
+        """The other seeds of every shape whose rates are all done, with the best of them."""
+        found = []
+        for layers, budget in self._shapes():
+            at = [row for row in rows if (row["budget"], row["layers"]) == (budget, layers) and not row.get("partial")]
+            able = [row for row in at if not row.get("diverged")]
+            if len(at) == len(self.rates) and able:
+                same: dict[str, Any] = {"budget": budget, "layers": layers, "rate": best_rate(able), **self._same()}
+                found += [ShapedTraining(seed=seed, **same, **common) for seed in self.seeds[1:]]
+        return found
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        return [(layers, budget) for layers in sorted(self.depths, reverse=True) for budget in self.budgets]
+
+    def _same(self) -> dict[str, Any]:
+        return {"steps": self.steps, "vocabulary": self.vocabulary, "length": self.length}
+
+
+def depths(
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    plan: Plan | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    minutes: float | None = None,
+    compiled: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> DepthStudy:
+    """Train what the plan says, and read how every depth did.
+
+    `data` is a text file, packed or not, or a folder with one. With `out`, its tokens, checkpoints and every result are
+    kept there: what is done is not done again, and what was broken off, by `minutes` also, goes on; without data the
+    tokens that lie there are used. `workers` processes share the device. `compiled`: each block by torch.compile.
+    """
+    plan = plan or Plan()
+    check_count("workers", workers)
+    if minutes is not None and not minutes >= 0:
+        raise ValueError(f"minutes must be at least 0, got {minutes}")
+    if minutes is not None and out is None:
+        raise ValueError("minutes needs out: what is broken off would be lost")
+    if data is None and out is None:
+        raise ValueError("data must be a text file, or a folder with one")
+    until = None if minutes is None else time() + 60 * minutes
+    chosen = pick_device(device)
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder = Path(place)
+        check_folder(folder)
+        facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
+        common: dict[str, Any] = {"text": facts["digest"], "until": until, "compiled": compiled}
+        first = finish(plan.first(**common), folder, chosen, workers, progress)
+        found = first + finish(plan.then(first, **common), folder, chosen, workers, progress)
+    rows = [row for row in found if "loss" in row]
+    lost = [row for row in found if row.get("diverged")]
+    planned = len(first) + len(plan.depths) * len(plan.budgets) * (len(plan.seeds) - 1)
+    facts = {"corpus": facts, "plan": asdict(plan), "devices": sorted({row["device"] for row in rows})}
+    missing = planned - len(rows) - len(lost)
+    return DepthStudy(rows=rows, diverged=lost, provenance=provenance(**facts, missing=missing, workers=workers))
+
+
+def text_in(path: Path) -> Path:
+    """A text file, or the one of a folder: of several, the one that is named for books."""
+    if not path.is_dir():
+        return path
+    files = sorted(file for file in path.iterdir() if ".txt" in file.suffixes)
+    named = [file for file in files if "books" in file.name.lower()]
+    if len(found := named or files) != 1:
+        there = ", ".join(file.name for file in found) or "none"
+        raise ValueError(f"data must hold one text file, such as books.txt.xz, and {path} holds {there}: name the file")
+    return found[0]

@@ -1,0 +1,248 @@
+"""One training of attention between datapoints on one fold of one table, which may be broken off and gone on with."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from keyquery.data.tables import Table
+from keyquery.estimators.datapoint_training import (
+    Plan,
+    Samples,
+    drawing,
+    recipe_of,
+    table_loss,
+    target_cost,
+)
+from keyquery.estimators.datapoints import NPTRegressor
+from keyquery.estimators.sequences import statistics
+from keyquery.estimators.table_network import TableNetwork
+from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers.kernels import KERNELS
+from keyquery.reading import short
+from keyquery.studies.folds import Fold
+from keyquery.studies.jobs import device_name, name_of
+from keyquery.studies.tabular import TABLES, load_kept, split_of, target_of
+from keyquery.studies.tellers import figures, row_heads, tell, tell_corrupted
+from keyquery.training import train
+
+PROTOCOLS = ("published", "inductive")
+PRECISIONS = ("bf16", "tf32", "full")
+CORRUPTED = 200  # rows of a large table that are told beside corrupted ones; of a small one, all
+CHECKS = 100  # of a published run
+PARTS = ("symmetric", "on_data", "popularity")  # what is said of a head
+DIGITS = 5  # of curves and heads, of which there are many
+# Embedding, steps and learning rate as published; flat for half of the steps, then a cosine.
+PUBLISHED = {
+    "boston": (128, 2000, 1e-3),
+    "yacht": (128, 10_000, 1e-3),
+    "concrete": (128, 10_000, 1e-3),
+    "breast": (32, 2000, 5e-4),
+}
+
+
+def settings_of(table: str, protocol: str) -> dict[str, Any]:
+    """What a protocol trains with: as published for a table, or as `kq.NPTRegressor` does without a word.
+
+    >>> settings_of("yacht", "published")["steps"], settings_of("yacht", "inductive")["steps"]
+    (10000, 2000)
+    """
+    check_choice("protocol", protocol, PROTOCOLS)
+    if protocol == "published":
+        check_choice("table of the published protocol", table, tuple(PUBLISHED))
+        embedding, steps, lr = PUBLISHED[table]
+        return {"embedding": embedding, "steps": steps, "lr": lr, "flat": 0.5, "precision": "tf32"}
+    usual = NPTRegressor()
+    return {"embedding": usual.embedding, "steps": usual.steps, "lr": None, "flat": Plan.flat, "precision": "bf16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTrial:
+    """One network on one fold.
+
+    Under "published" test rows stand in the table from the start, without targets; every target is hidden at every
+    step and in predicting, so that nothing is ever read off the target of another row; the step that is best on what is
+    held out is taken. Under "inductive" test rows are not there in training; half of the targets are hidden at a step,
+    and a test row is told by itself, in the context of the rows that were learned from, with their targets.
+    """
+
+    table: str
+    digest: str  # of the data
+    fold: int
+    protocol: str = "inductive"
+    kernel: str = "general"  # between rows; between columns it is general
+    embedding: int = 64
+    depth: int = 8
+    heads: int = 8
+    steps: int = 2000
+    lr: float | None = None
+    flat: float = 0.7
+    precision: str = "bf16"  # on a GPU; elsewhere full
+    seed: int = 0
+    deadline: float | None = None  # seconds since 1970, after which it is broken off; no part of what is trained
+
+    def __post_init__(self) -> None:
+        for name, known in (("table", tuple(TABLES)), ("protocol", PROTOCOLS), ("kernel", KERNELS)):
+            check_choice(name, getattr(self, name), known)
+        check_choice("precision", self.precision, PRECISIONS)
+        for name in ("embedding", "depth", "heads", "steps"):
+            check_count(name, getattr(self, name))
+        check_count("fold", self.fold, least=0, most=TABLES[self.table].folds - 1)
+        if self.embedding % self.heads:
+            raise ValueError(f"heads must divide embedding: {self.heads} does not divide {self.embedding}")
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return name_of((self.table, self.protocol, self.kernel, self.fold), self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {key: value for key, value in asdict(self).items() if key != "deadline"}
+        return {**settings, "plan": asdict(self.plan()), "most_corrupted": CORRUPTED}
+
+    def plan(self) -> Plan:
+        """How it is trained."""
+        short = None if self.precision == "bf16" else False
+        if self.protocol == "published":
+            hidden: dict[str, Any] = {"target_share": 1.0, "checks": CHECKS, "patience": None, "published": True}
+            return Plan(lr=self.lr, flat=self.flat, bf16=short, **hidden)
+        return Plan(lr=self.lr, flat=self.flat, bf16=short)
+
+    def network(self, sizes: list[int]) -> TableNetwork:
+        """The network at its start."""
+        plan = self.plan()
+        torch.manual_seed(self.seed)
+        kernels = {"kernel": self.kernel, "column_kernel": "general"}
+        options: dict[str, Any] = {"dropout": plan.dropout, "published": plan.published, **kernels}
+        return TableNetwork(sizes, self.embedding, self.depth, self.heads, **options)
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Train, test, test beside corrupted rows, and look at the heads between rows."""
+        if self.deadline is not None and time() >= self.deadline:
+            return {**self._settings(), "partial": True, "steps_run": 0}
+        table = load_kept(folder, self.table, self.digest)
+        fold = split_of(self.table, table, self.fold)
+        samples, fields = samples_of(table, fold, self.protocol)
+        samples = Samples(samples.rows.to(device), samples.learned, samples.held, samples.bare)
+        with multiplying(self.precision):
+            network = self.network([field.size for field in fields]).to(device)
+            start = row_heads(network.eval(), _looked_at(samples, self.plan()))
+            facts = self._train(network, samples, folder, device)
+            if not facts["partial"]:
+                facts |= self._tested(network, samples, fold, fields[-1], table)
+                heads = row_heads(network, _looked_at(samples, self.plan()))
+                facts["row_heads"] = [
+                    {**short(head, DIGITS), "at_start": {name: short(before[name], DIGITS) for name in PARTS}}
+                    for head, before in zip(heads, start, strict=True)
+                ]
+        sizes = {"learned": len(fold.learned), "held": len(fold.held), "test": len(fold.test)}
+        parameters = sum(weight.numel() for weight in network.parameters())
+        return {**self._settings(), **sizes, "parameters": parameters, **facts, "device": device_name(device)}
+
+    def _train(self, network: TableNetwork, samples: Samples, folder: Path, device: str) -> dict[str, Any]:
+        plan, held = self.plan(), samples.held
+        recipe = recipe_of(plan, self.steps, self.seed)
+        truth = samples.rows.take(held)
+        done = [0]
+
+        def validate(model: nn.Module) -> float:
+            return float(target_cost(tell(model, samples, plan, held), truth))  # type: ignore[arg-type]
+
+        def until(step: int) -> bool:
+            done[0] = step
+            return self.deadline is not None and time() >= self.deadline
+
+        kept = folder / "checkpoints"
+        kept.mkdir(exist_ok=True)
+        path = (kept / self.name).with_suffix(".pt")
+        draw = drawing(samples, network.sizes, plan, self.steps, plan.batch)
+        before = perf_counter()
+        log = train(network, draw, table_loss, recipe, validate=validate, until=until, checkpoint=path, spare=True)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return {
+            "partial": not log.stopped and done[0] < self.steps,
+            "steps_run": done[0],
+            "best_step": log.best_step,
+            "stopped": log.stopped,
+            "validation": log.best if math.isfinite(log.best) else None,  # squared error, standardised, or NLL
+            "curve": short([[int(row["step"]), row["loss"], row["validation"]] for row in log.rows], DIGITS),
+            "seconds": perf_counter() - before,  # in this process
+        }
+
+    def _tested(
+        self, network: TableNetwork, samples: Samples, fold: Fold, field: Field, table: Table
+    ) -> dict[str, Any]:
+        """Figures on test rows, and on the same with others corrupted."""
+        few = min(CORRUPTED, len(fold.test)) if TABLES[self.table].folds == 1 else len(fold.test)
+        some = np.linspace(0, len(fold.test) - 1, few).astype(int)
+        plan, truth = self.plan(), _standardised(table, field)[fold.test]
+        found = tell(network, samples, plan, fold.test).double().cpu().numpy()
+        spoilt = tell_corrupted(network, samples, plan, fold.test[some], seed=self.fold).double().cpu().numpy()
+        return {
+            **figures(found, truth, field.scale),
+            "clean": figures(found[some], truth[some], field.scale),
+            "corrupted": figures(spoilt, truth[some], field.scale),
+            "corrupted_rows": few,
+        }
+
+
+def samples_of(table: Table, fold: Fold, protocol: str) -> tuple[Samples, list[Field]]:
+    """A table as rows, with what its columns are; target columns come last.
+
+    As published, columns are standardised by all rows, those to test on among them; otherwise by what is learned from
+    or held out. The target is standardised by what is learned from.
+    """
+    columns = columns_of(table)
+    known = np.arange(len(table)) if protocol == "published" else np.concatenate((fold.learned, fold.held))
+    fields = fields_of(Columns(columns.names, [values[known] for values in columns.values]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a category that is met in testing alone is missing there
+        rows = encode(columns, fields)
+    assert table.target is not None
+    target, names = target_of(table), table.categories[table.target]
+    if names:
+        field = Field("target", categories=names)
+    else:
+        mean, scale = statistics([target[fold.learned, None]])
+        field = Field("target", float(mean[0]), float(scale[0]))
+    own = _standardised(table, field)
+    numbers, codes = (np.zeros(len(table)), own) if names else (own, np.zeros(len(table), dtype=np.int64))
+    last = (torch.from_numpy(numbers).float(), torch.from_numpy(codes), torch.zeros(len(table), dtype=torch.bool))
+    whole = Rows(*(torch.cat((part, of.unsqueeze(1)), 1) for part, of in zip(rows, last, strict=True)))
+    bare = np.concatenate((fold.held, fold.test)) if protocol == "published" else fold.test[:0]
+    return Samples(whole, fold.learned, fold.held, bare), [*fields, field]
+
+
+def _standardised(table: Table, field: Field) -> Any:
+    """Targets as a network tells them: codes, or numbers in units of `field`."""
+    return target_of(table) if field.categories else (target_of(table) - field.mean) / field.scale
+
+
+def _looked_at(samples: Samples, plan: Plan) -> Rows:
+    """The rows whose attention to each other is looked at: the table as it is when test rows are told."""
+    if plan.published:
+        return samples.without_target(np.arange(len(samples.rows.hidden)))
+    return samples.rows.take(samples.learned[: plan.batch])
+
+
+@contextmanager
+def multiplying(precision: str) -> Iterator[None]:
+    """Products of single-precision matrices on a GPU: with "tf32" by its matrix units, otherwise in full."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

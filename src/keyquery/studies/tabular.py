@@ -1,0 +1,238 @@
+"""Tables for the study of attention between datapoints: what they are called, how they are read, and how split."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from keyquery.data.tables import Table, load_table
+from keyquery.files import csv_text, find_packed, write_all
+from keyquery.forms.checks import check_choice
+from keyquery.studies.folds import Fold, fold_of
+
+BREAST = "breast_cancer.csv"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a table comes from: files whose rows stand one below the other, and which column is the target."""
+
+    files: tuple[str, ...]
+    target: int = -1
+    classes: bool = False  # what is told is a class
+    named: tuple[int, ...] = ()  # columns that are categories, as published, though files have numbers
+    apart: tuple[str, ...] = ()  # categories, each of several columns of 0 and 1 that begin so
+    test: float = 0.1
+    held: float = 0.2
+
+    @property
+    def folds(self) -> int:
+        """How many there are; large tables have one split."""
+        return int(1 / self.test) if self.test < 0.2 else 1
+
+
+LARGE: dict[str, Any] = {"test": 0.2, "held": 0.1}
+TABLES = {
+    "boston": Source(("uci_boston_data.txt",), named=(3, 8)),
+    "yacht": Source(("uci_yacht_data.txt",), named=(0, 1, 2, 3, 4)),
+    "concrete": Source(("uci_concrete_data.txt",)),
+    "breast": Source((BREAST,), classes=True),
+    "protein": Source(("uci_protein_data.txt",), **LARGE),
+    "adult": Source(("uci_adult_train.csv", "uci_adult_test.csv"), classes=True, **LARGE),
+    "poker": Source(("uci_poker_hand_training_true.data",), classes=True, named=tuple(range(10)), **LARGE),
+    "forest": Source(("uci_covtype_subset15k.csv",), classes=True, apart=("Wilderness_Area", "Soil_Type"), **LARGE),
+    "higgs": Source(
+        ("higgs_subset_lightgbm_binary.train", "higgs_subset_lightgbm_binary.test"), target=0, classes=True, **LARGE
+    ),
+}
+SMALL = tuple(name for name, source in TABLES.items() if source.folds > 1)
+
+
+def split_of(name: str, table: Table, fold: int) -> Fold:
+    """The rows of a fold, as published."""
+    source = TABLES[name]
+    classes = target_of(table) if source.classes else None
+    return fold_of(fold, len(table), source.test, source.held, classes)
+
+
+def target_of(table: Table) -> Shaped[np.ndarray, " rows"]:
+    """The column that is told: numbers, or codes of classes."""
+    assert table.target is not None
+    return table.values[table.target]
+
+
+def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Facts of tables out of a folder of files, by name; the tables themselves are put into `folder`.
+
+    Files may be packed (.xz, .gz). Without `data`, what earlier runs left in `folder` is used, and the table of breast
+    cancer comes with scikit-learn; it is also left as a file, for machines that have no scikit-learn.
+    """
+    kept = folder / "tables.json"
+    known: dict[str, dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    for name in names:
+        check_choice("table", name, tuple(TABLES))
+    files = {name: _files(name, None if data is None else Path(data)) for name in names or TABLES}
+    if not names:
+        files = {name: found for name, found in files.items() if found or name in known}
+    if not files:
+        raise ValueError("no table is there: give a folder of their files as data (--data)")
+    contents = dict[str | Path, str | bytes]()
+    for name, found in files.items():
+        if not found and name not in known:
+            raise FileNotFoundError(f"table {name!r} needs {' and '.join(TABLES[name].files)} in the folder of data")
+        if found:
+            table = _breast() if found == ["sklearn"] else _read(name, [Path(file) for file in found])
+            known[name], packed = _pack(name, table)
+            contents[folder / _file(name, known[name]["digest"])] = packed
+            if found == ["sklearn"]:
+                contents[folder / BREAST] = csv_text(_records(table))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_all({**contents, kept: json.dumps(known) + "\n"})
+    return {name: known[name] for name in files}
+
+
+def _files(name: str, data: Path | None) -> list[str]:
+    """The files of a table, all or none; of breast cancer, scikit-learn where there is no file."""
+    if data is not None and not data.is_dir():
+        raise NotADirectoryError(f"data must be a folder of tables, and {data} is none")
+    if data is not None:
+        with suppress(FileNotFoundError):
+            return [str(find_packed(data, file)) for file in TABLES[name].files]
+    return ["sklearn"] if name == "breast" and find_spec("sklearn") else []
+
+
+def _breast() -> Table:
+    found = import_module("sklearn.datasets").load_breast_cancer()
+    values = tuple(np.ascontiguousarray(column) for column in found.data.T)
+    columns = (*map(str, found.feature_names), "target")
+    kinds, categories = ("numeric",) * len(values), ((),) * len(values)
+    given = [str(name) for name in found.target_names]
+    classes = tuple(sorted(given))  # as in a file
+    codes = np.array([classes.index(given[code]) for code in found.target], dtype=np.int64)
+    return Table(columns, (*kinds, "categorical"), (*values, codes), (*categories, classes), len(values))
+
+
+def _records(table: Table) -> list[dict[str, Any]]:
+    """Rows as a file has them; numbers so that they read back as they are."""
+    columns = [
+        [table.categories[number][code] for code in values] if table.categories[number] else values.tolist()
+        for number, values in enumerate(table.values)
+    ]
+    return [dict(zip(table.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _read(name: str, paths: Sequence[Path]) -> Table:
+    source = TABLES[name]
+    parts = [load_table(path, target=source.target) for path in paths]
+    table = parts[0]
+    for other in parts[1:]:
+        table = _below(table, other)
+    for prefix in source.apart:
+        table = _together(table, prefix)
+    target = table.target
+    assert target is not None
+    for number in (*source.named, *([target] if source.classes else [])):
+        table = _as_names(table, number)
+    if not source.classes and table.kinds[target] != "numeric":
+        raise ValueError(f"table {name!r} must have a target of numbers, got {table.categories[target][:3]}")
+    return table
+
+
+def _below(table: Table, other: Table) -> Table:
+    """Rows of one file below those of another; categories may end in a dot, as in the test file of Adult."""
+    if table.kinds != other.kinds:
+        raise ValueError("two files of one table must have the same columns, and theirs are not of the same kinds")
+    values, categories = [], []
+    for number, kind in enumerate(table.kinds):
+        if kind == "numeric":
+            values.append(np.concatenate((table.values[number], other.values[number])))
+            categories.append(())
+            continue
+        texts = [
+            None if code < 0 else part.categories[number][code].removesuffix(".")
+            for part in (table, other)
+            for code in part.values[number]
+        ]
+        names = tuple(sorted({text for text in texts if text is not None}))
+        codes = {text: code for code, text in enumerate(names)}
+        values.append(np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64))
+        categories.append(names)
+    return Table(table.columns, table.kinds, tuple(values), tuple(categories), table.target)
+
+
+def _together(table: Table, prefix: str) -> Table:
+    """Columns of 0 and 1 that begin with `prefix` as one category; a row that has none of them is missing there."""
+    assert table.target is not None
+    mine = [number for number, column in enumerate(table.columns) if column.startswith(prefix)]
+    if not mine:
+        raise ValueError(f"no column begins with {prefix!r}")
+    ones = np.stack([table.values[number] for number in mine], 1) == 1
+    codes = np.where(ones.any(1), ones.argmax(1), -1).astype(np.int64)
+    rest = [number for number in range(len(table.columns)) if number not in mine]
+    names = tuple(table.columns[number].removeprefix(prefix) for number in mine)
+    return Table(
+        (prefix, *(table.columns[number] for number in rest)),
+        ("categorical", *(table.kinds[number] for number in rest)),
+        (codes, *(table.values[number] for number in rest)),
+        (names, *(table.categories[number] for number in rest)),
+        rest.index(table.target) + 1,
+    )
+
+
+def _as_names(table: Table, number: int) -> Table:
+    """Numbers of a column taken as categories, in the order of the numbers."""
+    if table.kinds[number] == "categorical":
+        return table
+    there = np.unique(table.values[number][~np.isnan(table.values[number])])
+    codes = np.searchsorted(there, table.values[number])
+    codes[np.isnan(table.values[number])] = -1
+    names = tuple(f"{value:g}" for value in there)
+
+    def changed(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+        return (*old[:number], new, *old[number + 1 :])
+
+    kinds, values = changed(table.kinds, "categorical"), changed(table.values, codes.astype(np.int64))
+    return Table(table.columns, kinds, values, changed(table.categories, names), table.target)
+
+
+def _pack(name: str, table: Table) -> tuple[dict[str, Any], bytes]:
+    said = json.dumps([table.columns, table.kinds, table.categories, table.target])
+    arrays = {f"column{number}": values for number, values in enumerate(table.values)}
+    packed = io.BytesIO()
+    np.savez_compressed(packed, allow_pickle=False, said=np.array(said), **arrays)
+    digest = hashlib.sha256(said.encode() + b"".join(values.tobytes() for values in table.values)).hexdigest()[:16]
+    assert table.target is not None
+    sizes = {"rows": len(table), "features": len(table.columns) - 1, "classes": len(table.categories[table.target])}
+    return {"table": name, "digest": digest, **sizes}, packed.getvalue()
+
+
+def _file(name: str, digest: str) -> str:
+    return f"{name}-{digest}.npz"
+
+
+@lru_cache(maxsize=4)
+def load_kept(folder: Path, name: str, digest: str) -> Table:
+    """A table that `prepare_tables` has put into a folder."""
+    with np.load(folder / _file(name, digest)) as arrays:
+        columns, kinds, categories, target = json.loads(str(arrays["said"]))
+        values = tuple(arrays[f"column{number}"] for number in range(len(columns)))
+    return Table(tuple(columns), tuple(kinds), values, tuple(map(tuple, categories)), int(target))
+
+
+def rows_of(table: Table, places: Int[np.ndarray, " some"]) -> Table:
+    """Some rows of a table."""
+    return Table(
+        table.columns, table.kinds, tuple(values[places] for values in table.values), table.categories, table.target
+    )

@@ -1,0 +1,142 @@
+"""What attention between datapoints tells: under two protocols, beside corrupted rows; and what its heads are like."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int, Shaped
+from torch import Tensor
+
+from keyquery.estimators.datapoint_training import Plan, Samples, answers, context_of, seen_by
+from keyquery.estimators.table_network import TableNetwork
+from keyquery.estimators.tables import Rows
+from keyquery.forms.shares import Visible, shares
+from keyquery.layers.datapoints import Between, DatapointAttention
+
+ENTRIES = 2**24  # numbers that corrupted tables are made of at a time, one for each of their entries' dimensions
+
+
+@torch.no_grad()
+def tell(network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.ndarray, " some"]) -> Float[Tensor, "n k"]:
+    """What a network says of the targets of rows.
+
+    Under a published plan all rows stand in one table without any target, those that are told among them. Otherwise
+    each row is told by itself, in the context of those that were learned from.
+    """
+    if plan.published:
+        table = network(*seen_by(plan, samples.rows).within())
+        return network.target(table)[0, torch.from_numpy(places).to(table.device)]
+    memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
+    return answers(network, samples.without_target(places), memories)
+
+
+@torch.no_grad()
+def tell_corrupted(
+    network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.ndarray, " some"], seed: int
+) -> Float[Tensor, "n k"]:
+    """The same, where each row is told with every column of all other rows shuffled, by itself, anew for every row.
+
+    What one column holds stays as it is, but no other row is a row any more.
+    """
+    generator = torch.Generator(samples.rows.hidden.device).manual_seed(seed)
+    bare = samples.without_target(np.arange(len(samples.rows.hidden)))
+    context = seen_by(plan, bare if plan.published else context_of(samples, samples.learned))
+    found = []
+    count = max(ENTRIES // (context.values.numel() * network.index.shape[1]), 1)
+    for some in np.array_split(places, math.ceil(len(places) / count)):
+        own = Rows(*(part.unsqueeze(1) for part in bare.take(some)))
+        if plan.published:
+            others = torch.arange(len(context.hidden) - 1, device=context.hidden.device)
+            kept = others + (others >= torch.from_numpy(some).to(others).unsqueeze(1))
+            tables = shuffled(context.take(kept), generator)
+            said = network(*(torch.cat(pair, 1) for pair in zip(tables, own, strict=True)))
+            found.append(network.target(said)[:, -1])
+        else:
+            tables = shuffled(context.take(torch.arange(len(context.hidden)).expand(len(some), -1)), generator)
+            found.append(network.target(network(*own, network.memories(tables)))[:, 0])
+    return torch.cat(found)
+
+
+def shuffled(tables: Rows, generator: torch.Generator) -> Rows:
+    """Every column of every table in an order of its own.
+
+    >>> rows = Rows(torch.arange(6.0).view(1, 3, 2), torch.zeros(1, 3, 2).long(), torch.zeros(1, 3, 2).bool())
+    >>> shuffled(rows, torch.Generator().manual_seed(0)).values.sort(1).values.equal(rows.values)
+    True
+    """
+    order = torch.rand(tables.hidden.shape, generator=generator, device=tables.hidden.device).argsort(1)
+    return Rows(*(part.gather(1, order) for part in tables))
+
+
+def figures(
+    found: Float64[np.ndarray, "n k"], truth: Shaped[np.ndarray, " n"], scale: float = 1.0
+) -> dict[str, float | None]:
+    """How good predictions are: of numbers the RMSE in their own units, of classes accuracy, NLL and, of two, AUROC.
+
+    `found` has log-probabilities or logits of classes, or one standardised number, whose unit is `scale`.
+
+    >>> figures(np.array([[0.5], [1.0]]), np.array([0.5, 0.0]), scale=2.0)["rmse"] == math.sqrt(2)
+    True
+    """
+    if found.shape[1] == 1:
+        return {"rmse": float(scale * np.sqrt(np.square(found[:, 0] - truth).mean()))}
+    likely = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
+    scores = found[:, 1] - found[:, 0] if found.shape[1] == 2 else None
+    return {
+        "accuracy": float((found.argmax(1) == truth).mean()),
+        "nll": float(-likely[np.arange(len(truth)), truth].mean()),
+        "auroc": None if scores is None else auroc(scores, truth == 1),
+    }
+
+
+def auroc(scores: Float64[np.ndarray, " n"], positive: Shaped[np.ndarray, " n"]) -> float | None:
+    """How often a positive scores above a negative, ties counted half; None where one of the two is not there.
+
+    >>> auroc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
+    0.875
+    """
+    high, low = np.sort(scores[positive]), np.sort(scores[~positive])
+    if not len(high) or not len(low):
+        return None
+    below = np.searchsorted(low, high, "left") + np.searchsorted(low, high, "right")
+    return float(below.sum() / (2 * len(high) * len(low)))
+
+
+@torch.no_grad()
+def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
+    """Every head between rows: how symmetric its weights are, and what its scores on a table are made of.
+
+    `symmetric` is ‖S‖²/‖M‖² of the weights, M = S + A: a half at random, but for 1/(2·width). `on_data` is the share of
+    what is reciprocal in what is reciprocal or directional, in the scores of the table.
+    """
+    layers = [layer.block.attention for layer in network.encoder.layers if isinstance(layer, DatapointAttention)]
+    between = [layer for layer in layers if isinstance(layer, Between)]
+    heard: list[tuple[Tensor, Tensor]] = []
+
+    def hear(layer: Any, given: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        source = options.get("source")  # published keys are of other vectors than queries
+        heard.append((layer.queries(given[0]), layer.memory(given[0] if source is None else source).key))
+
+    hooks = [layer.register_forward_pre_hook(hear, with_kwargs=True) for layer in between]
+    network(*rows.within())
+    for hook in hooks:
+        hook.remove()
+    told = []
+    for depth, (layer, (query, key)) in enumerate(zip(between, heard, strict=True)):
+        parts = _parts(query[0].double(), key[0].double(), layer.scale)
+        columns = {"symmetric": (1 + layer.form().symmetry) / 2, **parts}
+        for head in range(layer.heads):
+            told.append({"layer": depth, "head": head, **{name: float(of[head]) for name, of in columns.items()}})
+    return told
+
+
+def _parts(query: Float[Tensor, "h n r"], key: Float[Tensor, "h n r"], scale: float) -> dict[str, Float[Tensor, " h"]]:
+    joint = torch.cat((query, key), -1).cpu()
+    mean = joint.mean(1)
+    apart = joint - mean.unsqueeze(1)
+    found = shares(mean, apart.mT @ apart / joint.shape[1], scale, Visible(2, False))  # no place counts: any length
+    both = found["reciprocal"] + found["directional"]
+    return {"on_data": found["reciprocal"] / both.where(both > 0, 1.0), "popularity": found["popularity"]}

@@ -1,0 +1,203 @@
+"""Study `transport`: is optimal transport a way to train, and is it what training does?
+
+A classifier whose map is learned from optimal transport is held against Transformers and plainer methods; Transformers
+are followed through training; and their last maps are pre-trained on synthetic points.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from keyquery.capture.load import pick_device
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.cost import costing
+from keyquery.studies.courses import FIGURES, STARTS, CourseTrial, StartTrial
+from keyquery.studies.jobs import check_folder, device_name, finish, name_of
+from keyquery.studies.rivals import HELD_OUT, METHODS, PATIENCE, RECIPES, STEPS, learn
+from keyquery.studies.rows import over_seeds
+from keyquery.studies.simulated import HELD_OUT as TESTED
+from keyquery.studies.simulated import ROWS, SETS, SIMULATED, bayes, keep_adult, split_of
+
+PARTS = ("accuracy", "course", "start")
+FOLLOWED = [(kind, classes, i) for kind in ("published", "transformer") for classes in (2, 3) for i in (1, 4)]
+BEGUN = [(2, 1), (3, 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportStudy(Reading, kind="transport study"):
+    """Accuracy and cost of every method, courses of Transformers, and what a pre-trained head is worth."""
+
+    rows: Sequence[Mapping[str, Any]]  # one a training of one method on one set
+    courses: Sequence[Mapping[str, Any]]  # one a training that was followed; `starts` by where it is followed from
+    begun: Sequence[Mapping[str, Any]]  # one a training with or without a pre-trained head
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a training: of accuracy, of a course and a start, and of a head."""
+        found = [{"part": "accuracy", **row} for row in self.rows]
+        found += [{"part": "course", **row} for row in self._courses()]
+        return found + [{"part": "start", **{k: v for k, v in row.items() if k != "curve"}} for row in self.begun]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds, a row a set and a method.
+
+        `gap` is the accuracy less that of the Transformer of the same seed; `times` how many times less CPU time.
+        `best` is the accuracy of Bayes' rule, where it is known.
+        """
+        rows = []
+        for row in self.rows:
+            at = (row["dataset"], "transformer", row["seed"])
+            base = next((o for o in self.rows if (o["dataset"], o["method"], o["seed"]) == at), None)
+            told = {"gap": None, "times": None}
+            if base is not None:
+                told = {"gap": row["accuracy"] - base["accuracy"], "times": base["seconds"] / row["seconds"]}
+            rows.append({**row, **told})
+        figures = ("accuracy", "seconds", "megabytes", "gap", "times")
+        found = over_seeds(rows, ("dataset", "method"), figures)
+        return [
+            {**row, "best": bayes(*SIMULATED[row["dataset"]]) if row["dataset"] in SIMULATED else None} for row in found
+        ]
+
+    def followed(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds, a row a network, a set and where it is followed from."""
+        names = (*FIGURES, "by_lot", "shape", "shape_by_lot", "published", "accuracy")
+        return over_seeds(self._courses(), ("network", "start", "classes", "i"), names)
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds, a row a set and a start: epochs until nearly as good as can be, and accuracy."""
+        return over_seeds(self.begun, ("dataset", "start"), ("reached", "accuracy"))
+
+    def _courses(self) -> list[dict[str, Any]]:
+        return [
+            {**{key: value for key, value in row.items() if key != "starts"}, "start": start, **told}
+            for row in self.courses
+            for start, told in row["starts"].items()
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodTrial:
+    """One method learns one set."""
+
+    dataset: str
+    method: str
+    seed: int
+    digest: str | None = None  # of data that come from files
+    limit: int | None = None  # of a network's epochs, in place of its own
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        design = {"rows": ROWS, "held_out": [HELD_OUT, TESTED], "patience": PATIENCE, "steps": STEPS}
+        design["recipe"] = RECIPES.get(self.method)
+        settings = {name: value for name, value in asdict(self).items() if name != "limit" or value is not None}
+        return name_of((self.dataset, self.method, self.seed), {**settings, "design": design})
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Fit, once on a little to have all that is needed set up, and test."""
+        data = split_of(self.dataset, self.seed, folder, self.digest)
+        with warnings.catch_warnings():  # of classes that are matched in mini-batches, which the page tells
+            warnings.filterwarnings("ignore", "a class of")
+            few = slice(0, 60)
+            learn(self.method, data.x[few], data.y[few], self.seed, device, epochs=1)
+            whole = (data.x, data.y, self.seed, device, self.limit)
+            learned, cost = costing(lambda: learn(self.method, *whole), device)
+        return {
+            **asdict(self),
+            "accuracy": float((learned.predict(data.test_x) == data.test_y).mean()),
+            **cost._asdict(),
+            **learned.facts,
+            "learned": len(data.y),
+            "tested": len(data.test_y),
+            "device": device_name(device),
+        }
+
+
+def methods_of(dataset: str) -> tuple[str, ...]:
+    """All methods; the simplex where it is not the circle turned.
+
+    >>> "simplex" in methods_of("iris"), "simplex" in methods_of("digits")
+    (False, True)
+    """
+    return METHODS if dataset == "digits" else tuple(method for method in METHODS if method != "simplex")
+
+
+def carry(
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    part: str = "all",
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    sets: Sequence[str] = (),
+    epochs: int | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> TransportStudy:
+    """Run the study, or one `part` of it: "accuracy", "course" or "start".
+
+    `data` is a folder with uci_adult_train.csv and uci_adult_test.csv, packed or not; without it, Adult is left out.
+    `sets` are those of the first part, all unless given; `epochs` are those of networks, in place of the number that
+    each has of its own. With `out`, every result is kept there, and what is done is
+    not done again. Needs the extras `estimators` and `transport`.
+    """
+    check_choice("part", part, (*PARTS, "all"))
+    check_count("workers", workers)
+    check_count("epochs", epochs, optional=True)
+    chosen, wanted = pick_device(device), tuple(sets) or tuple(name for name in SETS if name != "adult" or data)
+    for name in wanted:
+        check_choice("set", name, SETS)
+    if "adult" in wanted and data is None and part in ("accuracy", "all"):
+        raise ValueError(
+            "adult needs a folder with uci_adult_train.csv and uci_adult_test.csv: give it as data (--data)"
+        )
+    runs = tuple(dict.fromkeys(seeds))
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder, facts = Path(place), dict[str, Any]()
+        check_folder(folder)
+        if "adult" in wanted and part in ("accuracy", "all"):
+            facts["adult"] = keep_adult(str(data), folder)
+        jobs = _jobs(part, wanted, runs, facts, {} if epochs is None else {"epochs": epochs})
+        rows = finish([job for each in jobs.values() for job in each], folder, chosen, workers, progress)
+    ends = [sum(len(jobs[name]) for name in PARTS[: place + 1]) for place in range(len(PARTS))]
+    return TransportStudy(
+        rows=rows[: ends[0]],
+        courses=rows[ends[0] : ends[1]],
+        begun=rows[ends[1] :],
+        provenance=provenance(sets=facts, device=device_name(chosen), recipes=RECIPES, seeds=runs),
+    )
+
+
+def _jobs(
+    part: str, sets: Sequence[str], seeds: Sequence[int], facts: Mapping[str, Any], options: dict[str, int]
+) -> dict[str, list[Any]]:
+    """Trials of every part, side by side by seed, so that a run broken off has whole ones."""
+    accuracy = [
+        MethodTrial(
+            dataset=name,
+            method=method,
+            seed=seed,
+            digest=facts.get(name, {}).get("digest"),
+            limit=options.get("epochs"),
+        )
+        for seed in seeds
+        for name in sets
+        for method in methods_of(name)
+    ]
+    course = [
+        CourseTrial(network=kind, classes=k, i=i, seed=seed, **options) for seed in seeds for kind, k, i in FOLLOWED
+    ]
+    start = [
+        StartTrial(start=way, classes=k, i=i, seed=seed, **options)
+        for seed in seeds
+        for k, i in BEGUN
+        for way in STARTS
+    ]
+    found: dict[str, list[Any]] = {"accuracy": accuracy, "course": course, "start": start}
+    return {name: jobs if part in (name, "all") else [] for name, jobs in found.items()}

@@ -1,0 +1,140 @@
+"""What TransportClassifier says of input that it cannot use: one sentence, and nothing is changed."""
+
+import importlib
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import keyquery as kq
+
+NAN = float("nan")
+X = np.random.default_rng(0).normal(size=(12, 2))
+Y = np.arange(12) % 2
+
+
+def small(**options):
+    return kq.TransportClassifier(**{"epochs": 2, "random_state": 0, "device": "cpu", **options})
+
+
+@pytest.mark.parametrize(
+    ("given", "y", "said"),
+    [
+        (X, ["a"] * 12, "y holds only one class, 'a': a classifier needs two or more"),
+        (X[:1], [1], "y holds only one class, 1"),
+        (X, Y[:3], "y must have a label for each of the 12 samples of X, got 3"),
+        (X, None, "TransportClassifier requires y to be passed, but the target y is None"),
+        (X, X[:, 0], "Unknown label type: y must hold classes"),
+        (np.where(X > 1, NAN, X), Y, r"X must be finite; \d+ of 12 points hold NaN, the first in sample \d+"),
+        (np.where(X > 1, np.inf, X), Y, "column '0' of X holds infinity"),
+        ([X, np.full((1, 2), NAN)], [0, 1], "series 1 of X has no values: all are NaN"),
+        ([X, np.where(X > 1, NAN, X)], [0, 1], "X must be finite; .* of 24 points hold NaN, the first in sample 1"),
+        ([X, X[:, :1]], [0, 1], "all series of X must have the dims of the first, 2; series 1 has 1"),
+        ([X, X[:0]], [0, 1], "series 1 of X has no values"),
+        (X[0], Y, r"X must be a table \(rows, columns\), got shape \(2,\). Reshape your data"),
+        (X[None, None], [0], "X must be a table"),
+        (X[:0], [], "X has no rows"),
+        ([["a", 1.0]] * 12, Y, "X must hold numbers, and column '0' holds categories: give a column for each"),
+        ([[1e200], [-1e200]], [0, 1], "X holds values too large to be standardised"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_data(given, y, said):
+    model = small()
+    with pytest.raises(ValueError, match=said):
+        model.fit(given, y)
+    assert not model.__sklearn_is_fitted__()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"geometry": "cirle"}, ValueError, "geometry must be one of 'circle', .* did you mean 'circle'?"),
+        ({"match": "exact"}, ValueError, "match must be one of 'ot', 'random', 'mean', got 'exact'"),
+        ({"hidden": 32}, TypeError, r"hidden must be the widths of layers, such as \(32, 32\), got 32"),
+        ({"hidden": (32, 0)}, ValueError, "hidden must be at least 1, got 0"),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"random_state": -1}, ValueError, "random_state must be None, a number from 0 on or a generator"),
+        ({"device": "tpu"}, ValueError, "device"),
+    ],
+    ids=str,
+)
+@pytest.mark.unchecked
+def test_parameters(options, error, said):
+    with pytest.raises(error, match=said):
+        small(**options).fit(X, Y)
+
+
+def test_what_is_wrong_at_predict_leaves_the_fit_as_it_was():
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    model = small().fit(frame, Y)
+    before = model.predict_proba(frame)
+    wrong = {
+        "X has 3 features, but TransportClassifier is expecting 2 features": np.ones((2, 3)),
+        "X has 1 features, but TransportClassifier is expecting 2": np.ones((2, 5, 1)),
+        "Feature names unseen at fit time:\n- c": frame.rename(columns={"b": "c"}),
+        "Feature names must be in the same order": frame[["b", "a"]],
+        "X must be finite": frame.assign(a=NAN),
+        "X holds values too large: up to .* standard deviations": frame.assign(a=1e200),
+    }
+    for said, given in wrong.items():
+        with pytest.raises(ValueError, match=said):
+            model.predict(given)
+    with pytest.warns(UserWarning, match="X does not have valid feature names, but TransportClassifier was fitted"):
+        assert np.array_equal(model.predict_proba(X), before)
+    with pytest.raises(AttributeError, match="this TransportClassifier is not fitted yet: call fit first"):
+        small().predict(X)
+
+
+def test_a_class_of_one_point_is_learned_from():
+    y = np.array([0] * 6 + [1] * 5 + [2])
+    far = np.concatenate((X[:6], X[6:11] + 8, [[30.0, -30.0]]))
+    for geometry in ("circle", "simplex", "learned"):
+        model = small(geometry=geometry, epochs=100).fit(far, y)
+        assert model.predict([[30.0, -30.0]]) == [2]
+
+
+def test_classes_of_one_point_each_leave_nothing_to_hold_out():
+    model = small(epochs=50).fit([[0.0], [1.0], [2.0]], ["a", "b", "c"])
+    assert len(model.history_) == 50
+    assert "held_out_loss" not in model.history_[0]
+    assert model.score([[0.0], [1.0], [2.0]], ["a", "b", "c"]) == 1.0
+
+
+def test_without_the_libraries_of_transport_the_extra_is_named(monkeypatch):
+    real = importlib.import_module
+
+    def absent(name, *rest):
+        if name.partition(".")[0] in ("scipy", "ot"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr("keyquery.forms.coupling.import_module", absent)
+    with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
+        small().fit(X, Y)
+    assert small(match="mean").fit(X, Y).predict(X).shape == (12,)  # what matches nothing needs none
+
+
+def test_files_that_are_no_such_classifier(tmp_path):
+    path = tmp_path / "a.safetensors"
+    small().fit(X, Y).save(path)
+    tensors = load_file(path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        kq.TransportClassifier.load(tmp_path / "none")
+    with pytest.raises(ValueError, match="is no saved SeriesClassifier"):
+        kq.SeriesClassifier.load(path)
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    for name, changed in {
+        "it holds NaN or infinity": {"mean": tensors["mean"] * NAN},
+        "and scale above 0": {"scale": 0 * tensors["scale"]},
+        "layers.0.weight is not what a network of these parameters has": {"network.layers.0.weight": torch.ones(3, 2)},
+        "centres is not what a network of these parameters has": {"network.centres": torch.ones(5, 2)},
+    }.items():
+        save_file({**tensors, **changed}, path, said)
+        with pytest.raises(ValueError, match=f"is no whole TransportClassifier: .*{name}"):
+            kq.TransportClassifier.load(path)

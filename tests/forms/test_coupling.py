@@ -1,0 +1,207 @@
+"""Couplings against brute force, POT and closed forms."""
+
+import itertools
+import math
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyquery as kq
+from keyquery.forms.coupling import bures, gaussian, match, monge_gap, wasserstein
+
+ot = pytest.importorskip("ot")
+
+
+def clouds(n, d, seed=0, offset=0.0):
+    rng = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(2, n, d, generator=rng, dtype=torch.float64)
+    return drawn[0], 1.5 * drawn[1] + offset
+
+
+def soft(start, end):
+    with pytest.warns(UserWarning, match="of more than 0 points are coupled by Sinkhorn, not exactly"):
+        return match(start, end, exact_limit=0)
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_the_partners_are_those_of_the_best_of_all_permutations(n):
+    start, end = clouds(n, 2, seed=n)
+    costs = {
+        order: float((start - end[list(order)]).square().sum(-1).mean()) for order in itertools.permutations(range(n))
+    }
+    best = min(costs, key=costs.get)
+    found = match(start, end)
+    assert tuple(found.partner.tolist()) == best
+    assert float(found.cost) == pytest.approx(costs[best], rel=1e-14)
+    assert found.exact
+    assert torch.equal(found.target, end[list(best)])
+
+
+@pytest.mark.parametrize(("n", "d", "offset"), [(1, 3, 0), (40, 1, 2), (150, 8, 0), (300, 3, 1e4)])
+def test_distances_are_those_of_pot(n, d, offset):
+    start, end = clouds(n, d, offset=offset)
+    squares = (start[:, None] - end).square().sum(-1).numpy()
+    assert float(wasserstein(start, end)) ** 2 == pytest.approx(ot.emd2([], [], squares), rel=1e-9, abs=1e-9)
+
+
+def test_one_dimension_is_sorting():
+    start, end = clouds(200, 1)
+    sorted_ = (start.sort(0).values - end.sort(0).values).square().mean().sqrt()
+    assert float(wasserstein(start, end)) == pytest.approx(float(sorted_), rel=1e-12)
+
+
+def test_where_staying_is_as_good_points_stay():
+    same = torch.zeros(6, 2)
+    assert match(same, same + 3).partner.tolist() == list(range(6))
+    twice = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
+    assert match(twice, twice + 1).partner.tolist() == [0, 1, 2, 3]
+
+
+def test_short_floats_are_matched_in_float64():
+    start, end = clouds(50, 4)
+    found = match(start.half(), end.half())
+    assert found.cost.dtype == torch.float64
+    assert torch.equal(found.partner, match(start.half().double(), end.half().double()).partner)
+
+
+@pytest.mark.parametrize("offset", [0.0, 50.0])
+def test_sinkhorn_encloses_the_optimum_and_its_coupling_has_exact_marginals(offset):
+    start, end = clouds(120, 3, offset=offset)
+    exact, found = match(start, end), soft(start, end)
+    assert not found.exact
+    assert float(found.least) <= float(exact.cost) <= float(found.cost)
+    assert float(found.cost - found.least) < 0.05 * float(exact.cost - (start.mean(0) - end.mean(0)).square().sum())
+    torch.testing.assert_close(found.target.mean(0), end.mean(0), rtol=0, atol=1e-12 * (1 + offset))
+
+
+def test_sinkhorn_warns_once_whatever_the_sizes():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for n in (5, 6, 7):
+            match(*clouds(n, 2), exact_limit=3)
+    assert len(caught) == 1
+
+
+def test_gaussians_in_one_dimension():
+    def one(mean, deviation):
+        return torch.tensor([mean]).double(), torch.tensor([[deviation**2]]).double()
+
+    assert float(bures(*one(1.0, 2.0), *one(4.0, 6.0))) == pytest.approx(5.0, abs=1e-12)  # √(3² + 4²)
+    assert float(bures(*one(1.0, 2.0), *one(1.0, 2.0))) < 1e-12
+
+
+def test_gaussians_whose_covariances_commute():
+    turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    one, other = torch.tensor([1.0, 4.0, 9.0, 16.0]).double(), torch.tensor([4.0, 1.0, 0.0, 36.0]).double()
+    zero = torch.zeros(4, dtype=torch.float64)
+    found = bures(zero, turn * (one + 1e-2) @ turn.mT, zero, turn * (other + 1e-2) @ turn.mT)
+    expected = ((one + 1e-2).sqrt() - (other + 1e-2).sqrt()).square().sum()
+    assert float(found) ** 2 == pytest.approx(float(expected), rel=1e-11)
+    found = bures(zero, turn * one @ turn.mT, zero, turn * other @ turn.mT)  # one is flat: a root of rounding is lost
+    assert float(found) ** 2 == pytest.approx(1 + 1 + 9 + 4, rel=1e-7)
+
+
+def test_gaussians_at_large_are_those_of_pot():
+    a, b = torch.randn(2, 5, 5, dtype=torch.float64)
+    mean, other = torch.randn(2, 5, dtype=torch.float64)
+    first, second = a @ a.mT, b @ b.mT
+    theirs = ot.gaussian.bures_wasserstein_distance(*(x.numpy() for x in (mean, other, first, second)))
+    assert float(bures(mean, first, other, second)) == pytest.approx(float(theirs), rel=1e-8)
+
+
+@pytest.mark.parametrize(("n", "d"), [(50, 3), (4, 9)])
+def test_gaussians_of_clouds_are_those_of_their_moments(n, d):
+    start, end = clouds(n, d, offset=1.0)
+    moments = [m for x in (start, end) for m in (x.mean(0), torch.from_numpy(np.cov(x.T, bias=True)).reshape(d, d))]
+    assert float(gaussian(start, end)) == pytest.approx(float(bures(*moments)), rel=1e-9)
+    assert float(gaussian(start, end)) <= float(wasserstein(start, end))
+    stretched = start @ torch.diag(torch.linspace(0.5, 2, d)).double() + 3  # an optimal map: symmetric and positive
+    assert float(gaussian(start, stretched)) == pytest.approx(float(wasserstein(start, stretched)), rel=1e-9)
+
+
+@given(n=st.integers(1, 9), d=st.integers(1, 3), seed=st.integers(0, 99), epsilon=st.floats(0.1, 10))
+def test_the_loss_lies_between_the_gap_and_epsilon_log_n_more(n, d, seed, epsilon):
+    start, end = clouds(n, d, seed, offset=2.0)
+    gap = float((start - end).square().sum(-1).mean() - match(start, end).cost)
+    found = float(kq.monge_gap(start, end, epsilon, rounds=5000))
+    assert gap - 1e-6 <= found <= gap + epsilon * math.log(n) + 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [1e-2, 1e-3, 1e-4])
+def test_the_loss_keeps_its_bounds_where_epsilon_is_small(epsilon):
+    start, end = clouds(60, 2)
+    gap = float((start - end).square().sum(-1).mean() - match(start, end).cost)
+    assert gap - 1e-9 <= float(monge_gap(start, end, epsilon)) <= gap + epsilon * math.log(60) + 1e-9
+
+
+def test_a_coupling_that_has_not_settled_is_told():
+    with pytest.warns(UserWarning, match="Sinkhorn has not settled; give a larger epsilon, or more rounds"):
+        monge_gap(*clouds(60, 2), epsilon=1e-6, rounds=1)
+
+
+def test_the_loss_is_its_formula_at_the_best_coupling():
+    start, end = clouds(5, 2)
+    cost = (start[:, None] - end).square().sum(-1)
+    plan = torch.from_numpy(ot.sinkhorn([], [], cost.numpy(), 0.5, stopThr=1e-14, numItermax=100_000))
+    entropy = -(plan * plan.log()).sum()
+    least = (plan * cost).sum() + 0.5 * (math.log(5) - entropy)
+    assert float(monge_gap(start, end, 0.5)) == pytest.approx(
+        float((start - end).square().sum(-1).mean() - least), abs=1e-7
+    )
+
+
+def test_the_gradient_of_the_loss_is_that_of_finite_differences():
+    start, end = (cloud.requires_grad_() for cloud in clouds(4, 2, offset=1.0))
+    assert torch.autograd.gradcheck(lambda a, b: monge_gap(a, b, 0.8), (start, end))
+
+
+def test_descending_the_loss_untangles_a_map():
+    start = torch.tensor([[0.0], [1.0], [2.0]])
+    end = torch.tensor([[2.0], [1.1], [0.0]]).requires_grad_()
+    optimiser = torch.optim.SGD([end], lr=0.3)
+    for _ in range(25):
+        optimiser.zero_grad()
+        kq.monge_gap(start, end, 0.05).backward()
+        optimiser.step()
+    assert match(start, end.detach()).partner.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"end": torch.zeros(4, 2)}, r"end must have shape \(n, d\) with n = 5, d = 2, got \(4, 2\)"),
+        ({"end": torch.zeros(5, 3)}, r"end must have shape \(n, d\) with n = 5, d = 2, got \(5, 3\)"),
+        ({"start": torch.full((5, 2), torch.nan)}, "start must be finite, got 10 NaN or infinite of 10 values"),
+        ({"start": torch.zeros(0, 2), "end": torch.zeros(0, 2)}, "start must not be empty"),
+    ],
+)
+@pytest.mark.unchecked
+def test_clouds_that_cannot_be_coupled(change, words):
+    given = {"start": torch.zeros(5, 2), "end": torch.zeros(5, 2), **change}
+    for work in (match, monge_gap, gaussian, wasserstein):
+        with pytest.raises(ValueError, match=words):
+            work(**given)
+
+
+def test_other_arguments_are_told():
+    x = torch.zeros(2, 1)
+    with pytest.raises(ValueError, match="epsilon must be positive, got 0"):
+        monge_gap(x, x, 0)
+    with pytest.raises(ValueError, match="exact_limit must be at least 0, got -1"):
+        match(x, x, exact_limit=-1)
+    with pytest.raises(ValueError, match="other_covariance must be symmetric and positive semi-definite"):
+        bures(torch.zeros(2), torch.eye(2), torch.zeros(2), -torch.eye(2))
+
+
+def test_without_pot_the_extra_is_named(monkeypatch):
+    for name in ("scipy.optimize", "ot.bregman"):
+        monkeypatch.setitem(sys.modules, name, None)
+    x = torch.rand(3, 2)
+    for work in (match, monge_gap):
+        with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
+            work(x, x.flip(0))
