@@ -26,7 +26,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## every figure of the README and of docs/*.md, measured again
+bench: $(READY)  ## every figure of docs/measured.md and of other pages, measured again
 	$(BIN)/python bench/forms.py
 	$(BIN)/python bench/import.py
 	$(BIN)/python bench/look.py

@@ -46,7 +46,7 @@ SPEED = {
     "cpu": [(64, *PROTEIN), (256, *PROTEIN), (1024, *PROTEIN), (4096, 10, 64, 2), (354, 14, 128, 2)],
     "cuda": [*((n, *PROTEIN) for n in (256, 1024, 4096)), (16_384, 10, 64, 2), (354, *BOSTON)],
 }
-SHOWN = (354, 4096)  # in the README
+SHOWN = (354, 4096)  # in the table of all
 MEMORY = {"cpu": (512, 1024, 2048), "cuda": (4096, 16_384, 65_536, 100_000)}
 ESTIMATES = {  # rows, columns, embedding, depth, attention between rows, and whether layers are computed again
     "cpu": [

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: CPU timing, results as Readings, and the README's table made from them."""
+"""Shared by all benchmarks: CPU timing, results as Readings, and the table of docs/measured.md made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keyquery.reading import Reading, provenance
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-README = HERE.parent / "README.md"
+PAGE = HERE.parent / "docs" / "measured.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +64,15 @@ def row(what: str, samples: list[float], unit: str, goal: str) -> dict[str, Any]
 
 
 def publish(name: str, rows: list[dict[str, Any]], **facts: Any) -> None:
-    """Write the results as JSON and make the README's table anew."""
+    """Write the results as JSON and make the table of all results anew."""
     RESULTS.mkdir(exist_ok=True)
     facts = {"threads": torch.get_num_threads(), "cpus": os.cpu_count(), **facts}
     Bench(name=name, rows=rows, provenance=provenance(**facts)).to_json(RESULTS / f"{name}.json")
-    rewrite_readme()
+    rewrite_page()
 
 
-def rewrite_readme() -> None:
-    """Put a table of all results between the README's two bench marks."""
+def rewrite_page() -> None:
+    """Put a table of all results between the page's two bench marks."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     lines = ["| measured | figure | lowest to highest | goal |", "|---|---|---|---|"]
     for result in results:
@@ -82,6 +82,6 @@ def rewrite_readme() -> None:
             spread = f"{r['low']:.3g} to {r['high']:.3g}"
             lines.append(f"| {r['what']} | {r['value']:.3g} {r['unit']} | {spread} | {r['goal']} |")
     table = "\n".join(lines) + "\n"
-    text = README.read_text()
-    assert text.count("<!-- bench -->\n") == 1, "the README has lost its bench marks"
-    README.write_text(re.sub(r"(?<=<!-- bench -->\n).*?(?=<!-- /bench -->)", table, text, flags=re.S))
+    text = PAGE.read_text()
+    assert text.count("<!-- bench -->\n") == 1, "the page has lost its bench marks"
+    PAGE.write_text(re.sub(r"(?<=<!-- bench -->\n).*?(?=<!-- /bench -->)", table, text, flags=re.S))
