@@ -18,6 +18,7 @@ before the work is held against it.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -194,6 +195,7 @@ def speed(device):
 
 
 def release(device):
+    gc.collect()  # what a training left in cycles would be freed within the next one
     if device == "cuda":
         torch.cuda.empty_cache()
 
