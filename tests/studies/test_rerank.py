@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from keyquery import cli
 from keyquery.report import terminal
 from keyquery.studies import labelled
 from keyquery.studies.diffusion import Diffusion
-from keyquery.studies.labelled import Sources, load_split, passages, prepare, split, stretches
-from keyquery.studies.rerank import METHODS, RerankStudy, rerank
+from keyquery.studies.labelled import Sources, load_split, passages, prepare, split, stretches, votes_right
+from keyquery.studies.rerank import METHODS, RerankStudy, RerankTrial, rerank
 from keyquery.studies.vectors import dino, image_vectors, load_dino, text_vectors
 from tests.estimators.groups import curves
 
-SMALL = {"top": 12, "anchors": 6, "width": 8, "steps": 2, "device": "cpu"}
+SIZES = {"top": 12, "anchors": 6, "width": 8, "steps": 2}
+SMALL = {**SIZES, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +224,7 @@ def test_figures_are_those_of_the_split(study):
 
 
 def test_a_summary_compares_with_the_first_round_of_the_same_seed():
-    base = {"dataset": "images", "ndcg@10": 1.0, "medium": None, "hard": None, "ms": 1.0, "digest": "d"}
+    base = {"dataset": "images", "ndcg@10": 1.0, "medium": None, "hard": None, "ms": 1.0, "digest": "d", **SIZES}
     rows = [
         {**base, "method": method, "scope": scope, "seed": seed, "average_precision": value}
         for method, scope, values in (("first round", None, (0.4, 0.6)), ("affinity", "top", (0.5, 0.5)))
@@ -237,13 +239,57 @@ def test_a_summary_compares_with_the_first_round_of_the_same_seed():
     assert sorted(map(json.dumps, joined.rows)) == sorted(map(json.dumps, rows))
 
 
+@pytest.mark.parametrize("other", [{"top": 24}, {"width": 16}, {"steps": 3}, {"digest": "e"}])
+def test_runs_of_other_sizes_or_vectors_are_never_mixed(study, other):
+    reading, _ = study
+    halves = [{**row, **other, "average_precision": row["average_precision"] / 2} for row in reading.rows]
+    both = RerankStudy.joined(reading, RerankStudy(rows=halves))
+    alone, halved = reading.summary(), both.summary()[len(reading.summary()) :]
+    assert both.summary()[: len(alone)] == alone
+    assert [row["gain"] for row in halved] == pytest.approx([row["gain"] / 2 for row in alone])
+    out = io.StringIO()
+    terminal.show(both, Console(width=100, file=out))
+    assert out.getvalue().count("mean of 2 seeds") == 2
+    assert len(both.plot().axes) == 2
+
+
+def test_the_clock_is_not_told_of_trials_that_shared_the_device(study):
+    reading, out = study
+    alone = RerankTrial(
+        dataset="images", digest=reading.rows[0]["digest"], method="diffusion", seed=0, **{**SIZES, "top": 9}
+    )
+    shared = replace(alone, shared=True)
+    assert shared.name == alone.name
+    told, untold = alone.run(out, "cpu"), shared.run(out, "cpu")
+    for row, other in zip(told["rows"], untold["rows"], strict=True):
+        assert row["ms"] > 0
+        assert row["graph_s"] > 0
+        assert other == {**row, "ms": None, "graph_s": None, "learn_s": None}
+    page = io.StringIO()
+    rows = [{**row, "ms": None} for row in reading.rows]
+    terminal.show(RerankStudy(rows=rows), Console(width=100, file=page))
+    assert "None" not in page.getvalue()
+
+
+def test_votes_are_those_of_the_five_nearest_others():
+    vectors, labels = curves(6, seed=5)
+    vectors = normalize(vectors + 0.25 * torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0)), dim=1)
+    right = 0
+    for place, vector in enumerate(vectors):
+        nearest = sorted((-float(other @ vector), i) for i, other in enumerate(vectors) if i != place)[:5]
+        found = [int(labels[i]) for _, i in nearest]
+        right += min(found, key=lambda label: (-found.count(label), label)) == int(labels[place])
+    assert votes_right(vectors, labels.numpy()) == right / len(vectors)
+    assert 0 < right < len(vectors)
+
+
 def test_the_study_is_shown_drawn_and_comes_back(study):
     reading, _ = study
     out = io.StringIO()
     terminal.show(reading, Console(width=100, file=out))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 100
-    assert "Images: mean of 2 seeds" in text
+    assert "Images, K = 12, L = 6, width 8, 2 steps: mean of 2 seeds" in text
     assert text.count("k-reciprocal") == 2
     assert kq.Reading.load(reading.to_json()).summary() == reading.summary()
     assert len(reading.plot().axes) == 1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.ranks import CALLED, title_of
+from keyquery.report.ranks import CALLED, size_of, title_of
 from keyquery.report.trainings import seeds_of
-from keyquery.studies.rerank import RerankStudy
+from keyquery.studies.rerank import PLACE, RerankStudy
 
 NOTES = (
     "mAP: standard average precision of whole lists; gain: less that of the first round of the same seed.",
@@ -20,11 +21,11 @@ REVISITED = "medium and hard: trapezoidal average precision, as in the revisited
 
 
 def rerank_study_tables(reading: RerankStudy, table: Callable[..., Table]) -> list[Any]:
-    """One table a set."""
+    """One table a set and a size of lists and networks."""
     rows, shown = reading.summary(), list[Any]()
     revisited = any(row["medium"] is not None for row in rows)
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        found = [row for row in rows if row["dataset"] == dataset]
+    for place in dict.fromkeys(map(itemgetter(*PLACE), rows)):
+        found = [row for row in rows if itemgetter(*PLACE)(row) == place]
         own = found[0]["medium"] is not None
         names = ("medium", "hard") if own else ("average_precision", "gain", "ndcg@10")
         heads = {"average_precision": "mAP", "ndcg@10": "nDCG@10"}
@@ -33,8 +34,9 @@ def rerank_study_tables(reading: RerankStudy, table: Callable[..., Table]) -> li
             column.justify, column.no_wrap = "left", True
         for row in found:
             cells = ["" if name == "gain" and row["scope"] is None else _spread(row, name) for name in names]
-            made.add_row(CALLED.get(row["method"], row["method"]), row["scope"] or "", *cells, f"{row['ms']:.2f}")
-        said = f"{title_of(dataset)}: mean of {seeds_of(found)}"
+            cells.append("" if row["ms"] is None else f"{row['ms']:.2f}")
+            made.add_row(CALLED.get(row["method"], row["method"]), row["scope"] or "", *cells)
+        said = f"{title_of(found[0]['dataset'])}, {size_of(found[0])}: mean of {seeds_of(found)}"
         shown += [*([""] if shown else []), Text(said, style="bold"), made]
     return [*shown, *NOTES, *([REVISITED] if revisited else [])]
 

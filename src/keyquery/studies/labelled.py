@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int, Shaped
+from torch import Tensor
 
 from keyquery.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
+from keyquery.estimators.search import itself_first, search
+from keyquery.estimators.vectors import vectors_of
 from keyquery.files import write_all
 from keyquery.progress import Progress
 from keyquery.studies.vectors import image_vectors, load_dino, text_vectors
@@ -25,6 +29,7 @@ STRETCH = 12  # passages, one after the other, that are a group
 LEAST = 4  # classes: two to learn from, two to test on
 DIGITS_SIZE, IMAGE_SIZE = 56, 112  # what images are brought to
 SHARE = 0.2  # of the items to test on that are queries
+NEAR = 5  # neighbours that vote
 
 
 class Split(NamedTuple):
@@ -129,7 +134,21 @@ def _keep(path: Path, features: np.ndarray, labels: np.ndarray) -> None:
 def _facts(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as arrays:
         shape, labels = arrays["features"].shape, arrays["labels"]
-    return {"items": shape[0], "dim": shape[1], "classes": len(np.unique(labels))}
+        vectors = vectors_of("features", arrays["features"])
+    facts = {"items": shape[0], "dim": shape[1], "classes": len(np.unique(labels))}
+    return {**facts, "votes_right": votes_right(vectors, labels)}
+
+
+def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"]) -> float:
+    """How good vectors are for the first places: the share of items whose five nearest others vote for their class.
+
+    >>> votes_right(torch.eye(4).repeat(6, 1), np.tile(np.arange(4), 6))
+    1.0
+    """
+    count = min(NEAR + 1, len(vectors))
+    _, numbers = np.unique(labels, return_inverse=True)
+    votes = torch.from_numpy(numbers)[itself_first(search(vectors, vectors, count))]
+    return float((votes[:, 1:].mode(1).values == votes[:, 0]).double().mean())
 
 
 def _file(name: str, digest: str) -> str:
@@ -253,7 +272,7 @@ def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
         digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays_.values())).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         write_all({folder / _file(name, digest): packed.getvalue()})
-        sizes = {"items": len(found.database), "dim": found.database.shape[1], "classes": None}
+        sizes = {"items": len(found.database), "dim": found.database.shape[1], "classes": None, "votes_right": None}
         facts[name] = {"digest": digest, **sizes}
     return facts
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -37,7 +38,10 @@ LEARNED = tuple(f"learned, {kernel}" for kernel in KERNELS)
 METHODS = ("first round", "affinity", "expansion", "reciprocal", "diffusion", *LEARNED)
 WHOLE = ("expansion", "reciprocal", "diffusion")  # which can order the whole database, too
 HEAD, MOST_HEADS = 16, 12  # the width of a head in narrow networks, and how many there are in wide ones
-SETTING = ("dataset", "method", "scope")
+SIZES = ("top", "anchors", "width", "steps")
+PLACE = ("dataset", "digest", *SIZES)  # what has a first round of its own
+SETTING = (*PLACE, "method", "scope")
+CLOCKED = ("ms", "graph_s", "learn_s")
 FIGURES = ("average_precision", "ndcg@10", "medium", "hard", "ms")
 
 
@@ -55,19 +59,19 @@ class RerankStudy(Reading, kind="rerank study"):
         return [dict(row) for row in self.rows]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds; `gain` is the mean average precision less that of the first round of the seed."""
-        base = {(row["dataset"], row["seed"]): row["average_precision"] for row in self.rows if row["scope"] is None}
-        rows = [
-            {**row, "gain": row["average_precision"] - base[row["dataset"], row["seed"]]}
-            for row in self.rows
-            if (row["dataset"], row["seed"]) in base
-        ]
+        """Mean and spread over seeds; `gain` is the mean average precision less that of the first round of the seed.
+
+        Runs of other sizes, or on other vectors, are never mixed.
+        """
+        place = itemgetter(*PLACE, "seed")
+        base = {place(row): row["average_precision"] for row in self.rows if row["scope"] is None}
+        rows = [{**row, "gain": row["average_precision"] - base[place(row)]} for row in self.rows if place(row) in base]
         return over_seeds(rows, SETTING, (*FIGURES, "gain"))
 
     @classmethod
     def joined(cls, *parts: RerankStudy) -> RerankStudy:
         """One reading of runs that were made apart."""
-        rows = firsts((row for part in parts for row in part.rows), (*SETTING, "seed", "digest"))
+        rows = firsts((row for part in parts for row in part.rows), (*SETTING, "seed"))
         return cls(rows=rows, provenance={"runs": [part.provenance for part in parts]})
 
 
@@ -83,12 +87,14 @@ class RerankTrial:
     anchors: int = 128
     width: int = 64
     steps: int = 400
+    shared: bool = False  # whether others run beside it: then the clock says nothing
 
     @property
     def name(self) -> str:
         """The name of its file."""
         learned = asdict(Reranker.plan) if self.method in LEARNED else {}
         own = asdict(self) if self.method in LEARNED else {**asdict(self), "width": 0, "steps": 0}
+        del own["shared"]
         return name_of((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
@@ -110,8 +116,9 @@ class RerankTrial:
             found.append(("top", _timed(model, asked, first, top)))
             if self.method in WHOLE:
                 found.append(("whole", _timed(model, asked, first, first.shape[1])))
-        rows = [self._row(data, scope, told) for scope, told in found]
-        return {**asdict(self), **facts, "rows": rows}
+        untold = dict.fromkeys(CLOCKED) if self.shared else {}
+        rows = [{**self._row(data, scope, told), **untold} for scope, told in found]
+        return {**asdict(self), **facts, **untold, "rows": rows}
 
     def _model(self, data: Split, device: str, top: int) -> ListReranker | None:
         if self.method in LEARNED:
@@ -186,7 +193,8 @@ def rerank(
     """Try every method on every set, and compare.
 
     With `out`, vectors and every result are kept there, and what is done is not done again. `top` of each list are put
-    in order; networks know `anchors` of them. Seeds draw the classes that are learned from, and the queries.
+    in order; networks know `anchors` of them. Seeds draw the classes that are learned from, and the queries. Several
+    `workers` hinder each other: what the clock says is then left out.
     """
     for name, value in (("top", top), ("anchors", anchors), ("width", width), ("steps", steps), ("workers", workers)):
         check_count(name, value)
@@ -196,7 +204,14 @@ def rerank(
         folder = Path(place)
         facts = prepare(sources, folder, chosen, progress)
         trials = [
-            RerankTrial(dataset=dataset, digest=facts[dataset]["digest"], method=method, seed=seed, **sizes)
+            RerankTrial(
+                dataset=dataset,
+                digest=facts[dataset]["digest"],
+                method=method,
+                seed=seed,
+                shared=workers > 1,
+                **sizes,
+            )
             for seed in dict.fromkeys(seeds)
             for dataset in facts
             for method in METHODS
