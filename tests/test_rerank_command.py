@@ -86,6 +86,8 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
     before = sorted(files.iterdir())
     out = ["--out", files / "a.npy", "-q"]
     np.savez(files / "two.npz", a=np.ones(2), b=np.ones(2))
+    np.save(files / "number.npy", 3)
+    (files / "text.npy").write_text("no array")
     cases = [
         ([], "give one of --model FILE, --method NAME, or --fit FEATURES with --labels LABELS"),
         (["--method", "affinity", "--model", "a"], "give one of --model FILE"),
@@ -95,10 +97,25 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         (["--method", "affinity"], "anchors is 512, so that lists need 511 candidates or more, got 141"),
         (["--method", "expansion", "--lists", files / "none.npy"], "--lists: there is no file"),
         (["--method", "expansion", "--lists", files / "two.npz"], "is an .npz file of several arrays"),
+        (["--method", "expansion", "--lists", files / "number.npy"], r"lists must be \(3, m\), .* got shape \(\)"),
+        (["--method", "expansion", "--lists", files / "text.npy"], r"text\.npy is no \.npy file of numbers or texts$"),
+        (["--method", "expansion", "--scores", files / "s.txt"], "the end of --scores must be one of .* got '.txt'"),
         (["--model", files / "queries.npy"], "is no whole file of an estimator"),
-        (["--fit", files / "labels.npy", "--labels", files / "labels.npy"], r"features must be vectors \(n, dim\)"),
+        (
+            ["--fit", files / "labels.npy", "--labels", files / "labels.npy", *NETWORK],
+            r"features must be vectors \(n, dim\)",
+        ),
     ]
     for options, said in cases:
         assert re.search(said, run(files, *options, *out, code=2))
-    (files / "two.npz").unlink()
+    for name in ("two.npz", "number.npy", "text.npy"):
+        (files / name).unlink()
     assert sorted(files.iterdir()) == before
+
+
+def test_nothing_is_learned_that_could_not_be_used(files, monkeypatch):
+    monkeypatch.setattr(kq.Reranker, "fit", None)  # would fail in another way if it were called
+    learn = ["--fit", files / "features.npy", "--labels", files / "labels.npy", "-q"]
+    assert "anchors is 50, so that lists need 49 candidates" in run(files, *learn, "--anchors", 50, "--top", 9, code=2)
+    np.save(files / "queries.npy", np.ones((2, 5)))
+    assert "vectors of one width, got 5 and 24" in run(files, *learn, *NETWORK, code=2)

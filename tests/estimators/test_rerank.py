@@ -46,9 +46,9 @@ class Small(kq.Reranker):
     plan = replace(kq.Reranker.plan, batch=16)
 
 
-def learned_gain(kind, seed):
+def learned_gain(kind, seed, **sizes):
     """mAP on unseen groups: first round, query expansion, learned."""
-    model = kind(top=64, anchors=64, width=64, heads=4, steps=400, random_state=seed, device="cpu")
+    model = kind(top=64, **sizes, heads=4, random_state=seed, device="cpu")
     model.fit(*curves(60, seed))
     vectors, labels = curves(30, 100 + seed)
     first = others(vectors)
@@ -60,15 +60,15 @@ def learned_gain(kind, seed):
 
 @pytest.mark.unchecked
 def test_it_learns_what_holds_of_groups_it_has_never_seen():
-    first, expanded, learned = learned_gain(Small, seed=0)
-    assert learned - first >= 0.03
-    assert learned > expanded > first
+    first, expanded, learned = learned_gain(Small, seed=0, anchors=24, width=32, steps=100)
+    assert learned - first >= 0.02
+    assert learned - 0.005 > expanded > first
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_it_whatever_the_seed(seed):
-    first, expanded, learned = learned_gain(kq.Reranker, seed)
+    first, expanded, learned = learned_gain(kq.Reranker, seed, anchors=64, width=64, steps=400)
     assert learned - first >= 0.03
     assert learned > expanded
 

@@ -105,6 +105,7 @@ def test_an_index_that_does_not_fit():
         ({"kernel": "gaussian"}, VECTORS, LABELS, "kernel must be one of 'general', .* got 'gaussian'"),
         ({"steps": 0}, VECTORS, LABELS, "steps must be at least 1, got 0"),
         ({"top": 2.5}, VECTORS, LABELS, "top must be an integer, got 2.5"),
+        ({"anchors": 1}, VECTORS, LABELS, "anchors must be at least 2, got 1"),
     ],
 )
 def test_what_cannot_be_learned_from(options, features, labels, said):
@@ -145,6 +146,11 @@ def test_what_is_not_fitted():
 def test_parameters_that_do_not_fit(model, said):
     with pytest.raises(ValueError, match=said):
         model.rerank(VECTORS[:1], VECTORS)
+
+
+def test_a_weight_that_is_no_number():
+    with pytest.raises(TypeError, match="weight must be a number, got str"):
+        kq.KReciprocalReranker(device="cpu").set_params(weight="half").rerank(VECTORS[:1], VECTORS)
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,16 @@ def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
         ([[0, 1]], 3, None, "relevant must say for each of 1 queries which items are, got int"),
         ([[0, 1]], [[0]], [[0]], "an item is relevant or junk, not both, got 0 in each"),
         ([[0, 1]], [[0]], [[-2]], "junk must be places from 0 on"),
+        ([[0, 3]], [[True, False]], None, "relevant must say of every item, and lists name item 3, got 2 items"),
     ],
 )
 @pytest.mark.unchecked
 def test_what_cannot_be_scored_is_told(ranked, relevant, junk, said):
     with pytest.raises(ValueError, match=said):
         kq.score_rankings(ranked, relevant, junk)
+
+
+@pytest.mark.unchecked
+def test_one_k_alone_is_told():
+    with pytest.raises(TypeError, match=r"at must be several k, such as \(1, 10\), got 5"):
+        kq.score_rankings([[0, 1]], [[0]], at=5)

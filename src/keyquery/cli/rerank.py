@@ -16,8 +16,9 @@ import typer
 from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
 from keyquery.data import load_images
 from keyquery.estimators import AffinityReranker, AlphaQueryExpansion, KReciprocalReranker, Reranker
-from keyquery.estimators.rerankers import ListReranker
+from keyquery.estimators.rerankers import ListReranker, check_anchors
 from keyquery.estimators.reranking import Shown, reranking_of
+from keyquery.estimators.vectors import asked_of, lists_of
 from keyquery.forms.checks import check_choice
 
 METHODS: dict[str, Callable[..., ListReranker]] = {
@@ -25,6 +26,7 @@ METHODS: dict[str, Callable[..., ListReranker]] = {
     "expansion": AlphaQueryExpansion,
     "reciprocal": KReciprocalReranker,
 }
+ENDS = (".npy", ".json")
 Lists = Annotated[
     Path | None, typer.Option(help="Lists of a first round of your own, .npy (q, m). Without: exact search.")
 ]
@@ -75,16 +77,19 @@ def rerank(
     """
     files = targets(force, out=out, scores=scores, save=save, json=json, csv=csv, html=html, picture=picture)
     _check(model, method, fit, labels, save)
-    asked, there = _array("QUERIES", queries), _array("DATABASE", database)
-    given = None if lists is None else _array("--lists", lists)
-    top = min(top, (there if given is None else given.T).shape[0] or top)
+    for name in {"out", "scores"} & set(files):
+        check_choice(f"the end of --{name}", files[name].suffix.lower(), ENDS)
+    asked, there, given = _vectors(queries, database, lists)
+    top = min(top, len(there) if given is None else given.shape[1])
     pictures = {"images": images, "query_images": query_images}
     loaded: dict[str, Any] = {name: load_images(path) for name, path in pictures.items() if path is not None}
+    shown = Shown(**loaded)
+    shown.check(len(asked), len(there))
+    if fit is not None:
+        check_anchors(anchors, top)  # before something is learned that cannot be used
     options: dict[str, Any] = {"anchors": anchors, "width": width, "steps": steps, "kernel": kernel}
     options |= {"random_state": seed, "verbose": not quiet}
     found = _learned(fit, labels, device, options) if fit and labels else _taken(model, method, device, anchors)
-    shown = Shown(**loaded)
-    shown.check(len(asked), len(there))
     before, after, values = found.before_and_after(asked, there, given, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(found)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}
@@ -103,6 +108,13 @@ def _check(model: Path | None, method: str | None, fit: Path | None, labels: Pat
         raise ValueError("--save is for what --fit has learned")
 
 
+def _vectors(queries: Path, database: Path, lists: Path | None) -> tuple[Any, Any, Any]:
+    """Vectors, and lists where there are some, out of their files, checked before anything is learned."""
+    asked, there = _array("QUERIES", queries), _array("DATABASE", database)
+    asked_of(asked, there, "cpu")
+    return asked, there, None if lists is None else lists_of(_array("--lists", lists), len(asked), len(there))
+
+
 def _learned(fit: Path, labels: Path, device: str, options: dict[str, Any]) -> ListReranker:
     return Reranker(device=device, **options).fit(_array("--fit", fit), _array("--labels", labels))
 
@@ -119,8 +131,8 @@ def _array(name: str, path: Path) -> Any:
         raise FileNotFoundError(f"{name}: there is no file {path}")
     try:
         found = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{name}: {path} is no .npy file of numbers or texts: {error}") from None
+    except (ValueError, EOFError, OSError):  # what numpy says of it is advice to trust the file
+        raise ValueError(f"{name}: {path} is no .npy file of numbers or texts") from None
     if not isinstance(found, np.ndarray):
         found.close()
         raise ValueError(f"{name}: {path} is an .npz file of several arrays; give an .npy file")

@@ -9,14 +9,14 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from keyquery.estimators.base import check_sizes
-from keyquery.estimators.rerankers import ListReranker, in_batches
-from keyquery.estimators.search import itself_first, search
+from keyquery.estimators.rerankers import ListReranker, dots, in_batches
+from keyquery.estimators.search import CHUNK, itself_first, mutual, search
 from keyquery.estimators.vectors import Asked
+from keyquery.forms.checks import check_number
 
 SHARE = 2 / 3  # of a neighbour's own neighbours that must be known for the rest to be taken in
 ROUNDING = 1e-6  # of dot products: a query may be an item of the database
 PAIRS = 2**18  # of vectors whose dot products are taken at a time
-CHUNK = 1024  # items whose neighbours' neighbours are compared at a time
 
 
 class Sparse(NamedTuple):
@@ -75,6 +75,7 @@ class KReciprocalReranker(ListReranker):
 
     def _check(self) -> None:
         check_sizes(self, ("top", "neighbours", "smoothing"))
+        check_number("weight", self.weight)
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight must be from 0 to 1, got {self.weight}")
         if self.smoothing > self.neighbours:
@@ -89,7 +90,7 @@ class KReciprocalReranker(ListReranker):
         if k > len(database):
             raise ValueError(f"neighbours is {k}, but the database has only {len(database)} items")
         near = itself_first(search(database, database, k))
-        whole, half = (_mutual(near[:, :size]) for size in (k, _half(k)))
+        whole, half = (mutual(near[:, :size]) for size in (k, _half(k)))
         raw = _weights(database, database, near, whole, near, half)
         least = (database * database[near[:, -1]]).sum(1)
         return Graph(near, least, half, raw, _smoothed(raw, near[:, : self.smoothing], self.smoothing, len(database)))
@@ -100,14 +101,14 @@ class KReciprocalReranker(ListReranker):
         if lists.shape[1] < k:
             raise ValueError(f"neighbours is {k}, but lists hold only {lists.shape[1]} items")
         near = lists[:, :k]
-        similar = _dots(asked, near)
-        mutual = similar >= graph.least[near] - ROUNDING
-        own = _weights(asked.queries, asked.database, near, mutual, graph.near, graph.half)
+        similar = dots(asked, near, torch.arange(len(near), device=near.device))
+        both = similar >= graph.least[near] - ROUNDING
+        own = _weights(asked.queries, asked.database, near, both, graph.near, graph.half)
         smooth = _smoothed(graph.raw, near[:, : self.smoothing - 1], self.smoothing, len(asked.database), own)
         found = []
         for some in in_batches(asked, lists):
             shared = _shared(smooth, graph.rows, some, lists[some], len(asked.database))
-            found.append((1 - self.weight) * shared / (2 - shared) + self.weight * _dots(asked, lists, some))
+            found.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, some))
         return torch.cat(found)
 
 
@@ -115,32 +116,18 @@ def _half(k: int) -> int:
     return max(round(k / 2), 1)
 
 
-def _dots(
-    asked: Asked, lists: Int64[Tensor, "q m"], some: Int64[Tensor, " some"] | None = None
-) -> Float[Tensor, "some m"]:
-    chosen = torch.arange(len(lists), device=lists.device) if some is None else some
-    return (asked.database[lists[chosen]] @ asked.queries[chosen].unsqueeze(-1)).squeeze(-1)
-
-
-def _mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
-    """Which neighbours have the item among their own."""
-    own = torch.arange(len(near), device=near.device)
-    found = [(near[near[some]] == some[:, None, None]).any(-1) for some in own.split(CHUNK)]
-    return torch.cat(found)
-
-
 def _weights(
     vectors: Float[Tensor, "m dim"],
     database: Float[Tensor, "n dim"],
     near: Int64[Tensor, "m k"],
-    mutual: Bool[Tensor, "m k"],
+    both: Bool[Tensor, "m k"],
     graph: Int64[Tensor, "n _"],
     half: Bool[Tensor, "n h"],
 ) -> Sparse:
     """Rows (m, n): exp(x_i·x_j − 1) over mutual neighbours and what they bring, divided by its sum."""
     pairs = []
     for some in torch.arange(len(near), device=near.device).split(CHUNK):
-        known, own = near[some], mutual[some]
+        known, own = near[some], both[some]
         theirs, there = graph[known, : half.shape[1]], half[known]  # of each neighbour, its own (some, k, h)
         met = (theirs.unsqueeze(-1) == known.masked_fill(~own, -1)[:, None, None]).any(-1) & there
         taken = own & (met.sum(-1) >= SHARE * there.sum(-1)) & there.any(-1)

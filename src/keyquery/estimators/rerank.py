@@ -25,7 +25,7 @@ from keyquery.estimators.rerank_network import RerankNetwork, affinities, cosine
 from keyquery.estimators.rerankers import ListReranker, check_anchors, in_batches, rows_of
 from keyquery.estimators.search import itself_first, search
 from keyquery.estimators.vectors import Asked, asked_of, descriptors_of
-from keyquery.forms.checks import check_choice
+from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.kernels import KERNELS
 from keyquery.progress import bars
 from keyquery.training import Recipe, train
@@ -139,6 +139,7 @@ class Reranker(ListReranker):
 
     def _check(self) -> None:
         check_sizes(self, ("top", "anchors", "width", "depth", "heads", "steps"))
+        check_count("anchors", self.anchors, least=2)  # the query and another
         check_choice("kernel", self.kernel, KERNELS)
 
     def _network(self) -> RerankNetwork:

@@ -5,6 +5,7 @@ Also the two that learn nothing and need no graph: affinities alone, and queries
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -59,17 +60,29 @@ class ListReranker(Estimator):
         return like(queries, order), like(queries, scores)
 
     def moves(
-        self, queries: Any, database: Any, lists: Any = None, *, top: int | None = None, most: int = 10, **shown: Any
+        self,
+        queries: Any,
+        database: Any,
+        lists: Any = None,
+        *,
+        top: int | None = None,
+        most: int = 10,
+        names: Sequence[str] | None = None,
+        query_names: Sequence[str] | None = None,
+        images: Any = None,
+        query_images: Any = None,
+        relevant: Any = None,
     ) -> Reranking:
         """Before and after, the first `most` places of each query's list, as a Reading.
 
-        Of `shown`, each may be left out: `names` and `query_names`, texts; `images` and `query_images`, what
+        What there is to show of items and queries: `names` and `query_names`, texts; `images` and `query_images`, what
         `kq.data.load_images` gives or uint8 (n, h, w) or (n, h, w, c); `relevant`, as in `kq.score_rankings`.
         """
         check_count("most", most)
-        asked, told = self._asked(queries, database), Shown(**shown)
-        told.check(len(asked.queries), len(asked.database))
-        return reranking_of(repr(self), *self._both(asked, lists, top), most, told)
+        asked, seen = self._asked(queries, database), {"images": images, "query_images": query_images}
+        shown = Shown(names=names, query_names=query_names, relevant=relevant, **seen)
+        shown.check(len(asked.queries), len(asked.database))
+        return reranking_of(repr(self), *self._both(asked, lists, top), most, shown)
 
     def before_and_after(
         self, queries: Any, database: Any, lists: Any = None, top: int | None = None
@@ -138,6 +151,11 @@ def rows_of(
     return torch.cat((asked.queries[some].unsqueeze(1), asked.database[lists[some]]), 1)
 
 
+def dots(asked: Asked, lists: Int64[Tensor, "q top"], some: Int64[Tensor, " some"]) -> Float[Tensor, "some top"]:
+    """Dot products of some queries with their candidates."""
+    return (asked.database[lists[some]] @ asked.queries[some].unsqueeze(-1)).squeeze(-1)
+
+
 class AffinityReranker(ListReranker):
     """Candidates by the cosine of their affinities with the query's, to the query and its first `anchors` − 1 items.
 
@@ -199,14 +217,11 @@ class AlphaQueryExpansion(ListReranker):
         first = self._first(asked, min(self.neighbours, len(asked.database)), index)
         again = Asked(self._expanded(asked, first), asked.database)
         found = self._first(again, top, index)
-        return found, self._dots(again, found)
+        return found, _all_dots(again, found)
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        return self._dots(Asked(self._expanded(asked, lists), asked.database), lists)
+        return _all_dots(Asked(self._expanded(asked, lists), asked.database), lists)
 
-    def _dots(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        found = [
-            (asked.database[lists[some]] @ asked.queries[some].unsqueeze(-1)).squeeze(-1)
-            for some in in_batches(asked, lists)
-        ]
-        return torch.cat(found)
+
+def _all_dots(asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+    return torch.cat([dots(asked, lists, some) for some in in_batches(asked, lists)])

@@ -8,13 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from keyquery.forms.checks import check_choice
 
 ENGINES = ("auto", "faiss", "torch")
 QUERIES, ITEMS = 1024, 65_536  # whose dot products are in memory at a time
+CHUNK = 1024  # items whose neighbours' neighbours are compared at a time
 
 
 @runtime_checkable
@@ -78,6 +79,19 @@ def itself_first(lists: Int64[Tensor, "n size"]) -> Int64[Tensor, "n size"]:
     away[:, -1] += 1 - away.sum(1)  # the last one makes room for an item that is not in its list
     rest = lists.gather(1, away.argsort(dim=1, stable=True))[:, :-1]
     return torch.cat((own, rest), 1)
+
+
+def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
+    """Which of each item's neighbours have the item among their own.
+
+    >>> mutual(torch.tensor([[1, 2], [0, 2], [1, 3], [0, 1]]))
+    tensor([[ True, False],
+            [ True,  True],
+            [ True, False],
+            [False, False]])
+    """
+    own = torch.arange(len(near), device=near.device)
+    return torch.cat([(near[near[some]] == some[:, None, None]).any(-1) for some in own.split(CHUNK)])
 
 
 @cache

@@ -125,4 +125,4 @@ def _tensor(name: str, given: Any) -> Tensor:
         raise ValueError(f"{name} must hold numbers, got {array.dtype} {type(given).__name__}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)  # torch knows few unsigned numbers
-    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
+    return torch.from_numpy(np.asarray(array.astype(array.dtype.newbyteorder("="), copy=False), order="C"))

@@ -100,10 +100,12 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
     (0.75, 0.5)
     """
     lists = _lists(ranked)
+    if isinstance(at, int):
+        raise TypeError(f"at must be several k, such as (1, 10), got {at}")
     for k in at:
         check_count("a k of at", k)
-    wanted = _places("relevant", relevant, len(lists))
-    left_out = [np.empty(0, dtype=np.int64)] * len(lists) if junk is None else _places("junk", junk, len(lists))
+    wanted = _places("relevant", relevant, lists)
+    left_out = [np.empty(0, dtype=np.int64)] * len(lists) if junk is None else _places("junk", junk, lists)
     rows = [
         {"query": number, **_measures(*one, at)} for number, one in enumerate(zip(lists, wanted, left_out, strict=True))
     ]
@@ -146,8 +148,9 @@ def _lists(ranked: Any) -> Int[np.ndarray, "q m"]:
     return found
 
 
-def _places(name: str, given: Any, queries: int) -> list[Int[np.ndarray, " some"]]:
+def _places(name: str, given: Any, lists: Int[np.ndarray, "q m"]) -> list[Int[np.ndarray, " some"]]:
     """For each query its places, each once."""
+    queries, highest = len(lists), lists.max()
     told = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
     if not hasattr(told, "__len__") or len(told) != queries:
         count = len(told) if hasattr(told, "__len__") else type(told).__name__
@@ -156,6 +159,8 @@ def _places(name: str, given: Any, queries: int) -> list[Int[np.ndarray, " some"
     for number, one in enumerate(told):
         row = np.asarray(one)
         if row.dtype == bool and row.ndim == 1:
+            if len(row) <= highest:
+                raise ValueError(f"{name} must say of every item, and lists name item {highest}, got {len(row)} items")
             row = np.flatnonzero(row)
         if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
             raise ValueError(

@@ -11,6 +11,7 @@ from rich.text import Text
 from keyquery.estimators.reranking import Reranking
 from keyquery.instruments.ranking import RankingScores
 from keyquery.report.moves_page import direction, mark
+from keyquery.report.rings import short
 
 MOST = 5  # queries that are shown
 STYLES = {"up": "blue", "down": "yellow", "stays": "dim"}
@@ -29,11 +30,13 @@ def reranking_lines(reading: Reranking, table: Callable[..., Table]) -> list[Any
             cells = [str(place), "below" if item["before"] is None else str(item["before"])]
             right = " ✓" if item["relevant"] else ""
             score = "" if item["score"] is None else f"{item['score']:.4f}"
-            made.add_row(*cells, Text(mark(item), style=STYLES[direction(item)]), Text(_short(name) + right), score)
+            made.add_row(
+                *cells, Text(mark(item), style=STYLES[direction(item)]), Text(short(name, LETTERS) + right), score
+            )
         told = one["precision"]
         known = told is not None and told["before"] is not None
         said = f", average precision {told['before']:.3f} → {told['after']:.3f}" if known else ""
-        shown += ["", Text(f"{_short(one['name'] or 'query ' + str(one['query']))}{said}"), made]
+        shown += ["", Text(f"{short(one['name'] or 'query ' + str(one['query']), LETTERS)}{said}"), made]
     rest = len(reading.queries) - MOST
     return shown + ([f"and {rest} more queries: --json, --csv or --html for all"] if rest > 0 else [])
 
@@ -46,8 +49,3 @@ def scores_lines(reading: RankingScores, table: Callable[..., Table]) -> list[An
     skipped = len(reading.rows) - len(reading.scored)
     said = f"{len(reading.scored)} queries" + (f", {skipped} without a relevant item left out" if skipped else "")
     return [Text(said, style="bold"), made]
-
-
-def _short(name: str) -> str:
-    plain = "".join(sign if sign.isprintable() else "�" for sign in name)
-    return plain if len(plain) <= LETTERS else plain[: LETTERS - 1] + "…"

@@ -12,6 +12,7 @@ from keyquery.estimators.reranking import Reranking
 from keyquery.forms.checks import check_count
 from keyquery.report.colours import LIGHT
 from keyquery.report.moves_page import direction, mark
+from keyquery.report.rings import short
 
 COLOURS = {"up": LIGHT["reciprocal"], "down": LIGHT["directional"], "stays": "#8c959f"}
 FOUND = "#1a7f37"
@@ -42,7 +43,7 @@ def moves(reading: Reranking, pyplot: Any, query: int = 0) -> Any:
 
 
 def _title(one: Mapping[str, Any]) -> str:
-    name = _short(one["name"] or f"query {one['query']}")
+    name = short(one["name"] or f"query {one['query']}", LETTERS)
     told = one["precision"]
     if told is None or told["before"] is None:
         return name
@@ -68,7 +69,7 @@ def _label(axis: Any, reading: Reranking, item: Mapping[str, Any], at: tuple[flo
     if image is not None:
         _image(axis, image, (x + sign * 0.07, at[1]))
         x += sign * 0.16
-    name = f"item {item['item']}" if item["name"] is None else _short(item["name"])
+    name = f"item {item['item']}" if item["name"] is None else short(item["name"], LETTERS)
     text = axis.text(x, at[1], name, ha=aside, va="center", **look)
     if aside == "left" and mark(item):
         axis.annotate(
@@ -89,7 +90,3 @@ def _image(axis: Any, data: str, at: tuple[float, float]) -> None:
     zoom = 20 / max(pixels.shape[:2])
     shown = boxes.OffsetImage(pixels, zoom=zoom, cmap="gray", interpolation="nearest")
     axis.add_artist(boxes.AnnotationBbox(shown, at, frameon=False))
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LETTERS else name[: LETTERS - 1] + "…"

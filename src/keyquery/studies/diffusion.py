@@ -10,11 +10,10 @@ from torch import Tensor
 
 from keyquery.estimators.base import check_sizes
 from keyquery.estimators.rerankers import ListReranker
-from keyquery.estimators.search import itself_first, search
+from keyquery.estimators.search import CHUNK, itself_first, mutual, search
 from keyquery.estimators.vectors import Asked
 
 NUMBERS = 2**24  # that are gathered at a time
-CHUNK = 1024  # items whose neighbours are compared at a time
 
 
 class Walk(NamedTuple):
@@ -58,9 +57,8 @@ class Diffusion(ListReranker):
         """S of a database whose vectors have length 1; it is the same for all queries."""
         near = itself_first(search(database, database, min(self.neighbours + 1, len(database))))[:, 1:]
         rows = torch.arange(len(near), device=near.device).split(CHUNK)
-        mutual = torch.cat([(near[near[some]] == some[:, None, None]).any(-1) for some in rows])
         like = torch.cat([(database[near[some]] @ database[some].unsqueeze(-1)).squeeze(-1) for some in rows])
-        weights = like.clamp(min=0) ** self.gamma * mutual
+        weights = like.clamp(min=0) ** self.gamma * mutual(near)
         scale = weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny).rsqrt()
         return Walk(near, weights * scale.unsqueeze(1) * scale[near])
 
