@@ -20,6 +20,7 @@ PICTURES = (
     ("rerank_study.svg", "rerank", None),
     ("datapoints_study.svg", "datapoints", None),
     ("transport_study.svg", "transport", None),
+    ("depth_study.svg", "depth", None),
 )
 
 

@@ -21,9 +21,7 @@ def depth_study_tables(reading: DepthStudy, table: Callable[..., Table]) -> list
     title = f"loss on text not seen, nats a token, mean of {seeds_of(rows)} (width)"
     shown = [Text(title, style="bold"), _by_depth(rows, table, _loss), ""]
     shown += [_optimum(found) for found in reading.optima()]
-    edges = [f"{row['layers']} of {short(row['budget'])}" for row in rows if row["edge"]]
-    if edges:
-        shown.append(f"Best at the lowest or the highest learning rate tried: {', '.join(edges)}.")
+    shown += _edges(rows)
     what = "heads on text: compares : points : follows the crowd, % of the scores' variance"
     shown += ["", Text(what, style="bold"), _by_depth(rows, table, _mix), ""]
     shown += [_trend(found) for found in reading.trends()]
@@ -60,6 +58,16 @@ def _optimum(found: dict[str, Any]) -> str:
     else:
         said += f"a parabola is lowest at {found['layers']:.1f} ({found['low']:.1f} to {found['high']:.1f})"
     return f"{said}; the law says {found['law']:.1f}."
+
+
+def _edges(rows: list[dict[str, Any]]) -> list[str]:
+    """At which learning rates others might be better still."""
+    said = []
+    for rate in sorted({row["rate"] for row in rows if row["edge"]}):
+        at = [f"{row['layers']} of {short(row['budget'])}" for row in rows if row["edge"] and row["rate"] == rate]
+        which = "every shape" if len(at) == len(rows) else ", ".join(at)
+        said.append(f"At the edge of the learning rates tried, {rate:g}: {which}.")
+    return said
 
 
 def _trend(found: dict[str, Any]) -> str:
