@@ -80,7 +80,7 @@ def test_a_gap_is_seen_through_lines_between_quantiles():
         assert np.allclose(row, np.interp(np.log(np.maximum(asked, 1e-4)), knots, height), atol=1e-5)
 
 
-@pytest.mark.parametrize("time", ["mercer", "bochner"])
+@pytest.mark.parametrize("time", ["mercer", pytest.param("bochner", marks=pytest.mark.slow)])
 def test_what_depends_on_elapsed_time_is_learned_with_times_alone(time):
     options = {**SMALL, "epochs": 12, "lr": 1e-2}
     data, new = late(), late(seed=1)
@@ -157,6 +157,7 @@ def test_only_the_last_window_and_no_absolute_time_is_seen(fitted):
     assert not np.allclose(fitted.predict_proba(types, times), expected)
 
 
+@pytest.mark.slow
 def test_seasons_are_seen_with_a_calendar(tmp_path):
     def pairs(seed):
         """Two events each: the second is of the season in which the first was."""

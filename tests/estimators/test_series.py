@@ -47,7 +47,10 @@ def test_it_learns_what_stands_at_any_place(fitted):
     assert np.array_equal(fitted.classes_[found.argmax(1)], fitted.predict(X))
 
 
-@pytest.mark.parametrize("attention", ["primal", "primal+", "general", "rbf", "split"])
+MORE = [pytest.param(kernel, marks=pytest.mark.slow) for kernel in ("primal", "rbf", "split")]
+
+
+@pytest.mark.parametrize("attention", ["primal+", "general", *MORE])
 def test_every_attention_learns(attention):
     X, y, _ = bumps(60, least=16, most=17)
     model = kq.SeriesClassifier(**{**SMALL, "depth": 2}, attention=attention, epochs=15, lr=5e-3).fit(X, y)
