@@ -37,6 +37,7 @@ bench: $(READY)  ## every figure of docs/measured.md and of other pages, measure
 	$(BIN)/python bench/overlaps.py
 	$(BIN)/python bench/time.py
 	$(BIN)/python bench/flow.py
+	$(BIN)/python bench/rerank.py
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/datapoints.py
 

@@ -37,7 +37,20 @@ ROOMS = [
     "__main__",
 ]
 
-HEAVY = ["transformers", "sklearn", "scipy", "pandas", "matplotlib", "triton", "dask", "ot", "PIL", "typer", "rich"]
+HEAVY = [
+    "transformers",
+    "sklearn",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "triton",
+    "dask",
+    "ot",
+    "PIL",
+    "faiss",
+    "typer",
+    "rich",
+]
 
 
 def room_of(path: Path) -> str:
@@ -112,6 +125,8 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 def test_public_names():
     promised = [
+        "AffinityReranker",
+        "AlphaQueryExpansion",
         "Attention",
         "BochnerTime",
         "Cache",
@@ -120,11 +135,13 @@ def test_public_names():
         "Encoder",
         "EventModel",
         "Form",
+        "KReciprocalReranker",
         "MercerTime",
         "NPTClassifier",
         "NPTRegressor",
         "PrimalAttention",
         "Reading",
+        "Reranker",
         "Rope",
         "SeriesClassifier",
         "TimeAttention",
@@ -149,6 +166,7 @@ def test_public_names():
         "read",
         "register",
         "regularizer",
+        "score_rankings",
         "separation_rank",
         "swap",
         "testing",

@@ -17,6 +17,7 @@ PICTURES = (
     ("primal.svg", "primal", None),
     ("time_study.svg", "time", None),
     ("causes_study.svg", "causes", None),
+    ("rerank_study.svg", "rerank", None),
     ("datapoints_study.svg", "datapoints", None),
     ("transport_study.svg", "transport", None),
     ("depth_study.svg", "depth", None),

@@ -11,7 +11,17 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
-    from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier, TransportClassifier
+    from keyquery.estimators import (
+        AffinityReranker,
+        AlphaQueryExpansion,
+        EventModel,
+        KReciprocalReranker,
+        NPTClassifier,
+        NPTRegressor,
+        Reranker,
+        SeriesClassifier,
+        TransportClassifier,
+    )
     from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from keyquery.instruments.explanation import explain
     from keyquery.instruments.flow import flow
     from keyquery.instruments.geometry import look
+    from keyquery.instruments.ranking import score_rankings
     from keyquery.instruments.separation import separation_rank
     from keyquery.instruments.transport import transport
     from keyquery.instruments.transport_lens import TransportLens
@@ -44,6 +55,8 @@ if TYPE_CHECKING:
 
 # Names are imported when they are first used: the command line is up, and can be interrupted, before torch is.
 _LAZY = {
+    "AffinityReranker": "keyquery.estimators",
+    "AlphaQueryExpansion": "keyquery.estimators",
     "Attention": "keyquery.layers",
     "BochnerTime": "keyquery.layers",
     "Cache": "keyquery.layers",
@@ -52,11 +65,13 @@ _LAZY = {
     "Encoder": "keyquery.layers",
     "EventModel": "keyquery.estimators",
     "Form": "keyquery.forms",
+    "KReciprocalReranker": "keyquery.estimators",
     "MercerTime": "keyquery.layers",
     "NPTClassifier": "keyquery.estimators",
     "NPTRegressor": "keyquery.estimators",
     "PrimalAttention": "keyquery.layers",
     "Reading": "keyquery.reading",
+    "Reranker": "keyquery.estimators",
     "Rope": "keyquery.forms",
     "SeriesClassifier": "keyquery.estimators",
     "TimeAttention": "keyquery.layers",
@@ -80,6 +95,7 @@ _LAZY = {
     "read": "keyquery.checkpoints",
     "register": "keyquery.surgery.register",
     "regularizer": "keyquery.layers",
+    "score_rankings": "keyquery.instruments.ranking",
     "separation_rank": "keyquery.instruments.separation",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
@@ -87,6 +103,8 @@ _LAZY = {
 }
 
 __all__ = [
+    "AffinityReranker",
+    "AlphaQueryExpansion",
     "Attention",
     "BochnerTime",
     "Cache",
@@ -95,11 +113,13 @@ __all__ = [
     "Encoder",
     "EventModel",
     "Form",
+    "KReciprocalReranker",
     "MercerTime",
     "NPTClassifier",
     "NPTRegressor",
     "PrimalAttention",
     "Reading",
+    "Reranker",
     "Rope",
     "SeriesClassifier",
     "TimeAttention",
@@ -124,6 +144,7 @@ __all__ = [
     "read",
     "register",
     "regularizer",
+    "score_rankings",
     "separation_rank",
     "swap",
     "testing",

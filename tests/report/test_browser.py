@@ -260,3 +260,23 @@ def test_a_token_of_a_causal_graph_picks_out_its_edges(visit):
     assert EVIL in seen.locator(".word[data-node='2']").inner_text()
     assert seen.evaluate("window.hurt") is None
     assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_lists_before_and_after_are_joined_and_their_images_load(visit):
+    images = torch.arange(12 * 25, dtype=torch.uint8).view(12, 5, 5).numpy()
+    database = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    model = kq.KReciprocalReranker(top=10, neighbours=6, device="cpu")
+    reading = model.moves(database[:2], database, images=images, query_images=images[:2], names=[EVIL] * 12, most=5)
+    tab = visit(reading)
+    assert tab.locator(".card").count() == 20
+    loaded = tab.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert loaded == [5] * 22
+    middles = """[...document.querySelectorAll(".query")].map(query => {
+      const left = query.querySelector("svg").getBoundingClientRect().left;
+      const cards = [...query.querySelectorAll(".before .card")].map(card => card.getBoundingClientRect());
+      return [cards.map(box => (box.left + box.right) / 2 - left), [...query.querySelectorAll("line")].map(
+        line => +line.getAttribute("x1"))];
+    })"""
+    for cards, lines in tab.evaluate(middles):
+        assert all(min(abs(card - line) for line in lines) < 1 for card in cards)
+    assert tab.evaluate("window.hurt") is None

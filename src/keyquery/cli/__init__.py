@@ -15,7 +15,9 @@ from keyquery.cli.causes import causes
 from keyquery.cli.depth import depth, study_depth
 from keyquery.cli.flow import flow
 from keyquery.cli.looking import compare, look
+from keyquery.cli.rerank import rerank
 from keyquery.cli.study import study
+from keyquery.cli.study_rerank import study_rerank
 from keyquery.cli.study_tables import datapoints
 from keyquery.cli.surgery import ablate, dial
 
@@ -34,9 +36,11 @@ app.command()(dial)
 app.command()(ablate)
 app.command()(causes)
 app.command()(flow)
+app.command()(rerank)
 study.command()(datapoints)
 app.command()(depth)
 study.command("depth")(study_depth)
+study.command("rerank")(study_rerank)
 app.add_typer(study, name="study")
 
 

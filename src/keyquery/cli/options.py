@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -29,14 +29,23 @@ INT, STR, PATH = "<int>", "<str>", "<path>"  # what one of several is: a list is
 
 
 def deliver(
-    reading: Reading, targets: dict[str, Path], quiet: bool, joined: bool = False, page_of: Reading | None = None
+    reading: Reading,
+    targets: dict[str, Path],
+    quiet: bool,
+    joined: bool = False,
+    page_of: Reading | None = None,
+    others: Mapping[str, Callable[[], str | bytes]] | None = None,
 ) -> None:
-    """Write what was asked for, all or nothing, and show the reading; the page may be of another one."""
+    """Write what was asked for, all or nothing, and show the reading; the page may be of another one.
+
+    `others` make files that only one command has.
+    """
     makers: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: reading.to_json() + "\n",
         "csv": lambda: csv_text(reading.records()),
         "html": lambda: report.page.page(page_of or reading),
         "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
+        **(others or {}),
     }
     write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
     if not quiet:

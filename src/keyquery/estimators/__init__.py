@@ -7,17 +7,26 @@ from keyquery.estimators.importance import Importance
 from keyquery.estimators.interactions import Interactions
 from keyquery.estimators.kinds import saved_network
 from keyquery.estimators.leaning import Leaning
+from keyquery.estimators.reciprocal import KReciprocalReranker
+from keyquery.estimators.rerank import Reranker
+from keyquery.estimators.rerankers import AffinityReranker, AlphaQueryExpansion
+from keyquery.estimators.reranking import Reranking
 from keyquery.estimators.series import SeriesClassifier
 from keyquery.estimators.transport import TransportClassifier
 
 __all__ = [
+    "AffinityReranker",
+    "AlphaQueryExpansion",
     "EventModel",
     "Foretelling",
     "Importance",
     "Interactions",
+    "KReciprocalReranker",
     "Leaning",
     "NPTClassifier",
     "NPTRegressor",
+    "Reranker",
+    "Reranking",
     "SeriesClassifier",
     "TransportClassifier",
     "saved_network",

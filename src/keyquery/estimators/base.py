@@ -161,14 +161,16 @@ def seed_of(random_state: Any) -> int:
     return number if number < most else int(np.random.default_rng(number).integers(most))
 
 
-def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
+def labels_of(name: str, y: Any, count: int, what: str = "y", of: str = "X") -> Shaped[np.ndarray, " n"]:
     """Class labels (n,), checked: one for each of `count` samples, none missing, no fractions.
+
+    `what` and `of` are what an estimator calls labels and samples.
 
     >>> labels_of("SeriesClassifier", ["up", "down"], 2).tolist()
     ['up', 'down']
     """
     if y is None:
-        raise ValueError(f"{name} requires y to be passed, but the target y is None: give one label a sample")
+        raise ValueError(f"{name} requires {what} to be passed, but the target {what} is None: give one label a sample")
     labels = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if isinstance(y, (list, tuple)) and labels.ndim == 1:
         labels = np.fromiter(y, dtype=object, count=len(y))  # numpy would make text of what is no number
@@ -176,18 +178,20 @@ def labels_of(name: str, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         _warn_of_column()
         labels = labels[:, 0]
     if labels.ndim != 1:
-        raise ValueError(f"y must be (n,), one label a sample, got shape {labels.shape}")
+        raise ValueError(f"{what} must be (n,), one label a sample, got shape {labels.shape}")
     if len(labels) != count:
-        raise ValueError(f"y must have a label for each of the {count} samples of X, got {len(labels)}")
+        raise ValueError(f"{what} must have a label for each of the {count} samples of {of}, got {len(labels)}")
     if np.ma.is_masked(y):
-        raise ValueError("y must have a label for every sample, got masked ones")
+        raise ValueError(f"{what} must have a label for every sample, got masked ones")
     if labels.dtype == object:
-        labels = _of_one_type(labels)
+        labels = _of_one_type(labels, what)
     if labels.dtype.kind in "fM" and not np.all(np.isfinite(labels)):
-        raise ValueError("y must have a label for every sample, got NaN, NaT or infinity")
+        raise ValueError(f"{what} must have a label for every sample, got NaN, NaT or infinity")
     fractions = labels.dtype.kind == "f" and np.any(labels != np.round(labels))
     if fractions or labels.dtype.kind not in LABELS:
-        raise ValueError(f"Unknown label type: y must hold classes, got {labels.dtype} such as {labels.tolist()[0]!r}")
+        raise ValueError(
+            f"Unknown label type: {what} must hold classes, got {labels.dtype} such as {labels.tolist()[0]!r}"
+        )
     return labels
 
 
@@ -229,13 +233,13 @@ def is_missing(value: Any) -> bool:
     )  # NA equals nothing, not even False
 
 
-def _of_one_type(labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+def _of_one_type(labels: Shaped[np.ndarray, " n"], what: str) -> Shaped[np.ndarray, " n"]:
     """Labels of an array of objects as an array of their own type."""
     if any(map(is_missing, labels)):
-        raise ValueError("y must have a label for every sample, got None or NaN")
+        raise ValueError(f"{what} must have a label for every sample, got None or NaN")
     if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
         names = sorted({type(label).__name__ for label in labels})
-        raise ValueError(f"y must hold labels of one type, got {', '.join(names)}")
+        raise ValueError(f"{what} must hold labels of one type, got {', '.join(names)}")
     return np.array(labels.tolist())
 
 

@@ -11,9 +11,11 @@ from torch import nn
 
 from keyquery.estimators.datapoints import NPTClassifier, NPTRegressor
 from keyquery.estimators.events import EventModel
+from keyquery.estimators.rerank import Reranker
 from keyquery.estimators.series import SeriesClassifier
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (EventModel, NPTClassifier, NPTRegressor, SeriesClassifier)}
+SAVED = (EventModel, NPTClassifier, NPTRegressor, Reranker, SeriesClassifier)
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in SAVED}
 
 
 def saved_network(path: str | Path) -> nn.Module | None:

@@ -7,6 +7,7 @@ from keyquery.instruments.depth import Depth, depth
 from keyquery.instruments.explanation import Explanation, explain
 from keyquery.instruments.flow import Flow, flow
 from keyquery.instruments.geometry import Look, look
+from keyquery.instruments.ranking import RankingScores, score_rankings, score_revisited
 from keyquery.instruments.separation import separation_rank
 from keyquery.instruments.transport import Transport, transport
 from keyquery.instruments.transport_lens import TransportLens
@@ -20,6 +21,7 @@ __all__ = [
     "Explanation",
     "Flow",
     "Look",
+    "RankingScores",
     "Transport",
     "TransportLens",
     "Turned",
@@ -30,6 +32,8 @@ __all__ = [
     "explain",
     "flow",
     "look",
+    "score_rankings",
+    "score_revisited",
     "transport",
     "separation_rank",
     "turned",

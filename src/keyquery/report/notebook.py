@@ -1,23 +1,19 @@
-"""A Reading in a notebook: looks, comparisons, causal graphs, flow and paths as their page, others as a small table."""
+"""A Reading in a notebook: as its page where it has one, else as a small table."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Any
 
-from keyquery.instruments.causes import Causes
-from keyquery.instruments.comparison import Comparison
-from keyquery.instruments.flow import Flow
-from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading
-from keyquery.report.page import frame
+from keyquery.report.page import PAGED, frame
 
 
 def html(reading: Reading) -> str:
     """The page of a reading that has one, the records of another as a table; every text is data, never markup."""
-    paged = isinstance(reading, (Causes, Comparison, Flow, Look)) or (isinstance(reading, Transport) and reading.sketch)
-    return frame(reading) if paged else _table(reading)
+    bare = isinstance(reading, Transport) and not reading.sketch
+    return frame(reading) if isinstance(reading, PAGED) and not bare else _table(reading)
 
 
 def _table(reading: Reading) -> str:

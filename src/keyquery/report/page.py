@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keyquery.estimators.reranking import Reranking
 from keyquery.instruments.causes import Causes
+from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.flow import Flow
 from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
@@ -19,6 +21,7 @@ from keyquery.report import triangle
 from keyquery.report.embedded import as_json
 from keyquery.report.flow_page import flow_page
 from keyquery.report.graph_page import graph_page
+from keyquery.report.moves_page import moves_page
 from keyquery.report.packed import pack
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
@@ -34,18 +37,24 @@ MANY = 400  # heads, from which on only the outermost values of a spectrum are k
 OUTERMOST = 64
 
 
+# Kinds of readings with a page of their own; looks and comparisons share one.
+OWN: dict[type[Reading], Callable[[Any], str]] = {
+    Causes: graph_page,
+    Flow: flow_page,
+    Reranking: moves_page,
+    Transport: transport_page,
+}
+PAGED = (Look, Comparison, *OWN)
+
+
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, of flow, or of a path, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, flow, a path or re-ranked lists, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """
-    if isinstance(reading, Causes):
-        return graph_page(reading)
-    if isinstance(reading, Flow):
-        return flow_page(reading)
-    if isinstance(reading, Transport):
-        return transport_page(reading)
+    if type(reading) in OWN:
+        return OWN[type(reading)](reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery.estimators import Importance, Interactions, Leaning
+from keyquery.estimators import Importance, Interactions, Leaning, Reranking
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Causes, Comparison, Depth, Flow, Look, Transport
 from keyquery.layers.time import TimeKernel
@@ -29,8 +29,10 @@ from keyquery.report.interactions import interactions
 from keyquery.report.lags import lags
 from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
+from keyquery.report.moves import moves
 from keyquery.report.panels import panels
 from keyquery.report.plane import plane
+from keyquery.report.ranks import ranks
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.ways import ways
@@ -43,6 +45,7 @@ from keyquery.studies import (
     Kernels,
     Objectives,
     PrimalStudy,
+    RerankStudy,
     TimeStudy,
     TransportStudy,
 )
@@ -67,6 +70,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     PrimalStudy: {"worth": worth},
     TimeStudy: {"gains": gains},
     CausesStudy: {"changed": changed},
+    RerankStudy: {"ranks": ranks},
     DatapointStudy: {"between": between},
     TransportStudy: {"carried": carried},
     Ablation: {"map": ablation_map},
@@ -79,6 +83,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     TimeKernel: {"lags": lags},
     Interactions: {"interactions": interactions},
     Leaning: {"leaning": leaning},
+    Reranking: {"moves": moves},
 }
 
 

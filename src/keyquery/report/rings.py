@@ -156,10 +156,14 @@ def tips(arc: Arc) -> list[Tip]:
     return found
 
 
-def short(token: str) -> str:
-    """A token as its label says it."""
+def short(token: str, most: int = LONGEST) -> str:
+    """A token, or a name, as its label says it: what cannot be printed replaced, and cut to so many letters.
+
+    >>> short("a long name", 6)
+    'a lon…'
+    """
     token = "".join(sign if sign.isprintable() else "�" for sign in token)
-    return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
+    return token if len(token) <= most else token[: most - 1] + "…"
 
 
 def strong(reading: Causes) -> dict[int, str]:

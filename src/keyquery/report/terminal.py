@@ -13,7 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments import Ablation, Causes, Comparison, Depth, Explanation, Flow, Look, Transport, Turned
+from keyquery.estimators import Reranking
+from keyquery.instruments import (
+    Ablation,
+    Causes,
+    Comparison,
+    Depth,
+    Explanation,
+    Flow,
+    Look,
+    RankingScores,
+    Transport,
+    Turned,
+)
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
@@ -25,7 +37,9 @@ from keyquery.report.explained import causes_study_tables
 from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
+from keyquery.report.moved import reranking_lines, scores_lines
 from keyquery.report.primal import primal_tables
+from keyquery.report.ranked import rerank_study_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.told import datapoint_tables
 from keyquery.report.trainings import kernels_tables
@@ -38,6 +52,7 @@ from keyquery.studies import (
     Kernels,
     Objectives,
     PrimalStudy,
+    RerankStudy,
     TimeStudy,
     TransportStudy,
 )
@@ -229,6 +244,9 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     TransportStudy: lambda reading: transport_study_tables(reading, _table),
     Explanation: explanation_lines,
     Flow: flow_lines,
+    RankingScores: lambda reading: scores_lines(reading, _table),
+    RerankStudy: lambda reading: rerank_study_tables(reading, _table),
+    Reranking: lambda reading: reranking_lines(reading, _table),
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
 }

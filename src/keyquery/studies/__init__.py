@@ -7,6 +7,7 @@ from keyquery.studies.dial import Abilities, dial_abilities
 from keyquery.studies.kernels import Kernels, kernels
 from keyquery.studies.objectives import Objectives, objectives
 from keyquery.studies.primal import PrimalStudy, primal
+from keyquery.studies.rerank import RerankStudy, rerank
 from keyquery.studies.time import TimeStudy, foretell
 from keyquery.studies.transport import TransportStudy, carry
 
@@ -18,6 +19,7 @@ __all__ = [
     "Kernels",
     "Objectives",
     "PrimalStudy",
+    "RerankStudy",
     "TimeStudy",
     "depths",
     "TransportStudy",
@@ -28,5 +30,6 @@ __all__ = [
     "kernels",
     "objectives",
     "primal",
+    "rerank",
     "tell_tables",
 ]

@@ -1,0 +1,124 @@
+"""The network of a Reranker: candidates, known by their affinities to anchors, attend to each other; and its losses.
+
+Contextual similarity aggregation. What is known of a candidate is how like it is to each of the anchors, and nothing of
+its own vector: any vectors will do, and rotating all of them changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from keyquery.layers.blocks import Block
+
+TAU = 2.0  # the temperature of the contrastive loss, as published
+ALPHA = 0.2  # what the distance loss counts beside it
+CLAMP = 1e-4  # the least squared distance: the root has no slope at 0
+
+
+class RerankNetwork(nn.Module):
+    """Affinities (batch, n, anchors), row 0 the query's own, to vectors (batch, n, width) that know of each other.
+
+    A linear map and `depth` pre-norm blocks, without positions and without a last norm: permuting rows permutes what
+    comes out. `back` maps vectors to affinities again, for the distance loss alone.
+
+    >>> network = RerankNetwork(anchors=8, width=16, depth=1, heads=2)
+    >>> network(torch.randn(3, 11, 8)).shape
+    torch.Size([3, 11, 16])
+    """
+
+    def __init__(
+        self, anchors: int, width: int, depth: int, heads: int, kernel: str = "general", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.anchors = anchors
+        self.tokens = nn.Linear(anchors, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout=dropout, kernel=kernel) for _ in range(depth))
+        self.back = nn.Linear(width, anchors)
+
+    def forward(self, affinity: Float[Tensor, "batch n anchors"]) -> Float[Tensor, "batch n width"]:
+        """Refined vectors."""
+        # Affinities differ in digits that short floats do not have: what leads into the blocks' sums stays long.
+        with torch.autocast(affinity.device.type, enabled=False):
+            x = self.dropout(self.tokens(self.dropout(affinity)))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def affinities(rows: Float[Tensor, "batch n dim"], anchors: int) -> Float[Tensor, "batch n anchors"]:
+    """Dot products of all rows, the query and its candidates, with the first `anchors` of them.
+
+    >>> affinities(torch.eye(3).unsqueeze(0), 2)
+    tensor([[[1., 0.],
+             [0., 1.],
+             [0., 0.]]])
+    """
+    return rows @ rows[:, :anchors].mT
+
+
+def cosines(x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n"]:
+    """Cosines of every row with row 0.
+
+    >>> cosines(torch.tensor([[[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]]))
+    tensor([[1., 0., 1.]])
+    """
+    unit = normalize(x if x.dtype == torch.float64 else x.float(), dim=-1)
+    return (unit @ unit[:, 0].unsqueeze(-1)).squeeze(-1)
+
+
+def contrastive(
+    cosine: Float[Tensor, "batch n"], positive: Bool[Tensor, "batch n"], tau: float = TAU
+) -> Float[Tensor, " batch"]:
+    """−log(Σ_{i positive} s_i / Σ_i s_i) with s_i = exp(cos(x_0, x_i)/τ), row by row; row 0 is a positive itself.
+
+    >>> contrastive(torch.tensor([[1.0, 1.0, 1.0, 1.0]]), torch.tensor([[True, True, False, False]]))
+    tensor([0.6931])
+    """
+    logits = cosine / tau
+    return logits.logsumexp(-1) - logits.masked_fill(~positive, -math.inf).logsumexp(-1)
+
+
+def contrastive_bounds(
+    positives: Int[Tensor, " batch"], n: int, tau: float = TAU
+) -> tuple[Float64[Tensor, " batch"], Float64[Tensor, " batch"]]:
+    """The least and the most that `contrastive` can be, for lists of n rows, `positives` of them, row 0 among them.
+
+    The least: all positives at cosine 1, the others at −1; the most: the other way round, but for row 0, whose cosine
+    with itself is 1. With e = exp(1/τ) and p positives the least is −log(pe / (pe + (n − p)/e)).
+
+    >>> low, high = contrastive_bounds(torch.tensor([16]), 100)
+    >>> round(float(low), 3), round(float(high), 3)
+    (1.075, 2.631)
+    """
+    count, near, far = positives.double(), math.exp(1 / tau), math.exp(-1 / tau)
+    best, worst = count * near, near + (count - 1) * far
+    return torch.log1p((n - count) * far / best), torch.log1p((n - count) * near / worst)
+
+
+def distance(
+    affinity: Float[Tensor, "batch n anchors"], restored: Float[Tensor, "batch n anchors"]
+) -> Float[Tensor, " batch"]:
+    """The mean over rows of ‖a/‖a‖ − b/‖b‖‖, between 0.01 and 2: what keeps affinities in the refined vectors.
+
+    >>> distance(torch.eye(2).unsqueeze(0), -torch.eye(2).unsqueeze(0))
+    tensor([2.])
+    """
+    apart = normalize(affinity, dim=-1) - normalize(restored.to(affinity.dtype), dim=-1)
+    return apart.square().sum(-1).clamp(min=CLAMP).sqrt().mean(-1)
+
+
+def rerank_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Float[Tensor, ""]:
+    """L = L_con + α·L_dist of affinities (batch, n, anchors) and which of their rows are positives (batch, n)."""
+    affinity, positive = batch
+    x = network(affinity)
+    back: Any = getattr(network, "module", network).back  # what torchrun has wrapped
+    with torch.autocast(affinity.device.type, enabled=False):
+        restored = back(x.to(affinity.dtype))
+        return (contrastive(cosines(x), positive) + ALPHA * distance(affinity, restored)).mean()

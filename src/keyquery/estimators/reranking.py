@@ -1,0 +1,205 @@
+"""Lists before and after, as a Reading: what moved up, what moved down, and what it looks like."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from keyquery.data.images import Images
+from keyquery.instruments.ranking import score_rankings
+from keyquery.reading import Reading, provenance
+
+EDGE = 64  # pixels that a thumbnail has at most
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Reranking(Reading, kind="reranking"):
+    """The first places of each query's list, before and after.
+
+    A query has `before` and `after`, lists of items; and of every item in them, in `items`, its places from 1 on (None:
+    below the list), its score and, where that was told, whether it is relevant. `precision` is the average precision of
+    the whole lists.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "place": "from 1 on",
+        "score": "what the method ranks by",
+        "precision": "standard average precision of the whole list",
+    }
+
+    method: str
+    top: int  # how many of a list were put in order
+    most: int  # how many places are told
+    queries: Sequence[Mapping[str, Any]]
+    thumbnails: Mapping[str, str]  # PNG files in base64, by "query 3" and "item 7"
+
+    def __repr__(self) -> str:
+        count = len(self.queries)
+        return f"Reranking({count} queries, {self.moved} of {count * self.most} first places changed)"
+
+    @property
+    def moved(self) -> int:
+        """How many of the places told have another item than before."""
+        return sum(old != new for one in self.queries for old, new in zip(one["before"], one["after"], strict=True))
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a query and an item; `moved` is how many places it came up."""
+        return [
+            {"query": one["query"], "query_name": one["name"], **item, "moved": moved(item)}
+            for one in self.queries
+            for item in one["items"]
+        ]
+
+
+def moved(item: Mapping[str, Any]) -> int | None:
+    """How many places an item came up; None where one of them is not known.
+
+    >>> moved({"before": 7, "after": 2})
+    5
+    """
+    return None if None in (item["before"], item["after"]) else item["before"] - item["after"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a user has to show of items and queries."""
+
+    names: Sequence[str] | None = None
+    query_names: Sequence[str] | None = None
+    images: Any = None
+    query_images: Any = None
+    relevant: Any = None
+
+    def check(self, queries: int, items: int) -> None:
+        """Require one of each for every item and every query."""
+        for name, count in (("names", items), ("query_names", queries), ("images", items), ("query_images", queries)):
+            given = getattr(self, name)
+            if given is not None and len(given) != count:
+                what = "item of the database" if count == items and "query" not in name else "query"
+                raise ValueError(f"{name} must have one for every {what}, {count}, got {len(given)}")
+        for name in ("images", "query_images"):
+            if getattr(self, name) is not None:
+                _pixels(name, getattr(self, name))
+
+
+def reranking_of(
+    method: str,
+    before: Int64[Tensor, "q m"],
+    after: Int64[Tensor, "q m"],
+    scores: Float[Tensor, "q top"],
+    most: int,
+    shown: Shown,
+) -> Reranking:
+    """The reading of lists before and after."""
+    most = min(most, before.shape[1])
+    precision: list[Any] = [None] * len(before)
+    relevant: list[Any] = [None] * len(before)
+    if shown.relevant is not None:
+        told = [[row["average_precision"] for row in score_rankings(x, shown.relevant).rows] for x in (before, after)]
+        precision = [dict(zip(("before", "after"), both, strict=True)) for both in zip(*told, strict=True)]
+        relevant = [_relevant(one) for one in shown.relevant]
+    queries = [
+        {
+            "query": number,
+            "name": _name(shown.query_names, number),
+            "precision": precision[number],
+            **_places(lists, scores[number].tolist(), most, relevant[number], shown.names),
+        }
+        for number, lists in enumerate(zip(before.tolist(), after.tolist(), strict=True))
+    ]
+    return Reranking(
+        method=method,
+        top=scores.shape[1],
+        most=most,
+        queries=queries,
+        thumbnails=_thumbnails(queries, shown),
+        provenance=provenance(method=method),
+    )
+
+
+def _places(
+    lists: tuple[list[int], list[int]],
+    scores: list[float],
+    most: int,
+    relevant: set[int] | None,
+    names: Sequence[str] | None,
+) -> dict[str, Any]:
+    first, second = ({item: place for place, item in enumerate(one, 1)} for one in lists)
+    before, after = lists[0][:most], lists[1][:most]
+    items = []
+    for item in dict.fromkeys([*after, *before]):
+        place = second.get(item)
+        items.append(
+            {
+                "item": item,
+                "name": _name(names, item),
+                "before": first.get(item),
+                "after": place,
+                "score": scores[place - 1] if place is not None and place <= len(scores) else None,
+                "relevant": None if relevant is None else item in relevant,
+            }
+        )
+    return {"before": before, "after": after, "items": items}
+
+
+def _name(names: Sequence[str] | None, place: int) -> str | None:
+    return None if names is None else str(names[place])
+
+
+def _relevant(given: Any) -> set[int]:
+    row = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
+    return set((np.flatnonzero(row) if row.dtype == bool else row).tolist())
+
+
+def _thumbnails(queries: list[dict[str, Any]], shown: Shown) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if shown.query_images is not None:
+        pixels = _pixels("query_images", shown.query_images)
+        found |= {f"query {one['query']}": thumbnail(pixels[one["query"]]) for one in queries}
+    if shown.images is not None:
+        pixels = _pixels("images", shown.images)
+        items = sorted({item["item"] for one in queries for item in one["items"]})
+        found |= {f"item {item}": thumbnail(pixels[item]) for item in items}
+    return found
+
+
+def _pixels(name: str, given: Any) -> UInt8[np.ndarray, "n h w c"]:
+    array = given.pixels if isinstance(given, Images) else np.asarray(given)
+    array = array[..., None] if array.ndim == 3 else array
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
+        raise ValueError(
+            f"{name} must be uint8 (n, h, w) or (n, h, w, c) with c 1 or 3, got {array.dtype} {array.shape}"
+        )
+    return array
+
+
+def thumbnail(pixels: UInt8[np.ndarray, "h w c"]) -> str:
+    """A small PNG file of an image, in base64; a large one becomes the means of its blocks.
+
+    >>> thumbnail(np.zeros((2, 2, 1), np.uint8))[:8]
+    'iVBORw0K'
+    """
+    block = -(-max(pixels.shape[:2]) // EDGE)
+    if block > 1:
+        rows, columns = (range(0, size, block) for size in pixels.shape[:2])
+        means = [[pixels[y : y + block, x : x + block].mean((0, 1)) for x in columns] for y in rows]
+        pixels = np.rint(means).astype(np.uint8)
+    height, width, channels = pixels.shape
+    lines = b"".join(b"\0" + row.tobytes() for row in pixels)  # no filter
+    kind = 0 if channels == 1 else 2  # grey, or colour
+    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*one) for one in chunks)
+    return base64.b64encode(data).decode()
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -1,0 +1,142 @@
+"""The first round: the nearest of a database by dot product, through faiss where it is installed, or by torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from keyquery.forms.checks import check_choice
+
+ENGINES = ("auto", "faiss", "torch")
+QUERIES, ITEMS = 1024, 65_536  # whose dot products are in memory at a time
+CHUNK = 1024  # items whose neighbours' neighbours are compared at a time
+
+
+@runtime_checkable
+class Index(Protocol):
+    """A search of one's own, such as an index of faiss: `search(vectors, k)` gives scores and places, best first."""
+
+    def search(self, vectors: Any, k: int) -> Any:
+        """Scores (q, k) and places (q, k) in the database."""
+
+
+def search(
+    queries: Float[Tensor, "q dim"], database: Float[Tensor, "n dim"], top: int, engine: str = "auto"
+) -> Int64[Tensor, "q top"]:
+    """The `top` items of the database nearest to each query, by dot product, best first.
+
+    Exact with either engine; equal ones are in the order of their places, but if the last are equal to others, any of
+    those may be found. "auto" is faiss where it is installed and vectors are on the processor, torch otherwise.
+
+    >>> search(torch.eye(2), torch.tensor([[0.6, 0.8], [0.8, 0.6], [0.0, 1.0]]), 2, engine="torch")
+    tensor([[1, 0],
+            [2, 0]])
+    """
+    check_choice("engine", engine, ENGINES)
+    if engine == "auto":
+        engine = "faiss" if has_faiss() and not queries.is_cuda and queries.dtype == torch.float32 else "torch"
+    if top > len(database):
+        raise ValueError(f"top is {top}, but the database has only {len(database)} items")
+    scores, places = (_by_faiss if engine == "faiss" else _by_torch)(queries, database, top)
+    return _in_order(scores, places)
+
+
+def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: int) -> Int64[Tensor, "q top"]:
+    """The same by a search of one's own over the `count` items of the database, in the order that it gives."""
+    if not isinstance(index, Index):
+        raise TypeError(f"index must have search(vectors, k), as an index of faiss has, got {type(index).__name__}")
+    for name, own, expected in (("items", "ntotal", count), ("dims", "d", queries.shape[1])):
+        if (found := getattr(index, own, expected)) != expected:
+            raise ValueError(f"index does not fit the database: it has {found} {name}, not {expected}")
+    _, found = index.search(queries.float().cpu().numpy(), top)
+    places = torch.as_tensor(np.asarray(found)).to(queries.device)
+    if places.shape != (len(queries), top):
+        raise ValueError(f"index must find ({len(queries)}, {top}) places, got {tuple(places.shape)}")
+    if (places < 0).any():
+        row = int((places < 0).any(1).nonzero()[0, 0])
+        raise ValueError(
+            f"index finds fewer than {top} items for query {row}: let it look further, or take a smaller top"
+        )
+    return places.long()
+
+
+def itself_first(lists: Int64[Tensor, "n size"]) -> Int64[Tensor, "n size"]:
+    """Each item at the head of its own list, where equal vectors may have put another first, or left it out.
+
+    >>> itself_first(torch.tensor([[1, 0], [2, 3], [2, 1]]))
+    tensor([[0, 1],
+            [1, 2],
+            [2, 1]])
+    """
+    own = torch.arange(len(lists), device=lists.device).unsqueeze(1)
+    away = (lists == own).long()
+    away[:, -1] += 1 - away.sum(1)  # the last one makes room for an item that is not in its list
+    rest = lists.gather(1, away.argsort(dim=1, stable=True))[:, :-1]
+    return torch.cat((own, rest), 1)
+
+
+def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
+    """Which of each item's neighbours have the item among their own.
+
+    >>> mutual(torch.tensor([[1, 2], [0, 2], [1, 3], [0, 1]]))
+    tensor([[ True, False],
+            [ True,  True],
+            [ True, False],
+            [False, False]])
+    """
+    own = torch.arange(len(near), device=near.device)
+    return torch.cat([(near[near[some]] == some[:, None, None]).any(-1) for some in own.split(CHUNK)])
+
+
+@cache
+def has_faiss() -> bool:
+    """Whether faiss can be imported."""
+    try:
+        import_module("faiss")
+    except ImportError:
+        return False
+    return True
+
+
+def _by_faiss(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    try:
+        faiss = import_module("faiss")
+    except ImportError:
+        raise ImportError("engine 'faiss' needs faiss: pip install 'keyquery[search]'") from None
+    index = faiss.IndexFlatIP(database.shape[1])
+    index.add(database.float().cpu().contiguous().numpy())
+    found = index.search(queries.float().cpu().contiguous().numpy(), top)
+    scores, places = (torch.from_numpy(one).to(queries.device) for one in found)
+    return scores, places
+
+
+def _by_torch(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    found = []
+    for some in queries.split(QUERIES):
+        best: tuple[Tensor, Tensor] | None = None
+        for start in range(0, len(database), ITEMS):
+            scores = some @ database[start : start + ITEMS].mT
+            nearest = scores.topk(min(top, scores.shape[1]), dim=1)
+            pair = (nearest.values, nearest.indices + start)
+            if best is not None:
+                both = [torch.cat(parts, 1) for parts in zip(best, pair, strict=True)]
+                kept = both[0].topk(min(top, both[0].shape[1]), dim=1).indices
+                pair = (both[0].gather(1, kept), both[1].gather(1, kept))
+            best = pair
+        assert best is not None
+        found.append(best)
+    scores, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return scores, places
+
+
+def _in_order(scores: Tensor, places: Tensor) -> Tensor:
+    """Best first; of equal ones, those that stand first in the database."""
+    by_place = places.sort(dim=1)
+    order = scores.gather(1, by_place.indices).argsort(dim=1, descending=True, stable=True)
+    return by_place.values.gather(1, order)

@@ -1,0 +1,136 @@
+"""One self-contained HTML page of re-ranked lists: before and after, joined by lines, with what moved marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from keyquery.estimators.reranking import Reranking, moved
+from keyquery.report.policy import policy
+
+ASSETS = Path(__file__).parent / "assets"
+MOST = 50  # queries that are shown
+CARD, GAP, TALL = 84, 8, 46  # pixels: of a card, between two, and of the lines between before and after
+
+
+def moves_page(reading: Reranking) -> str:
+    """The page; it needs no script.
+
+    >>> database = torch.eye(4)
+    >>> moves_page(kq.AffinityReranker(top=4, anchors=2, device="cpu").moves(database[:1], database))[:15]
+    '<!doctype html>'
+    """
+    style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "moves.css").read_text(encoding="utf-8")
+    parts = {
+        "policy": policy("", style, images=True),
+        "title": escape(reading.method),
+        "style": style,
+        "facts": escape(_facts(reading)),
+        "legend": _legend(reading),
+        "queries": "".join(_query(reading, one) for one in reading.queries[:MOST]),
+        "rest": _rest(reading),
+    }
+    template = (ASSETS / "moves.html").read_text(encoding="utf-8")
+    # In one pass, so that nothing in the data is taken for a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def direction(item: Mapping[str, Any]) -> str:
+    """Whether an item went "up", "down" or "stays"; what came from below the list went up.
+
+    >>> direction({"before": 7, "after": 2}), direction({"before": None, "after": 2})
+    ('up', 'up')
+    """
+    by = moved(item)
+    if by is None:
+        return "up" if item["before"] is None else "down"
+    return "stays" if by == 0 else "up" if by > 0 else "down"
+
+
+def mark(item: Mapping[str, Any]) -> str:
+    """How far it went: ▲3, ▼2, or nothing.
+
+    >>> mark({"before": 7, "after": 2}), mark({"before": 2, "after": None}), mark({"before": 1, "after": 1})
+    ('▲5', '▼', '')
+    """
+    by = moved(item)
+    sign = {"up": "▲", "down": "▼", "stays": ""}[direction(item)]
+    return sign if by is None or by == 0 else f"{sign}{abs(by)}"
+
+
+def _facts(reading: Reranking) -> str:
+    count = len(reading.queries)
+    facts = [f"{count} quer{'ies' if count > 1 else 'y'}", f"top {reading.top} put in order"]
+    facts += [f"first {reading.most} shown", f"{reading.moved} of {count * reading.most} places changed"]
+    return " · ".join(facts)
+
+
+def _legend(reading: Reranking) -> str:
+    keys = ['<span class="up">▲ came up</span>', '<span class="down">▼ went down</span>']
+    if any(item["relevant"] is not None for one in reading.queries for item in one["items"]):
+        keys += ['<span class="key"><i class="right"></i>relevant</span>', '<span class="key"><i></i>not</span>']
+    return " ".join(keys)
+
+
+def _query(reading: Reranking, one: Mapping[str, Any]) -> str:
+    items = {item["item"]: item for item in one["items"]}
+    name = f"Query {one['query']}" if one["name"] is None else one["name"]
+    strips = [
+        f'<ol class="strip {side}">{"".join(_card(reading, items[item], side) for item in one[side])}</ol>'
+        for side in ("before", "after")
+    ]
+    before, after = (f'<p class="side">{side}</p>' for side in ("before", "after"))
+    drawn = f'<div class="lists">{before}{strips[0]}{_lines(reading, one, items)}{strips[1]}{after}</div>'
+    image, said = _image(reading, f"query {one['query']}"), escape(name)
+    heading = f"{image}<div><h2>{said}</h2>{_precision(one)}</div>"
+    return f'<section class="query"><div class="asked">{heading}</div><div class="wide">{drawn}</div></section>'
+
+
+def _precision(one: Mapping[str, Any]) -> str:
+    told = one["precision"]
+    if told is None or told["before"] is None:
+        return ""
+    return f'<p class="muted">average precision {told["before"]:.3f} → <b>{told["after"]:.3f}</b></p>'
+
+
+def _card(reading: Reranking, item: Mapping[str, Any], side: str) -> str:
+    kind = {None: "", True: " right", False: " wrong"}[item["relevant"]]
+    went = f" {direction(item)}" if direction(item) != "stays" else ""
+    name = f"item {item['item']}" if item["name"] is None else item["name"]
+    shown = _image(reading, f"item {item['item']}") or f'<span class="name">{escape(name)}</span>'
+    other = item["after" if side == "before" else "before"]
+    place = f"place {other} {'after' if side == 'before' else 'before'}" if other else "below the list"
+    told = f"{name}: {place}" + ("" if item["score"] is None else f", score {item['score']:.4f}")
+    said = mark(item) if side == "after" else ""
+    return (
+        f'<li class="card{kind}{went}" title="{escape(told)}">{shown}'
+        f'<span class="place"><b>{item[side]}</b> <span class="mark">{said}</span></span></li>'
+    )
+
+
+def _lines(reading: Reranking, one: Mapping[str, Any], items: Mapping[int, Mapping[str, Any]]) -> str:
+    """From each place before to the place after; what comes from further below comes from the right."""
+    width = reading.most * (CARD + GAP)
+    parts = []
+    for item in items.values():
+        ends = [_middle(item[side], reading.most, width) for side in ("before", "after")]
+        parts.append(f'<line class="{direction(item)}" x1="{ends[0]}" y1="0" x2="{ends[1]}" y2="{TALL}"/>')
+    size = f'viewBox="0 0 {width} {TALL}" width="{width}" height="{TALL}"'
+    return f'<svg class="slopes" {size} aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _middle(place: int | None, most: int, width: int) -> int:
+    return width + 6 if place is None or place > most else (place - 1) * (CARD + GAP) + CARD // 2
+
+
+def _image(reading: Reranking, key: str) -> str:
+    data = reading.thumbnails.get(key)
+    return "" if data is None else f'<img src="data:image/png;base64,{escape(data)}" alt="{escape(key)}">'
+
+
+def _rest(reading: Reranking) -> str:
+    count = len(reading.queries)
+    return f"The first {MOST} of {count} queries; the JSON has all." if count > MOST else ""

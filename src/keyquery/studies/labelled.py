@@ -1,0 +1,294 @@
+"""Sets of vectors with labels for the study of re-ranking: made once, kept, and split by class."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from keyquery.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
+from keyquery.estimators.search import itself_first, search
+from keyquery.estimators.vectors import vectors_of
+from keyquery.files import write_all
+from keyquery.progress import Progress
+from keyquery.studies.vectors import image_vectors, load_dino, text_vectors
+
+WORDS = 60  # of a passage, where a text is cut into some
+STRETCH = 12  # passages, one after the other, that are a group
+LEAST = 4  # classes: two to learn from, two to test on
+DIGITS_SIZE, IMAGE_SIZE = 56, 112  # what images are brought to
+SHARE = 0.2  # of the items to test on that are queries
+NEAR = 5  # neighbours that vote
+
+
+class Split(NamedTuple):
+    """What is learned from, and what is asked; `relevant` are places in the database, query by query."""
+
+    features: Float[np.ndarray, "m dim"]
+    labels: Shaped[np.ndarray, " m"]
+    queries: Float[np.ndarray, "q dim"]
+    database: Float[np.ndarray, "n dim"]
+    relevant: list[Int[np.ndarray, " _"]]
+    truth: Revisited | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where vectors come from; what is not given is left out."""
+
+    images: Path | None = None  # what `kq.data.load_images` reads
+    digits: bool = False  # those that scikit-learn ships
+    weights: Path | None = None  # of DINOv2, for both
+    texts: Path | None = None  # a .tsv with label and text, or a text of several works divided by form feeds
+    encoder: Path | None = None  # a folder with a model of sentences, for those
+    revisited: Path | None = None  # a folder with gnd_NAME.pkl, NAME.npz or NAME.mat, and train.npz
+    items: int = 3000  # of images and of passages, at most
+
+    def check(self) -> None:
+        """Require what belongs together."""
+        if (self.images is not None or self.digits) and self.weights is None:
+            raise ValueError("images need the weights of DINOv2: give them as weights (--weights)")
+        if self.texts is not None and self.encoder is None:
+            raise ValueError("texts need a model of sentences: give its folder as encoder (--encoder)")
+        if not any((self.images, self.digits, self.texts, self.revisited)):
+            raise ValueError("give at least one of images, digits, texts and revisited")
+
+
+def prepare(sources: Sources, folder: Path, device: str, progress: Progress | None = None) -> dict[str, dict[str, Any]]:
+    """Facts of every set, whose vectors are put into `folder`; those that lie there are not computed again."""
+    sources.check()
+    facts: dict[str, dict[str, Any]] = {}
+    makers: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {}
+    keys: dict[str, list[Any]] = {}
+    if sources.images is not None:
+        images, dino = sources.images, sources.weights
+        keys["images"] = [_digest(images), _digest(dino), sources.items, IMAGE_SIZE]
+        makers["images"] = lambda: _image_set(images, dino, sources.items, device, progress)
+    if sources.digits:
+        keys["digits"] = [_digest(sources.weights), DIGITS_SIZE]
+        makers["digits"] = lambda: _digit_set(sources.weights, device, progress)
+    if sources.texts is not None:
+        texts, encoder = sources.texts, sources.encoder
+        for name in ("texts",) if _is_table(texts) else ("texts", "stretches"):
+            keys[name] = [_digest(texts), _digest(encoder), sources.items, WORDS, *[STRETCH] * (name == "stretches")]
+            makers[name] = partial(_text_set, name, texts, encoder, sources.items, device, progress)
+    for name, make in makers.items():
+        digest = hashlib.sha256(repr(keys[name]).encode()).hexdigest()[:16]
+        path = folder / _file(name, digest)
+        if not path.exists():
+            _keep(path, *make())
+        facts[name] = {"digest": digest, **_facts(path)}
+    return facts | ({} if sources.revisited is None else _revisited(sources.revisited, folder))
+
+
+def load_split(folder: Path, name: str, digest: str, seed: int) -> Split:
+    """Half of the classes to learn from, the other half to test on, a fifth of its items as queries; by the seed.
+
+    Of ROxford and RParis, what they say themselves.
+    """
+    with np.load(folder / _file(name, digest), allow_pickle=False) as arrays:
+        found = {key: arrays[key] for key in arrays.files}
+    if "queries" in found:
+        return _benchmark(found)
+    return split(found["features"], found["labels"], seed)
+
+
+def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"], seed: int) -> Split:
+    """Classes and queries drawn by the seed.
+
+    >>> found = split(np.eye(40), np.arange(40) % 4, seed=0)
+    >>> found.features.shape, found.queries.shape, found.database.shape, len(found.relevant[0])
+    ((20, 40), (4, 40), (16, 40), 7)
+    """
+    classes = np.unique(labels)
+    if len(classes) < LEAST:
+        raise ValueError(f"labels must have {LEAST} classes or more, half of them to learn from, got {len(classes)}")
+    rng = np.random.default_rng(seed)
+    chosen = rng.permutation(classes)[: len(classes) // 2]
+    learned = np.isin(labels, chosen)
+    rest = rng.permutation(np.flatnonzero(~learned))
+    count = max(round(SHARE * len(rest)), 1)
+    asked, there = rest[:count], np.sort(rest[count:])
+    relevant = [np.flatnonzero(labels[there] == label) for label in labels[asked]]
+    return Split(features[learned], labels[learned], features[asked], features[there], relevant)
+
+
+def _keep(path: Path, features: np.ndarray, labels: np.ndarray) -> None:
+    packed = io.BytesIO()
+    np.savez(packed, allow_pickle=False, features=features.astype(np.float32), labels=labels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_all({path: packed.getvalue()})
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as arrays:
+        shape, labels = arrays["features"].shape, arrays["labels"]
+        vectors = vectors_of("features", arrays["features"])
+    facts = {"items": shape[0], "dim": shape[1], "classes": len(np.unique(labels))}
+    return {**facts, "votes_right": votes_right(vectors, labels)}
+
+
+def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"]) -> float:
+    """How good vectors are for the first places: the share of items whose five nearest others vote for their class.
+
+    >>> votes_right(torch.eye(4).repeat(6, 1), np.tile(np.arange(4), 6))
+    1.0
+    """
+    count = min(NEAR + 1, len(vectors))
+    _, numbers = np.unique(labels, return_inverse=True)
+    votes = torch.from_numpy(numbers)[itself_first(search(vectors, vectors, count))]
+    return float((votes[:, 1:].mode(1).values == votes[:, 0]).double().mean())
+
+
+def _file(name: str, digest: str) -> str:
+    return f"vectors-{name}-{digest}.npz"
+
+
+def _digest(path: Path | None) -> str:
+    """Of a file, its bytes; of a folder, the names and sizes of its files."""
+    if path is None or not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    if path.is_dir():
+        told = sorted((str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file())
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _some(labels: Shaped[np.ndarray, " n"], most: int) -> Int[np.ndarray, " some"]:
+    """As many of each class, at most so many in all, the same ones every time."""
+    rng, classes = np.random.default_rng(0), np.unique(labels)
+    each = [rng.permutation(np.flatnonzero(labels == label))[: max(most // len(classes), 2)] for label in classes]
+    return np.sort(np.concatenate(each))
+
+
+def _image_set(
+    path: Path, weights: Path | None, most: int, device: str, progress: Progress | None
+) -> tuple[np.ndarray, np.ndarray]:
+    found = load_images(path)
+    if found.labels is None:
+        raise ValueError(f"{path} must have labels")
+    chosen = _some(found.labels, most)
+    dino = load_dino(weights or "")
+    return image_vectors(found.pixels[chosen], dino, IMAGE_SIZE, device, progress=progress), found.labels[chosen]
+
+
+def _digit_set(weights: Path | None, device: str, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        digits = import_module("sklearn.datasets").load_digits()
+    except ImportError:
+        raise ImportError("digits need scikit-learn: pip install 'keyquery[estimators]'") from None
+    pixels = np.rint(digits.images * 255 / 16).astype(np.uint8)[..., None]
+    return image_vectors(pixels, load_dino(weights or ""), DIGITS_SIZE, device, progress=progress), digits.target
+
+
+def _text_set(
+    name: str, path: Path, encoder: Path | None, most: int, device: str, progress: Progress | None
+) -> tuple[np.ndarray, np.ndarray]:
+    if name == "stretches":
+        texts, labels = stretches(path, most)
+    else:
+        texts, labels = passages(path)
+        chosen = _some(labels, most)
+        texts, labels = [texts[place] for place in chosen], labels[chosen]
+    return text_vectors(texts, encoder or "", device=device, progress=progress), labels
+
+
+def _is_table(path: str | Path) -> bool:
+    return re.search(r"\.tsv(\.xz|\.gz)?$", str(path)) is not None
+
+
+def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
+    """Texts and labels: columns of a .tsv file; or passages of 60 words, labelled by the work that they are of.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "two.txt").write_text("one " * 150 + "\\f" + "two " * 70)
+    ...     texts, labels = passages(Path(folder, "two.txt"))
+    >>> labels.tolist(), texts[0].count("one")
+    ([0, 0, 1], 60)
+    """
+    if _is_table(path):
+        return read_column(path, "text"), np.array(read_column(path, "label"))
+    texts, labels = [], []
+    for label, work in enumerate(read_corpus(path).split("\f")):
+        words = unwrap(work).split()
+        parts = [" ".join(words[at : at + WORDS]) for at in range(0, len(words) - WORDS + 1, WORDS)]
+        texts += parts
+        labels += [label] * len(parts)
+    return texts, np.array(labels)
+
+
+def stretches(path: str | Path, most: int) -> tuple[list[str], Int[np.ndarray, " n"]]:
+    """Passages labelled by the stretch of 12, one after the other, that they are of; as many from each work.
+
+    Groups that are many and small, unlike works.
+    """
+    texts, works = passages(path)
+    found, labels = list[str](), list[int]()
+    names = np.unique(works)
+    for work in names:
+        own = np.flatnonzero(works == work)
+        count = min(len(own) // STRETCH, max(most // STRETCH // len(names), 1))
+        for start in np.linspace(0, len(own) // STRETCH - 1, count).astype(int) * STRETCH:
+            labels += [len(found) // STRETCH] * STRETCH
+            found += [texts[place] for place in own[start : start + STRETCH]]
+    return found, np.array(labels)
+
+
+def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Each benchmark of a folder, with the vectors to learn from, as one file of arrays."""
+    truths = sorted(source.glob("gnd_*.pkl"))
+    train = source / "train.npz"
+    if not truths or not train.is_file():
+        raise ValueError(
+            f"{source} must hold gnd_NAME.pkl, NAME.npz or NAME.mat, and train.npz with features and labels"
+        )
+    with np.load(train, allow_pickle=False) as arrays:
+        if not {"features", "labels"} <= set(arrays.files):
+            raise ValueError(f"{train} must hold features and labels; it holds {', '.join(arrays.files)}")
+        learned = {key: arrays[key] for key in ("features", "labels")}
+    facts = {}
+    for truth in truths:
+        name = truth.stem.removeprefix("gnd_")
+        features = next((path for end in (".npz", ".mat", "") if (path := source / f"{name}{end}").exists()), None)
+        if features is None:
+            raise ValueError(f"{source} has {truth.name}, but neither {name}.npz nor {name}.mat")
+        found = load_revisited(truth, features)
+        arrays_ = {**learned, "queries": found.queries, "database": found.database, **_groups(found)}
+        packed = io.BytesIO()
+        np.savez(packed, allow_pickle=False, **arrays_)
+        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays_.values())).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_all({folder / _file(name, digest): packed.getvalue()})
+        sizes = {"items": len(found.database), "dim": found.database.shape[1], "classes": None, "votes_right": None}
+        facts[name] = {"digest": digest, **sizes}
+    return facts
+
+
+def _groups(found: Revisited) -> dict[str, np.ndarray]:
+    """Places of all queries one after the other, and where each query's end."""
+    told = {}
+    for group in ("easy", "hard", "junk"):
+        places = getattr(found, group)
+        told[group] = np.concatenate(places)
+        told[f"{group}_ends"] = np.cumsum([len(one) for one in places])
+    return told
+
+
+def _benchmark(found: Mapping[str, np.ndarray]) -> Split:
+    groups = {group: tuple(np.split(found[group], found[f"{group}_ends"][:-1])) for group in ("easy", "hard", "junk")}
+    truth = Revisited(found["queries"], found["database"], groups["easy"], groups["hard"], groups["junk"])
+    relevant, _ = truth.setup("medium")
+    return Split(found["features"], found["labels"], found["queries"], found["database"], relevant, truth)

@@ -1,0 +1,221 @@
+"""Study `rerank`: what is a learned order of the top worth beside orders that learn nothing?
+
+Networks learn from half of the classes of a set and are tried on the other half, beside affinities alone, expanded
+queries, k-reciprocal neighbours and diffusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyquery.capture.load import pick_device
+from keyquery.estimators import AffinityReranker, AlphaQueryExpansion, KReciprocalReranker, Reranker
+from keyquery.estimators.rerankers import ListReranker
+from keyquery.estimators.search import search
+from keyquery.estimators.vectors import Asked, asked_of
+from keyquery.forms.checks import check_count
+from keyquery.instruments.ranking import score_rankings, score_revisited
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.diffusion import Diffusion
+from keyquery.studies.jobs import device_name, finish, name_of
+from keyquery.studies.labelled import Sources, Split, load_split, prepare
+from keyquery.studies.rows import firsts, over_seeds
+
+KERNELS = ("general", "psd", "symmetric")
+LEARNED = tuple(f"learned, {kernel}" for kernel in KERNELS)
+METHODS = ("first round", "affinity", "expansion", "reciprocal", "diffusion", *LEARNED)
+WHOLE = ("expansion", "reciprocal", "diffusion")  # which can order the whole database, too
+HEAD, MOST_HEADS = 16, 12  # the width of a head in narrow networks, and how many there are in wide ones
+SIZES = ("top", "anchors", "width", "steps")
+PLACE = ("dataset", "digest", *SIZES)  # what has a first round of its own
+SETTING = (*PLACE, "method", "scope")
+CLOCKED = ("ms", "graph_s", "learn_s")
+FIGURES = ("average_precision", "ndcg@10", "medium", "hard", "ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankStudy(Reading, kind="rerank study"):
+    """How good lists are, method by method: `average_precision` is standard; `medium` and `hard` are trapezoidal.
+
+    A method's scope is "top", the first of a list put in order, or "whole", the database ranked anew.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a set, a method, a scope and a seed."""
+        return [dict(row) for row in self.rows]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds; `gain` is the mean average precision less that of the first round of the seed.
+
+        Runs of other sizes, or on other vectors, are never mixed.
+        """
+        place = itemgetter(*PLACE, "seed")
+        base = {place(row): row["average_precision"] for row in self.rows if row["scope"] is None}
+        rows = [{**row, "gain": row["average_precision"] - base[place(row)]} for row in self.rows if place(row) in base]
+        return over_seeds(rows, SETTING, (*FIGURES, "gain"))
+
+    @classmethod
+    def joined(cls, *parts: RerankStudy) -> RerankStudy:
+        """One reading of runs that were made apart."""
+        rows = firsts((row for part in parts for row in part.rows), (*SETTING, "seed"))
+        return cls(rows=rows, provenance={"runs": [part.provenance for part in parts]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankTrial:
+    """One method on one set and one split of it."""
+
+    dataset: str
+    digest: str
+    method: str
+    seed: int
+    top: int = 128
+    anchors: int = 128
+    width: int = 64
+    steps: int = 400
+    shared: bool = False  # whether others run beside it: then the clock says nothing
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        learned = asdict(Reranker.plan) if self.method in LEARNED else {}
+        own = asdict(self) if self.method in LEARNED else {**asdict(self), "width": 0, "steps": 0}
+        del own["shared"]
+        return name_of((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Learn where there is something to learn, put lists in order, and score them."""
+        data = _load(folder, self.dataset, self.digest, self.seed)
+        asked = asked_of(data.queries, data.database, device)
+        first = search(*asked, len(asked.database))
+        top = min(self.top, len(asked.database))
+        start = perf_counter()
+        model = self._model(data, device, top)
+        learned = perf_counter() - start if self.method in LEARNED else None
+        facts: dict[str, Any] = {"learn_s": learned, "device": device_name(device), "queries": len(asked.queries)}
+        facts |= {"database": len(asked.database), "learned_from": len(data.features)}
+        found: list[tuple[str | None, dict[str, Any]]] = []
+        if model is None:
+            taken, _ = _clocked(lambda: search(*asked, top), asked)
+            found.append((None, {"lists": first, "ms": 1000 * taken / len(first), "graph_s": None}))
+        else:
+            found.append(("top", _timed(model, asked, first, top)))
+            if self.method in WHOLE:
+                found.append(("whole", _timed(model, asked, first, first.shape[1])))
+        untold = dict.fromkeys(CLOCKED) if self.shared else {}
+        rows = [{**self._row(data, scope, told), **untold} for scope, told in found]
+        return {**asdict(self), **facts, **untold, "rows": rows}
+
+    def _model(self, data: Split, device: str, top: int) -> ListReranker | None:
+        if self.method in LEARNED:
+            kernel = self.method.removeprefix("learned, ")
+            sizes: dict[str, Any] = {"anchors": min(self.anchors, top + 1), "width": self.width, "steps": self.steps}
+            heads = min(max(self.width // HEAD, 1), MOST_HEADS)
+            made = Reranker(top, heads=heads, kernel=kernel, random_state=self.seed, device=device, **sizes)
+            return made.fit(data.features, data.labels)
+        if self.method == "affinity":
+            return AffinityReranker(top, min(self.anchors, top + 1), device)
+        if self.method == "reciprocal":
+            usual = KReciprocalReranker()
+            return KReciprocalReranker(top, min(usual.neighbours, top), min(usual.smoothing, top), device=device)
+        plain: dict[str, Callable[..., ListReranker]] = {"expansion": AlphaQueryExpansion, "diffusion": Diffusion}
+        return plain[self.method](top, device=device) if self.method in plain else None
+
+    def _row(self, data: Split, scope: str | None, told: dict[str, Any]) -> dict[str, Any]:
+        lists = told.pop("lists")
+        mean = score_rankings(lists, data.relevant, None if data.truth is None else data.truth.junk, (10,)).mean
+        setups = {} if data.truth is None else score_revisited(lists, data.truth, (10,))
+        hard = {name: setups[name].mean["trapezoidal_precision"] if setups else None for name in ("medium", "hard")}
+        kept = {name: mean[name] for name in ("average_precision", "recall@10", "ndcg@10")}
+        return {"scope": scope, **kept, **hard, **told}
+
+
+def _timed(model: Any, asked: Asked, lists: Tensor, top: int) -> dict[str, Any]:
+    """Lists in their new order, the milliseconds that took a query, and the seconds that a database's graph takes."""
+    seconds, made = _clocked(lambda: model.graph(asked.database), asked) if hasattr(model, "graph") else (None, None)
+
+    def scored() -> tuple[Tensor, Tensor]:
+        if isinstance(model, AlphaQueryExpansion) and top == lists.shape[1]:
+            return model._reranked(asked, top, None)  # a search, which is faster than lists of everything
+        scores = model._scores(asked, lists[:, :top]) if made is None else model.by_graph(asked, lists[:, :top], made)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores
+
+    scored()  # the first time is slower than all others
+    taken, (ranked, _) = _clocked(scored, asked)
+    return {"lists": ranked, "ms": 1000 * taken / len(lists), "graph_s": seconds}
+
+
+def _clocked(work: Callable[[], Any], asked: Asked) -> tuple[float, Any]:
+    _wait(asked)
+    start = perf_counter()
+    found = work()
+    _wait(asked)
+    return perf_counter() - start, found
+
+
+def _wait(asked: Asked) -> None:
+    if asked.queries.is_cuda:
+        torch.cuda.synchronize()
+
+
+@lru_cache(maxsize=2)
+def _load(folder: Path, dataset: str, digest: str, seed: int) -> Split:
+    return load_split(folder, dataset, digest, seed)
+
+
+def rerank(
+    sources: Sources,
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    top: int = 128,
+    anchors: int = 128,
+    width: int = 64,
+    steps: int = 400,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> RerankStudy:
+    """Try every method on every set, and compare.
+
+    With `out`, vectors and every result are kept there, and what is done is not done again. `top` of each list are put
+    in order; networks know `anchors` of them. Seeds draw the classes that are learned from, and the queries. Several
+    `workers` hinder each other: what the clock says is then left out.
+    """
+    for name, value in (("top", top), ("anchors", anchors), ("width", width), ("steps", steps), ("workers", workers)):
+        check_count(name, value)
+    chosen = pick_device(device)
+    sizes: dict[str, Any] = {"top": top, "anchors": anchors, "width": width, "steps": steps}
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder = Path(place)
+        facts = prepare(sources, folder, chosen, progress)
+        trials = [
+            RerankTrial(
+                dataset=dataset,
+                digest=facts[dataset]["digest"],
+                method=method,
+                seed=seed,
+                shared=workers > 1,
+                **sizes,
+            )
+            for seed in dict.fromkeys(seeds)
+            for dataset in facts
+            for method in METHODS
+        ]
+        found = finish(trials, folder, chosen, workers, progress)
+    rows = [{**one, **row} for one in found for row in one.pop("rows")]
+    return RerankStudy(rows=rows, provenance=provenance(sets=facts, **sizes, device=device_name(chosen)))
