@@ -199,7 +199,7 @@ def module_name(place: Place) -> str:
         return place.names["module"] or "attention"
     roles = [place.names[role].split(".") for role in ("query", "key", "fused", "key_down") if role in place.names]
     alike = [parts[0] for parts in zip(*roles, strict=False) if len(set(parts)) == 1]
-    return ".".join(alike if len(roles) > 1 else alike[:-1])
+    return ".".join(alike if len(roles) > 1 else alike[:-1]) or "attention"
 
 
 def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
