@@ -10,14 +10,17 @@ from keyquery.instruments.separation import separation_rank
 from keyquery.instruments.transport import Transport, transport
 from keyquery.instruments.transport_lens import TransportLens
 from keyquery.instruments.turned import Turned, turned
+from keyquery.instruments.words import Cooccurrence, Projection
 
 __all__ = [
     "Ablation",
     "Causes",
     "Comparison",
+    "Cooccurrence",
     "Depth",
     "Explanation",
     "Look",
+    "Projection",
     "Transport",
     "TransportLens",
     "Turned",
