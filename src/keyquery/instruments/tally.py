@@ -45,7 +45,7 @@ class Tally:
         """Words as `words_in` finds them, all or those of a vocabulary; or what `encode` makes of a text, numbers."""
         self.window, self.words = window, list(vocabulary or [])
         self.tokens = 0
-        self._open, self._encode = vocabulary is None, encode
+        self.open, self._encode = vocabulary is None, encode  # open: it grows with what is read
         self._known = {word: number for number, word in enumerate(self.words)}
         self._rest, self._text = "", 0
         self._waiting: list[Int[ndarray, " n"]] = []
@@ -69,6 +69,13 @@ class Tally:
         self._take(self._rest)
         self._rest, self._text = "", self._text + 1
 
+    def take(self, ids: Int[ndarray, " n"]) -> None:
+        """More of the text that is open, as numbers."""
+        self.tokens += len(ids)
+        self._waiting.append(np.stack((ids, np.full(len(ids), self._text, dtype=np.int64))))
+        if sum(part.shape[1] for part in self._waiting) >= CHUNK:
+            self._count()
+
     def pairs(self) -> Pairs:
         """Keys a·2³² + b in rising order, and how often each was seen."""
         self._count()
@@ -82,19 +89,14 @@ class Tally:
         return np.pad(self._seen, (0, max(len(self.words) - len(self._seen), 0)))[: len(self.words)]
 
     def _take(self, text: str) -> None:
-        if not text:
-            return
-        ids = self._ids(text)
-        self.tokens += len(ids)
-        self._waiting.append(np.stack((ids, np.full(len(ids), self._text, dtype=np.int64))))
-        if sum(part.shape[1] for part in self._waiting) >= CHUNK:
-            self._count()
+        if text:
+            self.take(self._ids(text))
 
     def _ids(self, text: str) -> Int[ndarray, " n"]:
         if self._encode is not None:
             return np.asarray(self._encode(text), dtype=np.int64)
         found = words_in(text)
-        if self._open:
+        if self.open:
             new = set(found) - self._known.keys()
             self._known.update(zip(new, range(len(self.words), len(self.words) + len(new)), strict=True))
             self.words += new

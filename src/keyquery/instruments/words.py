@@ -16,8 +16,8 @@ from keyquery.forms import Form
 from keyquery.forms import counts as algebra
 from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.forms.counts import KINDS
-from keyquery.instruments.tally import Tally, read_into, words_in
-from keyquery.progress import bars
+from keyquery.instruments.tally import CHUNK, Tally, read_into, words_in
+from keyquery.progress import Progress, bars
 from keyquery.reading import Reading, plain, provenance
 
 DENSE = 20_000  # words, beyond which a square of them would not fit into most memories
@@ -89,13 +89,14 @@ class Cooccurrence:
         vocabulary: Sequence[str] | None = None,
         tokenizer: Any = None,
         verbose: bool = False,
+        progress: Progress | None = None,
     ) -> Cooccurrence:
         """Counts of texts: a text, a `pathlib.Path` to a file of one (packed or not), or several of these.
 
         X[i, j] counts how often j stands at most `window` places after i in the same text; without `directed`, before
         or after. Files are read piece by piece, and may be larger than memory. Words are those that `words_in` finds,
         in lower case and by falling frequency; of a given `vocabulary` only these, where others keep their places; or
-        the tokens of a `tokenizer`, as models have one. `verbose` shows a bar.
+        the tokens of a `tokenizer`, as models have one. `verbose` shows a bar, `progress` is one of yours.
 
         >>> kq.Cooccurrence.from_text("A rose is a rose is a rose.", window=2)
         Cooccurrence(4 words, 15 pairs seen, 8 different, directed)
@@ -107,20 +108,44 @@ class Cooccurrence:
         encode = None if tokenizer is None else lambda text: encoded(tokenizer, text)
         tally = Tally(window, words, encode)
         with bars(verbose) as watch:
-            read_into(tally, texts, watch)
+            read_into(tally, texts, progress or watch)
+        made = cls._of(tally, tokenizer)
+        return made if directed else made.symmetric()
+
+    @classmethod
+    def from_ids(cls, ids: Any, vocabulary: Sequence[str], window: int = 5) -> Cooccurrence:
+        """Directed counts of one text whose words are numbers already, those of a vocabulary; below 0 they are holes.
+
+        >>> kq.Cooccurrence.from_ids([0, 1, 0, 1], ["tick", "tock"], window=1).dense()
+        tensor([[0., 2.],
+                [1., 0.]], dtype=torch.float64)
+        """
+        check_count("window", window, least=1)
+        given = np.asarray(ids)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise ValueError(f"ids must be a list of integers, got shape {given.shape} of {given.dtype}")
+        if given.size and given.max() >= len(vocabulary):
+            raise ValueError(f"ids must be below {len(vocabulary)}, the words of the vocabulary, got {given.max()}")
+        tally = Tally(window, vocabulary)
+        for start in range(0, len(given), CHUNK):
+            tally.take(given[start : start + CHUNK].astype(np.int64))
+        return cls._of(tally)
+
+    @classmethod
+    def _of(cls, tally: Tally, tokenizer: Any = None) -> Cooccurrence:
         _require_words(tally)
         keys, counts = tally.pairs()
         rows, columns = keys >> 32, keys & LOW
-        frequency, found = tally.frequency().astype(np.float64), tally.words
-        if vocabulary is None and tokenizer is None:
-            order = sorted(range(len(found)), key=lambda at: (-frequency[at], found[at]))
+        frequency, words = tally.frequency().astype(np.float64), tally.words
+        if tally.open:
+            order = sorted(range(len(words)), key=lambda at: (-frequency[at], words[at]))
             place = np.empty(len(order), dtype=np.int64)
             place[order] = np.arange(len(order))
             rows, columns, frequency = place[rows], place[columns], frequency[order]
-            found = [found[at] for at in order]
+            words = [words[at] for at in order]
         made = cls.__new__(cls)
-        made._fill(rows, columns, counts.astype(np.float64), found, frequency, tally.tokens, window, tokenizer)
-        return made if directed else made.symmetric()
+        made._fill(rows, columns, counts.astype(np.float64), words, frequency, tally.tokens, tally.window, tokenizer)
+        return made
 
     def _fill(
         self,

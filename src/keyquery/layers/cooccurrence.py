@@ -70,7 +70,9 @@ class CooccurrenceAttention(Attention):
             raise ValueError(f"smooth must be above 0, since no finite weights give −∞, got {smooth}")
         width = size // heads if rank is None else rank
         super().__init__(size, heads, bias=False, dropout=dropout, head_dim=width, device=device, dtype=dtype)
-        scores, carried = dealt(cooc.dense(kind, smooth), heads, width), dealt(cooc.dense(values), heads, width)
+        scores = dealt(cooc.dense(kind, smooth), heads, width)
+        same = values == kind and (kind != "log" or smooth == 1)
+        carried = scores if same else dealt(cooc.dense(values), heads, width)
         assert self.query is not None
         with torch.no_grad():
             for part, factor in ((self.query, scores.query), (self.key, scores.key)):

@@ -9,6 +9,7 @@ from keyquery.studies.objectives import Objectives, objectives
 from keyquery.studies.primal import PrimalStudy, primal
 from keyquery.studies.time import TimeStudy, foretell
 from keyquery.studies.transport import TransportStudy, carry
+from keyquery.studies.words import WordsStudy, count_words
 
 __all__ = [
     "Abilities",
@@ -21,7 +22,9 @@ __all__ = [
     "TimeStudy",
     "depths",
     "TransportStudy",
+    "WordsStudy",
     "carry",
+    "count_words",
     "dial_abilities",
     "explain_blanks",
     "foretell",
