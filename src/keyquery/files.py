@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 UNPACK = {".xz": lzma.decompress, ".gz": gzip.decompress}
 OPEN: dict[str, Any] = {".xz": lzma.LZMAFile, ".gz": lambda raw: gzip.GzipFile(fileobj=raw)}
@@ -56,7 +56,7 @@ def text_pieces(path: str | Path) -> Iterator[str]:
     path = Path(path)
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     with path.open("rb") as raw:
-        size, file = path.stat().st_size, cast(BinaryIO, OPEN.get(path.suffix, lambda raw: raw)(raw))
+        size, file = path.stat().st_size, OPEN.get(path.suffix, lambda raw: raw)(raw)
         for block in range(1, count_pieces(path) + 1):
             yield "".join(_parts(path, raw, file, decoder, min(block * BLOCK, size), size))
 
@@ -70,7 +70,7 @@ def count_pieces(path: str | Path) -> int:
     return max(-(-Path(path).stat().st_size // BLOCK), 1)
 
 
-def _parts(path: Path, raw: BinaryIO, file: BinaryIO, decoder: Any, end: int, size: int) -> Iterator[str]:
+def _parts(path: Path, raw: BinaryIO, file: Any, decoder: Any, end: int, size: int) -> Iterator[str]:
     """What a file holds up to a place in it."""
     while raw.tell() < end or end == size:
         try:

@@ -17,6 +17,7 @@ from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
 from keyquery.cli.study_tables import datapoints
 from keyquery.cli.surgery import ablate, dial
+from keyquery.cli.words import study_words
 
 app = typer.Typer(
     name="keyquery",
@@ -35,6 +36,7 @@ app.command()(causes)
 study.command()(datapoints)
 app.command()(depth)
 study.command("depth")(study_depth)
+study.command("words")(study_words)
 app.add_typer(study, name="study")
 
 

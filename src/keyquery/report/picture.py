@@ -30,6 +30,7 @@ from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.plane import plane
+from keyquery.report.starts import starts
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.ways import ways
@@ -44,6 +45,7 @@ from keyquery.studies import (
     PrimalStudy,
     TimeStudy,
     TransportStudy,
+    WordsStudy,
 )
 
 KINDS = (".pdf", ".png", ".svg")
@@ -72,6 +74,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Causes: {"graphs": graph_figure},
     Transport: {"ways": ways},
     DepthStudy: {"depths": depths_figure},
+    WordsStudy: {"starts": starts},
     Depth: {"plane": plane},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},

@@ -20,8 +20,10 @@ from keyquery.report.advised import depth_lines
 from keyquery.report.caused import causes_lines, explanation_lines
 from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
+from keyquery.report.counted import corpus_tables
 from keyquery.report.deepened import depth_study_tables
 from keyquery.report.explained import causes_study_tables
+from keyquery.report.filled import words_study_tables
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
@@ -39,6 +41,7 @@ from keyquery.studies import (
     PrimalStudy,
     TimeStudy,
     TransportStudy,
+    WordsStudy,
 )
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
@@ -74,7 +77,7 @@ def _look(reading: Look) -> Group:
     title = f"{model['name']}{family}: {layers}, width {model['width']}"
     few = len(reading.heads) <= MOST_HEADS
     table = _heads_table(reading) if few else _layers_table(reading)
-    tokens = tokens_tables(reading) if few else []
+    tokens = [*tokens_tables(reading), *corpus_tables(reading)] if few else []
     return Group(Text(title, style="bold"), _legend(reading), table, *tokens, *_summary(reading))
 
 
@@ -141,7 +144,8 @@ def _comparison(reading: Comparison) -> list[Any]:
             figures = row.get("on_data") or row["raw"]
             cells += [_bar(_shares(row)), f"{figures['symmetry']:+z.2f}"]
         table.add_row(*cells)
-    return [_legend(looks[0]), table, "", *map(_in_short, looks)]
+    beside = (part for look in looks if apart for part in corpus_tables(look))
+    return [_legend(looks[0]), table, "", *map(_in_short, looks), *beside]
 
 
 def _objectives(reading: Objectives) -> list[Any]:
@@ -229,4 +233,5 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Explanation: explanation_lines,
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
+    WordsStudy: lambda reading: words_study_tables(reading, _table),
 }

@@ -1,60 +1,108 @@
-"""Blanks in text that nobody has learned from, and how far down the list a filler has the word that stood there."""
+"""Blanks in text that nobody has learned from, and how far down the list a filler has the token that stood there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import io
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from keyquery.capture.load import load_model, load_tokenizer
 from keyquery.data import windows
-from keyquery.forms.counts import normed_rows
-from keyquery.instruments.words import Cooccurrence
-from keyquery.layers import CooccurrenceAttention
+from keyquery.files import write_all
+from keyquery.forms.counts import KINDS, normed_rows
+from keyquery.instruments.losses import logits
+from keyquery.instruments.words import Cooccurrence, encoded
+from keyquery.studies.jobs import name_of
+from keyquery.studies.language import read_documents
 from keyquery.studies.texts import HELD_OUT
-from keyquery.training import Recipe, train
 
-REACH, COUNT = 8, 1000  # words on either side of a blank, and blanks a seed
-HEADS, RANK = 4, 32  # of layers of counts
-FEW = 1e-9  # of a score, so that words that score alike go by how frequent they are
+REACH, WIDE, COUNT = 8, 64, 1000  # tokens on either side of a blank, as the widest has it, and blanks a seed
+FEW = 1e-9  # of a score, so that tokens that score alike go by how frequent they are
+
+
+def encode(corpus: str | Path | None, folder: Path, model: str | Path, force: bool = False) -> dict[str, Any]:
+    """The facts of a corpus whose tokens, by a model's tokenizer, lie in `folder`; they are made where they do not.
+
+    Without a corpus, what lies there is used.
+    """
+    kept, name = folder / "blanks.json", Path(model).name
+    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if corpus is None:
+        if facts.get("model") != name:
+            raise ValueError(f"data must be a text file: {folder} holds no tokens of {name} from an earlier run")
+        return facts
+    text = "\n".join(read_documents(Path(corpus)))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if (facts.get("digest"), facts.get("model")) == (digest, name):
+        return facts
+    if facts and not force:
+        raise FileExistsError(f"{folder} holds tokens of {facts['corpus']}, made otherwise; --force replaces them")
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None or getattr(tokenizer, "mask_token_id", None) is None:
+        raise ValueError(f"model must be one that finds masked tokens, with its tokenizer, and {model} is not")
+    ids = np.concatenate([np.asarray(encoded(tokenizer, line), dtype=np.int32) for line in text.splitlines(True)])
+    facts = {"corpus": Path(corpus).name, "digest": digest, "model": name, "tokens": len(ids)}
+    facts |= {"size": len(tokenizer), "mask": int(tokenizer.mask_token_id)}
+    packed = io.BytesIO()
+    np.save(packed, ids)
+    folder.mkdir(parents=True, exist_ok=True)
+    contents: dict[str | Path, str | bytes] = {folder / "blanks.npy": packed.getvalue(), kept: json.dumps(facts) + "\n"}
+    write_all(contents)
+    return facts
+
+
+@lru_cache(maxsize=1)
+def learned_from(folder: Path, size: int, window: int) -> Cooccurrence:
+    """Directed counts of what is not held out."""
+    ids = np.load(folder / "blanks.npy")
+    return Cooccurrence.from_ids(ids[: int(len(ids) * (1 - HELD_OUT))], [str(at) for at in range(size)], window)
 
 
 @dataclass(frozen=True, eq=False)
 class Blanks:
-    """Windows of held-out text, whose middle word is asked for."""
+    """Windows of held-out text, whose middle token is asked for."""
 
     texts: Int[Tensor, "count n"]
 
     @classmethod
     def of(cls, folder: Path, seed: int) -> Blanks:
-        """Those of a seed: of the last half of what is held out, which chooses nothing."""
-        ids = torch.from_numpy(np.load(folder / "tokens.npy").astype(np.int64))
+        """Those of a seed: of the last half of what is held out, which chooses nothing in any training."""
+        ids = torch.from_numpy(np.load(folder / "blanks.npy").astype(np.int64))
         kept = int(len(ids) * (1 - HELD_OUT))
         last = ids[kept + (len(ids) - kept) // 2 :]
-        return cls(windows(last, COUNT, 2 * REACH + 1, torch.Generator().manual_seed(1000 + seed)))
+        return cls(windows(last, COUNT, 2 * WIDE + 1, torch.Generator().manual_seed(1000 + seed)))
 
     @property
     def truth(self) -> Int[Tensor, " count"]:
         """What stood in the blank."""
-        return self.texts[:, REACH]
+        return self.texts[:, WIDE]
+
+    def around(self, reach: int) -> Int[Tensor, "count n"]:
+        """The blank, and so many tokens on either side of it."""
+        return self.texts[:, WIDE - reach : WIDE + reach + 1]
 
     @property
     def before(self) -> Int[Tensor, "count reach"]:
-        """Words to the left."""
-        return self.texts[:, :REACH]
+        """Tokens to the left."""
+        return self.around(REACH)[:, :REACH]
 
     @property
     def after(self) -> Int[Tensor, "count reach"]:
-        """Words to the right."""
-        return self.texts[:, REACH + 1 :]
+        """Tokens to the right."""
+        return self.around(REACH)[:, REACH + 1 :]
 
     @property
     def context(self) -> Int[Tensor, "count words"]:
-        """Words on both sides."""
+        """Tokens on both sides."""
         return torch.cat((self.before, self.after), 1)
 
 
@@ -116,35 +164,44 @@ def _bayes(counts: Cooccurrence, blanks: Blanks) -> Float[Tensor, "count n"]:
     return found + (frequency / frequency.sum()).log()
 
 
-class Filler(nn.Module):
-    """A layer of counts that learns to fill blanks: the sum of its rows, times a gain, plus how frequent a word is."""
-
-    def __init__(self, counts: Cooccurrence, fresh: bool) -> None:
-        super().__init__()
-        self.layer = CooccurrenceAttention(counts, HEADS, RANK, kind="ppmi", values="ppmi")
-        if fresh:
-            for part in (self.layer.query, self.layer.key, self.layer.value, self.layer.output):
-                assert part is not None
-                part.reset_parameters()
-        self.gain = nn.Parameter(torch.ones(()))
-        frequency = torch.from_numpy(counts.frequency).float() + 1
-        self.bias = nn.Parameter((frequency / frequency.sum()).log())
-
-    def forward(self, context: Int[Tensor, "count words"]) -> Float[Tensor, "count n"]:
-        """Logits of the word in each blank."""
-        return self.gain * self.layer(context).sum(1) + self.bias
+@torch.no_grad()
+def filled(model: nn.Module, blanks: Blanks, mask: int, reach: int) -> Float[Tensor, "count n"]:
+    """What a model that finds masked tokens says of each blank, of so many tokens on either side."""
+    scores = []
+    for part in blanks.around(reach).split(50):
+        hidden = part.clone()
+        hidden[:, reach] = mask
+        scores.append(logits(model, {"input_ids": hidden})[:, reach].cpu())
+    return torch.cat(scores)
 
 
-def learned(counts: Cooccurrence, ids: Int[Tensor, " tokens"], fresh: bool, steps: int, seed: int) -> Filler:
-    """A filler after so many steps on text, from counts or `fresh`, from weights at random."""
-    torch.manual_seed(seed)
-    model = Filler(counts, fresh)
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Blanks of one seed, filled by counting, and by a model that has learned to."""
 
-    def draw(step: int, generator: torch.Generator) -> Blanks:
-        return Blanks(windows(ids, 64, 2 * REACH + 1, generator))
+    seed: int
+    text: str  # the digest of the corpus
+    model: str
+    size: int
+    mask: int
+    window: int = 5
 
-    def loss(model: nn.Module, blanks: Blanks) -> Tensor:
-        return cross_entropy(model(blanks.context), blanks.truth)
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        settings = {**asdict(self), "model": Path(self.model).name, "reach": [REACH, WIDE, COUNT]}
+        return name_of(("ranks", self.seed), settings)
 
-    train(model, draw, loss, Recipe(steps, lr=2e-3, warmup=min(20, steps // 4), seed=seed, weight_decay=0.0))
-    return model
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Ranks by every way, and what the counts are."""
+        counts, blanks = learned_from(folder, self.size, self.window), Blanks.of(folder, self.seed)
+        model = load_model(self.model, speaking=True)[0].to(device).eval()
+        found = {
+            **counting(counts, blanks),
+            "Transformer": filled(model, blanks, self.mask, REACH),
+            "Transformer, more": filled(model, blanks, self.mask, WIDE),
+        }
+        ways = {way: told_ranks(scores, blanks.truth) for way, scores in found.items()}
+        symmetry = {kind: counts.symmetry(kind) for kind in KINDS}
+        settings = {**asdict(self), "model": Path(self.model).name}
+        return {**settings, "ways": ways, "symmetry": symmetry, "pairs": counts.total}

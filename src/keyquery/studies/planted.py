@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
@@ -20,7 +20,6 @@ from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.counts import dealt
 from keyquery.instruments.words import Cooccurrence
 from keyquery.layers import Attention, LanguageModel, Shape
-from keyquery.studies.blanked import Blanks, told_ranks
 from keyquery.studies.jobs import device_name, name_of
 from keyquery.studies.language import begin, tasks
 from keyquery.studies.texts import HELD_OUT, OBJECTIVES
@@ -135,7 +134,7 @@ class PlantedTraining:
         )
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, with the loss on text held out on the way; a masked model also fills the blanks of the study."""
+        """Train, with the loss on text held out on the way."""
         task, exam = tasks(folder, device, self.objective, self.length)
         task.batch, task.held_out = BATCH, task.held_out[:WATCHED]
         torch.manual_seed(self.seed)
@@ -149,8 +148,6 @@ class PlantedTraining:
         row = {**asdict(self), "batch": BATCH, "loss": exam.validate(model), "curve": curve}
         if not all(math.isfinite(loss) for _, loss in curve):
             raise FloatingPointError(f"{self.start}, seed {self.seed}: the loss is not finite")
-        if self.objective == "masked":
-            row["ranks"] = self._ranks(model, folder)
         return {**row, "seconds": perf_counter() - start, "device": device_name(device)}
 
     def plant(self, model: LanguageModel, folder: Path) -> None:
@@ -163,14 +160,3 @@ class PlantedTraining:
                 size = len(counted(folder, self.window))
                 order = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed))
             plant(model, folder, self.window, PLANTED[self.start], order)
-
-    @torch.no_grad()
-    def _ranks(self, model: LanguageModel, folder: Path) -> dict[str, float]:
-        """The blank hidden by the mask, its context as the counts have it."""
-        blanks = Blanks.of(folder, self.seed)
-        middle, scores = blanks.texts.shape[1] // 2, list[Float[Tensor, "some words"]]()
-        for part in blanks.texts.split(64):
-            hidden = part.clone()
-            hidden[:, middle] = 1  # [MASK]
-            scores.append(model(hidden.to(model.tokens.weight.device))[:, middle].float().cpu())
-        return told_ranks(torch.cat(scores), blanks.truth)
