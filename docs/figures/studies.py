@@ -19,6 +19,7 @@ PICTURES = (
     ("causes_study.svg", "causes", None),
     ("datapoints_study.svg", "datapoints", None),
     ("transport_study.svg", "transport", None),
+    ("words_study.svg", "words", None),
 )
 
 

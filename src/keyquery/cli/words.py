@@ -52,6 +52,7 @@ def study_words(
     named = {"seeds": seed, "objectives": objective}
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"steps": steps, "vocabulary": vocabulary, "window": window}
+    source, others = (models.ENCODER, [models.DECODER]) if model is None else (model, [])
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
-        reading = count_words(data, out, model or models.ENCODER, Plan(**given), device, workers, force, progress)
+        reading = count_words(data, out, source, others, Plan(**given), device, workers, force, progress)
     deliver(reading, files, quiet)

@@ -23,6 +23,7 @@ HEADS = 39  # drawn at random, on the same embeddings
 BAND = 20  # tokens of like frequency, among which they are changed
 FEWEST = 20  # tokens, below which a correlation says nothing
 LEVEL = 0.95
+ROUNDING = 1e-9  # of the energy of scores: a part that small is none
 NAMES = ("compares", "points", "explained")
 
 
@@ -84,12 +85,12 @@ class Corpus:
         """
         symmetric, skew = (_upper(part) for part in halves(centred(scores)))
         sizes = symmetric.square().sum(1), skew.square().sum(1)
-        found = [
-            part @ corpus.mT / size.sqrt().clamp(min=1e-30)[:, None]
-            for part, corpus, size in ((symmetric, self._symmetric, sizes[0]), (skew, self._skew, sizes[1]))
-        ]
-        total = (sizes[0] + sizes[1]).clamp(min=1e-30)[:, None]
-        both = sum(alike.square() * size[:, None] for alike, size in zip(found, sizes, strict=True)) / total
+        total = (sizes[0] + sizes[1]).clamp(min=1e-30)
+        found = []
+        for part, corpus, size in ((symmetric, self._symmetric, sizes[0]), (skew, self._skew, sizes[1])):
+            alike = part @ corpus.mT / size.sqrt().clamp(min=1e-30)[:, None]
+            found.append(torch.where((size > ROUNDING * total)[:, None], alike, 0.0))
+        both = sum(alike.square() * size[:, None] for alike, size in zip(found, sizes, strict=True)) / total[:, None]
         return [
             {
                 key: value
@@ -163,7 +164,7 @@ def _chance(alike: Float[Tensor, " draws"]) -> float:
     return float(alike.abs().sort().values[int(np.ceil(LEVEL * len(alike))) - 1])
 
 
-def level(figures: Mapping[str, float], name: str) -> float:
+def level(figures: Mapping[str, Any], name: str) -> float:
     """What a figure must exceed to say anything: the higher of its two controls.
 
     >>> level({"points": -0.2, "points_chance": 0.01, "points_random": 0.1}, "points")

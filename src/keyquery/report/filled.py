@@ -30,6 +30,8 @@ def words_study_tables(reading: WordsStudy, table: Callable[..., Table]) -> list
         if alike:
             title = f"{objective}: steps to a loss of {goals[objective]:.2f}, {seeds_of(alike)}"
             shown += ["", Text(title, style="bold"), _starts(alike, table)]
+    if reading.heads:
+        shown += ["", Text("heads beside the corpus, means over a layer", style="bold"), _beside(reading, table)]
     symmetry = ", ".join(f"{kind} {value:+z.2f}" for kind, value in reading.symmetry.items())
     return [
         *shown,
@@ -37,6 +39,17 @@ def words_study_tables(reading: WordsStudy, table: Callable[..., Table]) -> list
         f"Symmetry of what was counted: {symmetry}.",
         "± is a standard deviation over seeds; saved: 95 %.",
     ]
+
+
+def _beside(reading: WordsStudy, table: Callable[..., Table]) -> Table:
+    made = table("model", "layer", "compares", "points", "size", "explained", "beyond chance")
+    for row in reading.beside():
+        beyond = f"{row['compares_beyond']} and {row['points_beyond']} of {row['heads']}"
+        figures = (f"{row[name]:+z.2f}" for name in ("compares", "points"))
+        made.add_row(
+            row["model"], str(row["layer"]), *figures, f"{row['points_size']:.2f}", f"{row['explained']:.1%}", beyond
+        )
+    return made
 
 
 def _starts(rows: list[dict[str, Any]], table: Callable[..., Table]) -> Table:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,10 +18,13 @@ import torch
 
 from keyquery.capture.load import pick_device
 from keyquery.forms.checks import check_count
+from keyquery.instruments import look
+from keyquery.instruments.corpus import NAMES, level
 from keyquery.instruments.intervals import paired
+from keyquery.instruments.words import Cooccurrence
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.blanked import Ranking, encode
+from keyquery.studies.blanked import Ranking, encode, learned_from
 from keyquery.studies.depth import text_in
 from keyquery.studies.jobs import check_folder, finish
 from keyquery.studies.language import first_below, prepare
@@ -37,16 +41,36 @@ class WordsStudy(Reading, kind="words study"):
 
     ranks: Sequence[Mapping[str, Any]]  # one a way and seed
     trainings: Sequence[Mapping[str, Any]]
+    heads: Sequence[Mapping[str, Any]]  # one a head of a trained model, beside the corpus
     symmetry: Mapping[str, float]  # of the counts, their logarithms and PPMI
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a way and seed, then one a training, without its curve."""
+        """One row a way and seed, one a head, and one a training, without its curve."""
         trained = [{k: v for k, v in row.items() if k != "curve"} for row in self.trainings]
-        return [dict(row) for row in self.ranks] + trained
+        return [dict(row) for row in (*self.ranks, *self.heads)] + trained
 
     def summary(self) -> list[dict[str, Any]]:
         """A row a way to fill blanks, the best last: median rank, mean of 1/rank and share among ten, with spreads."""
         return sorted(over_seeds(self.ranks, ["way"], FIGURES), key=lambda row: row["reciprocal"])
+
+    def beside(self) -> list[dict[str, Any]]:
+        """A row a model and layer: means over heads of how alike they are, what is chance, and how many are beyond it.
+
+        `points_size` is the mean of |points|: heads that point forth and back would cancel.
+        """
+        groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+        for row in self.heads:
+            groups.setdefault((row["model"], row["layer"]), []).append(row)
+        found = []
+        for (model, layer), alike in groups.items():
+            one: dict[str, Any] = {"model": model, "layer": layer, "heads": len(alike)}
+            for name in NAMES:
+                one[name] = mean(row[name] for row in alike)
+                one[f"{name}_level"] = mean(level(row, name) for row in alike)
+                one[f"{name}_beyond"] = sum(abs(row[name]) > level(row, name) for row in alike)
+            one["points_size"] = mean(abs(row["points"]) for row in alike)
+            found.append(one)
+        return found
 
     def goals(self) -> dict[str, float]:
         """For each objective the loss that every start at random has reached after three quarters of its steps."""
@@ -114,6 +138,7 @@ def count_words(
     data: str | Path | None,
     out: str | Path | None,
     model: str | Path,
+    beside: Sequence[str | Path] = (),
     plan: Plan | None = None,
     device: str = "auto",
     workers: int = 1,
@@ -121,6 +146,8 @@ def count_words(
     progress: Progress | None = None,
 ) -> WordsStudy:
     """Fill blanks by counting and by a model that learned to find masked tokens, and train from every start.
+
+    The heads of that model, and of others `beside` it that have the same tokens, are set beside the corpus.
 
     `data` is a text file, packed or not, or a folder with one. With `out`, tokens and every result are kept there: what
     is done is not done again; without data the tokens that lie there are used.
@@ -136,8 +163,22 @@ def count_words(
         same = {"text": blanks["digest"], "model": str(model), "size": blanks["size"], "mask": blanks["mask"]}
         jobs = [Ranking(seed=seed, window=plan.window, **same) for seed in plan.blanks]
         rankings = finish(jobs, folder, chosen, workers, progress)
+        counts = learned_from(folder, blanks["size"], plan.window)
+        heads = [row for one in dict.fromkeys(map(str, (model, *beside))) for row in _heads(one, counts)]
         facts = prepare(corpus, folder, plan.vocabulary, force)
         trainings = finish(plan.trainings(facts["digest"]), folder, chosen, workers, progress)
     ranks = [{"way": way, "seed": row["seed"], **found} for row in rankings for way, found in row["ways"].items()]
     about = provenance(corpus=facts, blanks=blanks, plan=asdict(plan), device=chosen, pairs=rankings[0]["pairs"])
-    return WordsStudy(ranks=ranks, trainings=trainings, symmetry=rankings[0]["symmetry"], provenance=about)
+    found = {"ranks": ranks, "trainings": trainings, "heads": heads, "symmetry": rankings[0]["symmetry"]}
+    return WordsStudy(**found, provenance=about)
+
+
+def _heads(model: str, counts: Cooccurrence) -> list[dict[str, Any]]:
+    """Each head of a model beside the corpus."""
+    reading = look(model, corpus=counts)
+    place = {"model": reading.model["name"]}
+    return [
+        {**place, "layer": head["layer"], "head": head["head"], **head["corpus"]}
+        for head in reading.heads
+        if "corpus" in head
+    ]
