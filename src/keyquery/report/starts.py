@@ -14,11 +14,11 @@ FILLED = {
     "published": "projection, as published",
     "normed": "projection, Norm(M)",
     "ppmi": "projection of PPMI, Norm(M)",
-    "equal": "PPMI, words alike",
+    "equal": "PPMI, tokens alike",
     "near": "naive Bayes, near",
     "directed": "naive Bayes, before and after",
-    "Transformer": "Transformer, same words",
-    "Transformer, more": "Transformer, 128 words",
+    "Transformer": "Transformer, same tokens",
+    "Transformer, more": "Transformer, 128 tokens",
 }
 STARTED = {
     "random": "at random",
@@ -26,7 +26,7 @@ STARTED = {
     "embeddings": "embeddings counted",
     "scores": "and scores",
     "values": "and values",
-    "shuffled": "all, words shuffled",
+    "shuffled": "all, tokens shuffled",
 }
 COLOURS = dict(zip(STARTS, ("#24292f", "#54aeff", "#2a9d8f", "#2166ac", "#d6701c", "#8c959f"), strict=True))
 
