@@ -23,7 +23,7 @@ from keyquery.forms.checks import check_count
 from keyquery.forms.measures import directionality
 from keyquery.forms.offsets import energies
 from keyquery.forms.shares import Visible, part_ranks, shares
-from keyquery.instruments.corpus import corpus_of
+from keyquery.instruments.corpus import Corpus, corpus_of
 from keyquery.instruments.directions import Directions
 from keyquery.instruments.sample import Sample, take
 from keyquery.instruments.validity import check_look
@@ -138,27 +138,20 @@ def look(
         found = read(source, heads, query, key, config)
         kept = take(source, batches, found, sample, spoken)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
-    chosen, embedding = _chosen(found, layers), found.embedding() if directions or corpus is not None else None
-    described = None if embedding is None or not directions else Directions(embedding, words)
-    speaker = tokenizer or (None if live else named)
-    beside = None if corpus is None else corpus_of(corpus, embedding, speaker, window, watching)
+    chosen, speaker = _chosen(found, layers), tokenizer or (None if live else named)
+    tokens_of = _Embedded.of(found, (directions, words), corpus, speaker, window, watching)
 
     def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         layer = found[index]
-        cells = _apart(layer, found, seen, thresholds or Thresholds())
-        if described is not None and described.width == layer.form.dim:
-            cells = _joined(cells, described.of(layer.form, directions))
-        if beside is not None and beside.width == layer.form.dim and layer.kind != "cross":
-            cells = _joined(cells, [{"corpus": figures} for figures in beside.of(layer)])
+        cells = tokens_of.joined(layer, _apart(layer, found, seen, thresholds or Thresholds()))
         return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
     shown = None if seen.sample is None else seen.sample.told()
-    facts = None if beside is None else beside.facts
-    about = provenance(data=seen.facts)
-    return Look(model=model, layers=rows, heads=cells, sample=shown, corpus=facts, provenance=about)
+    about, beside = provenance(data=seen.facts), tokens_of.facts
+    return Look(model=model, layers=rows, heads=cells, sample=shown, corpus=beside, provenance=about)
 
 
 @dataclass(frozen=True)
@@ -185,6 +178,40 @@ class _Seen:
             f"only {count} tokens for heads of {width // 2}: on data, figures are rough" if count < 4 * width else None
         )
         return cls(moments, {"tokens": count, "length": length, **facts, **({"note": few} if few else {})}, sample)
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """What the embeddings of tokens are needed for: directions by their tokens, and a corpus to be held against."""
+
+    directions: Directions | None
+    count: int
+    corpus: Corpus | None
+
+    @classmethod
+    def of(
+        cls, found: Heads, directions: tuple[int, Any], corpus: Any, speaker: Any, window: int, watching: Progress
+    ) -> _Embedded:
+        """Read only where they are needed; `directions` is how many, and the words of all tokens."""
+        count, words = directions
+        embedding = found.embedding() if count or corpus is not None else None
+        described = None if embedding is None or not count else Directions(embedding, words)
+        beside = None if corpus is None else corpus_of(corpus, embedding, speaker, window, watching)
+        return cls(described, count, beside)
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """Of the corpus."""
+        return None if self.corpus is None else self.corpus.facts
+
+    def joined(self, layer: Layer, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each head's figures with these; a layer of another width has none."""
+        width = layer.form.dim
+        if self.directions is not None and self.directions.width == width:
+            cells = _joined(cells, self.directions.of(layer.form, self.count))
+        if self.corpus is not None and self.corpus.width == width and layer.kind != "cross":
+            cells = _joined(cells, [{"corpus": figures} for figures in self.corpus.of(layer)])
+        return cells
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
