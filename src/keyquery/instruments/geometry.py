@@ -119,18 +119,16 @@ def look(
     planes of each head to describe by the tokens along them; `sample`, of how many tokens at the start of the data to
     keep every head's scores, split into their parts. `corpus` (a text file, or a `kq.Cooccurrence` of the model's
     tokens) sets each head beside what stands within `window` tokens of what. `heads`, `query`, `key` and `config` are
-    those of `read`.
-    `workers` layers are measured at a time, each by one thread.
+    those of `read`. `workers` layers are measured at a time, each by one thread.
 
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
     """
-    watching = progress or silent
-    live = isinstance(source, nn.Module)
+    check_count("sample", sample, least=0)
+    watching, live = progress or silent, isinstance(source, nn.Module)
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
-    check_count("sample", sample, least=0)
     if text is None and inputs is None:
         found, seen = read(source, heads, query, key, config), _Seen()
     else:
@@ -150,8 +148,8 @@ def look(
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
     shown = None if seen.sample is None else seen.sample.told()
-    about, beside = provenance(data=seen.facts), tokens_of.facts
-    return Look(model=model, layers=rows, heads=cells, sample=shown, corpus=beside, provenance=about)
+    parts: dict[str, Any] = {"layers": rows, "heads": cells, "sample": shown, "corpus": tokens_of.facts}
+    return Look(model=model, **parts, provenance=provenance(data=seen.facts))
 
 
 @dataclass(frozen=True)
