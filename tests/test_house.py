@@ -130,6 +130,8 @@ def test_public_names():
         "Attention",
         "BochnerTime",
         "Cache",
+        "Cooccurrence",
+        "CooccurrenceAttention",
         "DatapointAttention",
         "Decoder",
         "Encoder",

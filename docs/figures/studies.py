@@ -21,6 +21,7 @@ PICTURES = (
     ("datapoints_study.svg", "datapoints", None),
     ("transport_study.svg", "transport", None),
     ("depth_study.svg", "depth", None),
+    ("words_study.svg", "words", None),
 )
 
 

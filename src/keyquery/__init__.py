@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from keyquery.instruments.separation import separation_rank
     from keyquery.instruments.transport import transport
     from keyquery.instruments.transport_lens import TransportLens
+    from keyquery.instruments.words import Cooccurrence
     from keyquery.layers import (
         Attention,
         BochnerTime,
         Cache,
+        CooccurrenceAttention,
         DatapointAttention,
         Decoder,
         Encoder,
@@ -60,6 +62,8 @@ _LAZY = {
     "Attention": "keyquery.layers",
     "BochnerTime": "keyquery.layers",
     "Cache": "keyquery.layers",
+    "Cooccurrence": "keyquery.instruments.words",
+    "CooccurrenceAttention": "keyquery.layers",
     "DatapointAttention": "keyquery.layers",
     "Decoder": "keyquery.layers",
     "Encoder": "keyquery.layers",
@@ -108,6 +112,8 @@ __all__ = [
     "Attention",
     "BochnerTime",
     "Cache",
+    "Cooccurrence",
+    "CooccurrenceAttention",
     "DatapointAttention",
     "Decoder",
     "Encoder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -9,11 +10,13 @@ import lzma
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 UNPACK = {".xz": lzma.decompress, ".gz": gzip.decompress}
+OPEN: dict[str, Any] = {".xz": lzma.LZMAFile, ".gz": lambda raw: gzip.GzipFile(fileobj=raw)}
+BLOCK, PART = 2**19, 2**16  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:
@@ -40,6 +43,49 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
         found = f"byte {data[error.start]:#04x} at {error.start}"
         raise ValueError(f"{path} is not {encoding.upper()} text: {found}") from None
     return text.removeprefix("\ufeff")
+
+
+def text_pieces(path: str | Path) -> Iterator[str]:
+    """The text of a file piece by piece, so that it may be larger than memory: `count_pieces` of them.
+
+    Unpacked and checked as by `read_text`; pieces end anywhere, also within a word.
+
+    >>> "".join(text_pieces("docs/index.md")) == read_text("docs/index.md")
+    True
+    """
+    path = Path(path)
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    with path.open("rb") as raw:
+        size, file = path.stat().st_size, OPEN.get(path.suffix, lambda raw: raw)(raw)
+        for block in range(1, count_pieces(path) + 1):
+            yield "".join(_parts(path, raw, file, decoder, min(block * BLOCK, size), size))
+
+
+def count_pieces(path: str | Path) -> int:
+    """How many pieces `text_pieces` gives: one for each half of a MiB, as the file lies there.
+
+    >>> count_pieces("docs/index.md")
+    1
+    """
+    return max(-(-Path(path).stat().st_size // BLOCK), 1)
+
+
+def _parts(path: Path, raw: BinaryIO, file: Any, decoder: Any, end: int, size: int) -> Iterator[str]:
+    """What a file holds up to a place in it."""
+    while raw.tell() < end or end == size:
+        try:
+            data = file.read(PART)
+        except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
+            raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+        if b"\0" in data:
+            raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
+        try:
+            yield decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            found = f"byte {error.object[error.start]:#04x}"
+            raise ValueError(f"{path} is not UTF-8 text: {found}") from None
+        if not data:
+            return
 
 
 def find_packed(folder: str | Path, name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
@@ -67,11 +68,36 @@ def load_processor(source: str | Path) -> Any:
             return None
 
 
-def _transformers() -> Any:
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer that lies beside a model, or None: keyquery's own where it can read it, else that of transformers.
+
+    >>> len(load_tokenizer(kq.models.DECODER))
+    4096
+    """
+    path = Path(source)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if path.suffix == ".gguf" and path.is_file():
+        options["gguf_file"] = path.name
+    folder = path if path.is_dir() else path.parent
+    if not path.exists():
+        return None
+    try:
+        return Tokenizer.load(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error):
+        pass
+    transformers = _transformers("its tokenizer")
+    with _hushed(transformers):
+        try:
+            return transformers.AutoTokenizer.from_pretrained(folder, **options)
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+            return None
+
+
+def _transformers(what: str = "on data") -> Any:
     try:
         return import_module("transformers")
     except ImportError:
-        raise ImportError("on data needs transformers: pip install 'keyquery[hf]'") from None
+        raise ImportError(f"{what} needs transformers: pip install 'keyquery[hf]'") from None
 
 
 def can_speak(source: str | Path) -> bool:

@@ -20,6 +20,7 @@ from keyquery.cli.study import study
 from keyquery.cli.study_rerank import study_rerank
 from keyquery.cli.study_tables import datapoints
 from keyquery.cli.surgery import ablate, dial
+from keyquery.cli.words import study_words
 
 app = typer.Typer(
     name="keyquery",
@@ -41,6 +42,7 @@ study.command()(datapoints)
 app.command()(depth)
 study.command("depth")(study_depth)
 study.command("rerank")(study_rerank)
+study.command("words")(study_words)
 app.add_typer(study, name="study")
 
 

@@ -37,6 +37,11 @@ Length = Annotated[
     int | None,
     typer.Option(min=2, help="With --text: the length of a window in tokens; 128, or 256 for the models that ship."),
 ]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(help="A text file: how much of each head is the co-occurrence of its tokens? The model is not run."),
+]
+Window = Annotated[int, typer.Option(min=1, help="With --corpus: how far apart two tokens count as a pair.")]
 
 
 def look(
@@ -59,6 +64,8 @@ def look(
     directions: Count = None,
     tokens: Tokens = 20_000,
     length: Length = None,
+    corpus: Corpus = None,
+    window: Window = 5,
 ) -> None:
     """Show the geometry of every head: how much of it compares, points and follows the crowd.
 
@@ -74,6 +81,7 @@ def look(
         "tokens": tokens,
         "length": length,
     }
+    options |= {"corpus": corpus, "window": window}
     options |= {"text": text, "layers": _numbers(layers), **for_page(html, directions, model)}
     reading = _shipped(quiet, options) if model is None else watched_look(model, quiet, **options)
     deliver(reading, files, quiet)
@@ -139,7 +147,9 @@ def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
     options = {name: value for name, value in options.items() if name != "length" or value is not None}
     with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
         if (network := saved_network(source)) is not None:
-            if given := [name for name in ("text", "heads", "query", "key", "config") if options.get(name) is not None]:
+            if given := [
+                name for name in ("text", "corpus", "heads", "query", "key", "config") if options.get(name) is not None
+            ]:
                 raise ValueError(f"--{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
             source, options = network, {**options, "name": Path(source).name}
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)

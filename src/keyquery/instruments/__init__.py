@@ -12,16 +12,19 @@ from keyquery.instruments.separation import separation_rank
 from keyquery.instruments.transport import Transport, transport
 from keyquery.instruments.transport_lens import TransportLens
 from keyquery.instruments.turned import Turned, turned
+from keyquery.instruments.words import Cooccurrence, Projection
 
 __all__ = [
     "Ablation",
     "Causes",
     "Comparison",
+    "Cooccurrence",
     "Depth",
     "Explanation",
     "Flow",
     "Look",
     "RankingScores",
+    "Projection",
     "Transport",
     "TransportLens",
     "Turned",

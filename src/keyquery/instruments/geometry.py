@@ -23,10 +23,12 @@ from keyquery.forms.checks import check_count
 from keyquery.forms.measures import directionality
 from keyquery.forms.offsets import energies
 from keyquery.forms.shares import Visible, part_ranks, shares
+from keyquery.instruments.corpus import Corpus, corpus_of
 from keyquery.instruments.directions import Directions
 from keyquery.instruments.sample import Sample, take
 from keyquery.instruments.validity import check_look
 from keyquery.instruments.verdict import Thresholds, verdict
+from keyquery.instruments.words import Cooccurrence
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
 
@@ -59,6 +61,9 @@ class Look(Reading, kind="look"):
         "reciprocal": "of the variance of the scores on data; so are directional, popularity and position",
         "effective_rank_symmetric": "of S on data, at offset 0; likewise effective_rank_skew",
         "contents": "symmetry of M(Δ): contents change places, the offset stays",
+        "compares": "cosine of the symmetric parts of scores between tokens and of a corpus's PPMI, centred",
+        "points": "the same of the skew parts: above 0 at what comes after, below 0 at what comes before",
+        "explained": "share of the scores between tokens that the corpus's PPMI accounts for",
         "exchange": "symmetry of ½(M(Δ) ± M(−Δ)ᵀ): tokens change places with their positions",
     }
 
@@ -66,6 +71,7 @@ class Look(Reading, kind="look"):
     layers: list[dict[str, Any]]
     heads: list[dict[str, Any]]
     sample: Mapping[str, Any] | None = None
+    corpus: Mapping[str, Any] | None = None  # what heads were held against, where that was asked for
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +85,7 @@ class Look(Reading, kind="look"):
             for view in ("raw", "folded", "on_data"):
                 figures = head[view] or {}
                 row |= {f"{view}_{key}": value for key, value in figures.items() if not isinstance(value, (list, dict))}
+            row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
             rows.append({**row, "verdict": head["verdict"]})
         return rows
 
@@ -98,6 +105,8 @@ def look(
     tokens: int = 20_000,
     directions: int = 0,
     sample: int = 0,
+    corpus: str | Path | Cooccurrence | None = None,
+    window: int = 5,
     name: str | None = None,
     thresholds: Thresholds | None = None,
     workers: int = 1,
@@ -108,40 +117,39 @@ def look(
     `text` (a file of lines) or `inputs` (batches of tensors that the model takes) put the forms on data: the model is
     then run, at most `tokens` tokens in windows of `length`. `directions` is how many object directions and relation
     planes of each head to describe by the tokens along them; `sample`, of how many tokens at the start of the data to
-    keep every head's scores, split into their parts. `heads`, `query`, `key` and `config` are those of `read`.
-    `workers` layers are measured at a time, each by one thread.
+    keep every head's scores, split into their parts. `corpus` (a text file, or a `kq.Cooccurrence` of the model's
+    tokens) sets each head beside what stands within `window` tokens of what. `heads`, `query`, `key` and `config` are
+    those of `read`. `workers` layers are measured at a time, each by one thread.
 
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
     """
-    watching = progress or silent
-    live = isinstance(source, nn.Module)
-    called = {"name": name or Path(str(source)).name} if name or not live else {}
-    words = None if live or not directions else vocabulary(str(source))
     check_count("sample", sample, least=0)
+    watching, live = progress or silent, isinstance(source, nn.Module)
+    called = {"name": name or Path(str(source)).name} if name or not live else {}
+    words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
         found, seen = read(source, heads, query, key, config), _Seen()
     else:
-        source, batches, speaker, used = _prepare(source, text, inputs, tokenizer, length, tokens)
+        source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens)
         found = read(source, heads, query, key, config)
-        kept = take(source, batches, found, sample, speaker)
+        kept = take(source, batches, found, sample, spoken)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
-    chosen, embedding = _chosen(found, layers), found.embedding() if directions else None
-    described = None if embedding is None else Directions(embedding, words)
+    chosen, speaker = _chosen(found, layers), tokenizer or (None if live else named)
+    tokens_of = _Embedded.of(found, (directions, words), corpus, speaker, window, watching)
 
     def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         layer = found[index]
-        cells = _apart(layer, found, seen, thresholds or Thresholds())
-        if described is not None and described.width == layer.form.dim:
-            cells = _joined(cells, described.of(layer.form, directions))
+        cells = tokens_of.joined(layer, _apart(layer, found, seen, thresholds or Thresholds()))
         return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
     shown = None if seen.sample is None else seen.sample.told()
-    return Look(model=model, layers=rows, heads=cells, sample=shown, provenance=provenance(data=seen.facts))
+    parts: dict[str, Any] = {"layers": rows, "heads": cells, "sample": shown, "corpus": tokens_of.facts}
+    return Look(model=model, **parts, provenance=provenance(data=seen.facts))
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,40 @@ class _Seen:
             f"only {count} tokens for heads of {width // 2}: on data, figures are rough" if count < 4 * width else None
         )
         return cls(moments, {"tokens": count, "length": length, **facts, **({"note": few} if few else {})}, sample)
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """What the embeddings of tokens are needed for: directions by their tokens, and a corpus to be held against."""
+
+    directions: Directions | None
+    count: int
+    corpus: Corpus | None
+
+    @classmethod
+    def of(
+        cls, found: Heads, directions: tuple[int, Any], corpus: Any, speaker: Any, window: int, watching: Progress
+    ) -> _Embedded:
+        """Read only where they are needed; `directions` is how many, and the words of all tokens."""
+        count, words = directions
+        embedding = found.embedding() if count or corpus is not None else None
+        described = None if embedding is None or not count else Directions(embedding, words)
+        beside = None if corpus is None else corpus_of(corpus, embedding, speaker, window, watching)
+        return cls(described, count, beside)
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """Of the corpus."""
+        return None if self.corpus is None else self.corpus.facts
+
+    def joined(self, layer: Layer, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each head's figures with these; a layer of another width has none."""
+        width = layer.form.dim
+        if self.directions is not None and self.directions.width == width:
+            cells = _joined(cells, self.directions.of(layer.form, self.count))
+        if self.corpus is not None and self.corpus.width == width and layer.kind != "cross":
+            cells = _joined(cells, [{"corpus": figures} for figures in self.corpus.of(layer)])
+        return cells
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:

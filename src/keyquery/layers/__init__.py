@@ -2,6 +2,7 @@
 
 from keyquery.layers.blocks import Block, Decoder, Encoder
 from keyquery.layers.cache import Cache
+from keyquery.layers.cooccurrence import CooccurrenceAttention
 from keyquery.layers.datapoints import AttributeAttention, DatapointAttention, DatapointEncoder
 from keyquery.layers.primal import PrimalAttention, regularizer
 from keyquery.layers.structured import Attention
@@ -14,6 +15,7 @@ __all__ = [
     "Block",
     "BochnerTime",
     "Cache",
+    "CooccurrenceAttention",
     "DatapointAttention",
     "DatapointEncoder",
     "Decoder",

@@ -111,6 +111,8 @@ def _head(
     if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
         out["objects"] = [short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
         out["relations"] = [short([each["value"], each["pairs"]], 4) for each in head["relations"]]
+    if "corpus" in head:
+        out["corpus"] = short(head["corpus"], 3)
     if "ablation" in head:
         out["off"] = short(head["ablation"], 3)
     if kept and "scores" in head:
@@ -163,6 +165,8 @@ def _facts(look: Look) -> str:
     facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
     facts += [f"family {model['family']}"] if model.get("family") else []
     facts += [f"on {data['from']}, {data['tokens']:,} tokens" if data else "from the weights alone"]
+    if look.corpus is not None:
+        facts += [f"beside {look.corpus.get('from') or 'a corpus'}, {look.corpus['compared']} tokens"]
     return " · ".join([*facts, *([data["note"]] if data and data.get("note") else [])])
 
 

@@ -33,6 +33,7 @@ from keyquery.report.moves import moves
 from keyquery.report.panels import panels
 from keyquery.report.plane import plane
 from keyquery.report.ranks import ranks
+from keyquery.report.starts import starts
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.ways import ways
@@ -48,6 +49,7 @@ from keyquery.studies import (
     RerankStudy,
     TimeStudy,
     TransportStudy,
+    WordsStudy,
 )
 
 KINDS = (".pdf", ".png", ".svg")
@@ -78,6 +80,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     Flow: {"map": flow_map},
     Transport: {"ways": ways},
     DepthStudy: {"depths": depths_figure},
+    WordsStudy: {"starts": starts},
     Depth: {"plane": plane},
     Importance: {"stretches": stretches},
     TimeKernel: {"lags": lags},

@@ -32,8 +32,10 @@ from keyquery.report.advised import depth_lines
 from keyquery.report.caused import causes_lines, explanation_lines
 from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
+from keyquery.report.counted import corpus_tables
 from keyquery.report.deepened import depth_study_tables
 from keyquery.report.explained import causes_study_tables
+from keyquery.report.filled import words_study_tables
 from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
@@ -55,6 +57,7 @@ from keyquery.studies import (
     RerankStudy,
     TimeStudy,
     TransportStudy,
+    WordsStudy,
 )
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
@@ -90,7 +93,7 @@ def _look(reading: Look) -> Group:
     title = f"{model['name']}{family}: {layers}, width {model['width']}"
     few = len(reading.heads) <= MOST_HEADS
     table = _heads_table(reading) if few else _layers_table(reading)
-    tokens = tokens_tables(reading) if few else []
+    tokens = [*tokens_tables(reading), *corpus_tables(reading)] if few else []
     return Group(Text(title, style="bold"), _legend(reading), table, *tokens, *_summary(reading))
 
 
@@ -157,7 +160,8 @@ def _comparison(reading: Comparison) -> list[Any]:
             figures = row.get("on_data") or row["raw"]
             cells += [_bar(_shares(row)), f"{figures['symmetry']:+z.2f}"]
         table.add_row(*cells)
-    return [_legend(looks[0]), table, "", *map(_in_short, looks)]
+    beside = (part for look in looks if apart for part in corpus_tables(look))
+    return [_legend(looks[0]), table, "", *map(_in_short, looks), *beside]
 
 
 def _objectives(reading: Objectives) -> list[Any]:
@@ -249,4 +253,5 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Reranking: lambda reading: reranking_lines(reading, _table),
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
+    WordsStudy: lambda reading: words_study_tables(reading, _table),
 }

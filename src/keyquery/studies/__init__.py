@@ -10,6 +10,7 @@ from keyquery.studies.primal import PrimalStudy, primal
 from keyquery.studies.rerank import RerankStudy, rerank
 from keyquery.studies.time import TimeStudy, foretell
 from keyquery.studies.transport import TransportStudy, carry
+from keyquery.studies.words import WordsStudy, count_words
 
 __all__ = [
     "Abilities",
@@ -23,7 +24,9 @@ __all__ = [
     "TimeStudy",
     "depths",
     "TransportStudy",
+    "WordsStudy",
     "carry",
+    "count_words",
     "dial_abilities",
     "explain_blanks",
     "foretell",

@@ -48,7 +48,7 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
                 f"vocabulary must be {facts['vocabulary']}, as of the tokens in {folder}, got {vocabulary}"
             )
         return facts
-    documents = _documents(Path(corpus))
+    documents = read_documents(Path(corpus))
     text = "\n".join(documents)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     if (facts.get("digest"), facts.get("vocabulary")) == (digest, vocabulary):
@@ -70,7 +70,7 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
     return facts
 
 
-def _documents(path: Path) -> list[str]:
+def read_documents(path: Path) -> list[str]:
     """Texts in the order they are learned in; rows of a table have none of their own, and often stand by class."""
     if ".tsv" not in path.suffixes:
         return [unwrap(read_corpus(path))]

@@ -19,7 +19,8 @@ function head() {
       el("b", {}, one.verdict), el("span", {}, one.reason)),
     el("p", { class: "muted" }, about.filter(Boolean).join(" · ")),
     el("div", { class: "figures" },
-      el("div", { class: "left" }, whatItDoes(one), whatIsLost(one), curves ?? spectra(one)), numbers(one),
+      el("div", { class: "left" }, whatItDoes(one), whatIsLost(one), whatIsCounted(one), curves ?? spectra(one)),
+      numbers(one),
       attention(one), curves ? spectra(one) : null, directions(one)));
 }
 
@@ -57,6 +58,31 @@ function whatIsLost(one) {
   const rows = () => [["part", "change", "low", "high"], ...parts.map((part) => [part, ...one.off[part]])];
   return framed("What the model loses", "change of its loss with one part of this head off, 95 % interval", rows, "half",
     draw("svg", { viewBox: `0 0 480 ${tall}`, role: "img", "aria-label": "change of the loss" }, zero, lines));
+}
+
+// How alike this head is to the co-occurrence of a corpus: its cosines on a line, and what chance stays within.
+function whatIsCounted(one) {
+  if (!one.corpus) return null;
+  const given = one.corpus, [left, right] = [100, 270];
+  const least = (name) => Math.max(given[`${name}_chance`], given[`${name}_random`]);
+  const names = { compares: "reciprocal", points: "directional" };
+  const wide = Math.max(0.1, ...Object.keys(names).flatMap((name) => [Math.abs(given[name]), least(name)]));
+  const x = (value) => (left + right) / 2 + ((right - left) / 2) * (value / wide);
+  const lines = Object.entries(names).map(([name, part], i) => {
+    const y = 14 + 22 * i, sure = Math.abs(given[name]) > least(name);
+    return [
+      draw("text", { x: 0, y: y + 4, class: part }, name),
+      draw("line", { x1: x(-least(name)), x2: x(least(name)), y1: y, y2: y, class: "range position" }),
+      draw("circle", { cx: x(given[name]), cy: y, r: 4, class: sure ? part : "unsure" }),
+      draw("text", { x: 284, y: y + 4, "data-corpus": name }, `${signed(given[name])} (chance ${least(name).toFixed(2)})`)];
+  });
+  const told = `both explain ${(100 * given.explained).toFixed(1)} % of its scores ` +
+    `(chance ${(100 * least("explained")).toFixed(1)} %)`;
+  const zero = draw("line", { x1: x(0), x2: x(0), y1: 0, y2: 50, class: "zero" });
+  const rows = () => [["figure", "value"], ...Object.entries(given)];
+  return framed("How much of it is co-occurrence", "cosines with the PPMI of the corpus; the bar is chance", rows, "half",
+    draw("svg", { viewBox: "0 0 480 50", role: "img", "aria-label": "beside the corpus" }, zero, lines),
+    el("p", { class: "muted", "data-corpus": "explained" }, told));
 }
 
 function numbers(one) {

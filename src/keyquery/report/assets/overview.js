@@ -147,15 +147,20 @@ function table() {
   if (!box.open) return;
   const columns = views().flatMap((view) => model().columns[view].map((name) => [view, name]));
   const off = PARTS.filter((part) => model().heads.some((one) => one.off?.[part]));
+  const beside = Object.keys(model().heads.find((one) => one.corpus)?.corpus ?? {});
   const names = [...off.map((part) => heading(`loss, ${part} off`)),
+    ...beside.map((name) => heading(`corpus ${title(name)}`)),
     ...columns.map(([view, name]) => heading(`${VIEWS[view]} ${title(name)}`))];
   const lost = (one) => off.map((part) => one.off?.[part]?.[0] ?? null);
   const body = model().heads.map((one) => row(el("th", { scope: "row" }, `${one.layer}.${one.head}`),
     [el("td", { class: "words" }, one.verdict),
       ...lost(one).map((value) => el("td", {}, figure("change", value))),
+      ...beside.map((name) => el("td", {}, figure("change", one.corpus?.[name] ?? null))),
       ...columns.map(([view, name]) => el("td", {}, figure(name, number(one, view, name))))]));
-  const rows = () => [["layer", "head", "verdict", ...off.map((part) => `${part}_off`), ...columns.map((column) => column.join("_"))],
-    ...model().heads.map((one) => [one.layer, one.head, one.verdict, ...lost(one), ...columns.map((at) => number(one, ...at))])];
+  const rows = () => [["layer", "head", "verdict", ...off.map((part) => `${part}_off`),
+    ...beside.map((name) => `corpus_${name}`), ...columns.map((column) => column.join("_"))],
+    ...model().heads.map((one) => [one.layer, one.head, one.verdict, ...lost(one),
+      ...beside.map((name) => one.corpus?.[name] ?? null), ...columns.map((at) => number(one, ...at))])];
   box.append(copyButton("all heads", rows), el("div", { class: "wide" }, el("table", {},
     el("caption", { class: "muted" }, `Every head of ${model().name}`),
     el("thead", {}, row(heading("head"), [heading("verdict", "words"), ...names])), el("tbody", {}, body))));

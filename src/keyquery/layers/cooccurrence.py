@@ -1,0 +1,113 @@
+"""Attention whose weights are counts: queries and keys out of log X, values out of X."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.forms.counts import KINDS, dealt
+from keyquery.layers.structured import Attention
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """Counts of pairs of words, such as a `kq.Cooccurrence`."""
+
+    vocabulary: list[str]
+
+    def dense(self, kind: str = "counts", smooth: float = 1.0) -> Float[Tensor, "words words"]:
+        """X, log(X + smooth) or PPMI."""
+
+
+class CooccurrenceAttention(Attention):
+    """`kq.Attention` over words whose scores are log(X + smooth), or PPMI, and whose values are counts.
+
+    Its input is words as numbers (batch, n), or vectors (batch, n, vocabulary): one-hot, Q, or Q + P. Each head has a
+    piece of rank r of the matrix, by SVD, dealt out so that the pieces add up to the nearest matrix of rank heads·r:
+    scores Q W_Q W_Kᵀ Qᵀ, values QW_V with W_V W_O a piece of X. One head of full rank attends as row-normalised
+    co-occurrence does, and gives Norm(QXQᵀ)(QX):
+
+        softmax(log X restricted to the sequence) = Norm(QXQᵀ)
+
+    exactly, with X + smooth for X. Weights learn unless `frozen`; all else is as of `kq.Attention`.
+
+    >>> counts = kq.Cooccurrence.from_text("a rose is a rose is a rose", window=2)
+    >>> layer = kq.CooccurrenceAttention(counts, heads=1, rank=3, smooth=1e-9, dtype=torch.float64)
+    >>> words = counts.numbers("rose is a")
+    >>> shares = torch.tensor(counts.project(words).norm, dtype=torch.float64)
+    >>> bool((layer.maps(words[None])[0, 0] - shares).abs().max() < 1e-6)
+    True
+    >>> layer(words[None]).shape
+    torch.Size([1, 3, 3])
+    """
+
+    def __init__(
+        self,
+        cooc: Counted,
+        heads: int = 1,
+        rank: int | None = None,
+        kind: str = "log",
+        values: str = "counts",
+        smooth: float = 1.0,
+        frozen: bool = False,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if not isinstance(cooc, Counted):
+            raise TypeError(f"cooc must be a kq.Cooccurrence, got {type(cooc).__name__}")
+        size = len(cooc.vocabulary)
+        check_choice("kind", kind, KINDS)
+        check_choice("values", values, KINDS)
+        check_count("heads", heads, least=1, most=size)
+        check_count("rank", rank, least=1, most=size // heads, optional=True)
+        if kind == "log" and not 0 < smooth < float("inf"):
+            raise ValueError(f"smooth must be above 0, since no finite weights give −∞, got {smooth}")
+        width = size // heads if rank is None else rank
+        super().__init__(size, heads, bias=False, dropout=dropout, head_dim=width, device=device, dtype=dtype)
+        scores = dealt(cooc.dense(kind, smooth), heads, width)
+        same = values == kind and (kind != "log" or smooth == 1)
+        carried = scores if same else dealt(cooc.dense(values), heads, width)
+        assert self.query is not None
+        with torch.no_grad():
+            for part, factor in ((self.query, scores.query), (self.key, scores.key)):
+                part.weight.copy_(factor.flatten(0, 1) * self.scale**-0.5)  # what the scale takes off again
+            self.value.weight.copy_(carried.query.flatten(0, 1))
+            self.output.weight.copy_(carried.key.flatten(0, 1).mT)
+        self.requires_grad_(not frozen)
+
+    def forward(self, x: Shaped[Tensor, ...], *arguments: Any, **options: Any) -> Float[Tensor, "*batch n words"]:
+        """Attend within each sequence of words (batch, n), or of vectors; options as those of `kq.Attention`."""
+        return super().forward(self.select(x), *arguments, **options)
+
+    def maps(self, x: Shaped[Tensor, ...], *arguments: Any, **options: Any) -> Float[Tensor, "batch heads n n"]:
+        """The attention on words (batch, n), or on vectors, as of `kq.Attention`.
+
+        >>> layer = kq.CooccurrenceAttention(kq.Cooccurrence(torch.ones(3, 3)))
+        >>> layer.maps(torch.tensor([[0, 1]])).shape
+        torch.Size([1, 1, 2, 2])
+        """
+        return super().maps(self.select(x), *arguments, **options)
+
+    def select(
+        self, words: Shaped[Tensor, ...], positions: Float[Tensor, "n words"] | None = None
+    ) -> Float[Tensor, "*batch n words"]:
+        """Q, one-hot rows of words as numbers, or Q + P; vectors stay as they are.
+
+        >>> kq.CooccurrenceAttention(kq.Cooccurrence(torch.ones(3, 3))).select(torch.tensor([[2]]))
+        tensor([[[0., 0., 1.]]])
+        """
+        if not words.is_floating_point():
+            words = self._one_hot(words)
+        return words if positions is None else words + positions.to(words)
+
+    def _one_hot(self, words: Int[Tensor, ...]) -> Float[Tensor, "*batch n words"]:
+        if words.numel() and not (int(words.min()) >= 0 and int(words.max()) < self.dim):
+            wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
+            raise ValueError(f"words must be numbers from 0 to {self.dim - 1}, as of the vocabulary, got {wrong}")
+        return one_hot(words.long(), self.dim).to(self.key.weight.dtype)

@@ -1,0 +1,175 @@
+"""The algebra of counts: the published example, and what must hold for any counts."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyquery.forms.counts import (
+    attention_of,
+    dealt,
+    log_counts,
+    merge_pairs,
+    normed_rows,
+    ppmi,
+    project,
+    symmetry_of,
+    truncated,
+)
+
+WORDS = ["river", "bank", "loan", "money", "flooded", "shore", "rely"]
+S = torch.tensor(
+    [
+        [0, 4, 0, 0, 5, 6, 0],
+        [4, 0, 6, 5, 3, 5, 4],
+        [0, 6, 0, 7, 0, 0, 2],
+        [0, 5, 7, 0, 0, 0, 3],
+        [5, 3, 0, 0, 0, 4, 0],
+        [6, 5, 0, 0, 4, 0, 0],
+        [0, 4, 2, 3, 0, 0, 0],
+    ],
+    dtype=torch.float64,
+)
+
+
+def at(text):
+    return torch.tensor([WORDS.index(word) for word in text.split()])
+
+
+def counts(seed, n, zeros=0.4):
+    """Directed counts, of which some are 0, and a whole row may be."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randint(1, 50, (n, n), generator=generator).double()
+    return torch.where(torch.rand(n, n, generator=generator) < zeros, 0.0, found)
+
+
+def test_river_bank_flooded():
+    found = project(S[at("river bank flooded")], at("river bank flooded"))
+    assert found.M.tolist() == [[0, 4, 5], [4, 0, 3], [5, 3, 0]]
+    shares = [[0, 4 / 9, 5 / 9], [4 / 7, 0, 3 / 7], [5 / 8, 3 / 8, 0]]
+    assert found.norm.tolist() == [pytest.approx(row) for row in shares]
+    assert [round(value, 2) for row in found.norm.tolist() for value in row if value] == [
+        *(0.44, 0.56),
+        *(0.57, 0.43),
+        *(0.62, 0.38),
+    ]
+    assert found.E.tolist() == [
+        [41, 15, 24, 20, 12, 40, 16],
+        [15, 25, 0, 0, 20, 36, 0],
+        [12, 20, 18, 15, 34, 45, 12],
+    ]
+    assert [round(value, 1) for value in found.e.tolist()] == [22.7, 20, 14, 11.7, 22, 40.3, 9.3]
+    assert WORDS[int(found.p.argmax())] == "shore"
+    assert float(found.p.max()) > 0.9999999  # of raw counts it is all but one-hot
+
+
+def test_bank_loan():
+    found = project(S[at("bank loan")], at("bank loan"))
+    assert found.M.tolist() == [[0, 6], [6, 0]]
+    assert found.E.tolist() == [[0, 36, 0, 42, 0, 0, 12], [24, 0, 36, 30, 18, 30, 24]]
+    assert found.e.tolist() == [12, 18, 18, 36, 9, 15, 18]
+    assert WORDS[int(found.p.argmax())] == "money"
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "share"), [("river bank flooded", "shore", 0.736), ("bank loan", "money", 0.827)]
+)
+def test_normed_weights_leave_room_for_doubt(text, word, share):
+    p = project(S[at(text)], at(text), normed=True).p
+    assert WORDS[int(p.argmax())] == word
+    assert float(p.max()) == pytest.approx(share, abs=5e-4)
+
+
+@given(st.integers(0, 1000), st.integers(2, 7), st.lists(st.integers(0, 100), min_size=1, max_size=6))
+def test_a_gather_is_the_selector_s_product(seed, n, words):
+    s, tokens = counts(seed, n), torch.tensor(words) % n
+    q = torch.eye(n, dtype=torch.float64)[tokens]
+    found = project(s[tokens], tokens)
+    assert found.M.equal(q @ s @ q.mT)
+    assert found.E.allclose(q @ s @ q.mT @ q @ s, rtol=1e-12)
+    p = torch.randn(q.shape, dtype=torch.float64)
+    placed = project((q + p) @ s, tokens, p).M
+    assert placed.allclose(q @ s @ q.mT + q @ s @ p.mT + p @ s @ q.mT + p @ s @ p.mT, rtol=1e-10, atol=1e-9)
+
+
+def test_positions_do_not_make_symmetric_counts_point():
+    tokens = at("river bank flooded")
+    p = torch.randn(3, 7, dtype=torch.float64)
+    q = torch.eye(7, dtype=torch.float64)[tokens]
+    assert symmetry_of(project((q + p) @ S, tokens, p).M) == pytest.approx(1)
+
+
+@given(st.integers(0, 1000), st.integers(2, 8))
+def test_softmax_of_log_counts_is_normed_counts(seed, n):
+    x = counts(seed, n)
+    x[0] = 0  # a word that was never followed by any
+    assert attention_of(log_counts(x, 0)).allclose(normed_rows(x), rtol=1e-14, atol=0)
+    assert attention_of(log_counts(x, 0.5)).allclose(normed_rows(x + 0.5), rtol=1e-13, atol=0)
+
+
+@given(st.integers(0, 1000), st.integers(2, 8), st.data())
+def test_no_form_of_the_rank_is_nearer(seed, n, data):
+    x = counts(seed, n)
+    rank = data.draw(st.integers(1, n))
+    left = float((x - truncated(x, rank).dense()).norm())
+    values = np.linalg.svd(x.numpy(), compute_uv=False)
+    assert left == pytest.approx(np.sqrt((values[rank:] ** 2).sum()), abs=1e-9)
+
+
+def test_pieces_add_up_to_the_nearest_form_and_share_its_values():
+    x = counts(3, 9)
+    pieces = dealt(x, heads=3, rank=2)
+    assert pieces.batch == (3,)
+    assert pieces.dense().sum(0).allclose(truncated(x, 6).dense(), atol=1e-9)
+    values = torch.linalg.svdvals(x)
+    for head in range(3):
+        assert pieces[head].singular_values().allclose(values[[head, head + 3]])
+
+
+def test_even_symmetric_counts_need_queries_that_differ_from_keys():
+    form = truncated(S, 7)
+    assert float(torch.linalg.eigvalsh(S).min()) < -8
+    assert form.dense().allclose(S, atol=1e-12)
+    assert not form.query.allclose(form.key)
+
+
+def test_ppmi_by_hand():
+    x = counts(5, 6)
+    rows, columns = x.sum(1, keepdim=True), x.sum(0)
+    found = ppmi(x, rows, columns, float(x.sum()))
+    for i in range(6):
+        for j in range(6):
+            share = float(x[i, j]) * float(x.sum()) / (float(rows[i]) * float(columns[j]) or 1)
+            assert float(found[i, j]) == pytest.approx(max(0.0, np.log(share)) if share else 0.0, abs=1e-12)
+
+
+def test_symmetry_of_parts():
+    x = counts(7, 5)
+    assert symmetry_of(x + x.mT) == pytest.approx(1)
+    assert symmetry_of(x - x.mT) == pytest.approx(-1)
+    assert symmetry_of(torch.zeros(3, 3)) == 0
+
+
+@given(st.lists(st.integers(0, 20), max_size=30), st.lists(st.integers(0, 20), max_size=30))
+def test_merged_pairs_are_those_of_both(one, other):
+    runs = [np.unique(np.array(keys, dtype=np.int64), return_counts=True) for keys in (one, other)]
+    keys, found = merge_pairs(*runs)
+    assert dict(zip(keys.tolist(), found.tolist(), strict=True)) == {
+        key: (one + other).count(key) for key in one + other
+    }
+    assert (np.diff(keys) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "rank", "said"),
+    [
+        ((2, 3), 1, None, "matrix must be square"),
+        ((3, 3), 4, None, "heads must be between 1 and 3"),
+        ((4, 4), 2, 3, "rank must be between 1 and 2, got 3"),
+    ],
+)
+@pytest.mark.unchecked
+def test_what_cannot_be_dealt_is_told(shape, heads, rank, said):
+    with pytest.raises(ValueError, match=said):
+        dealt(torch.ones(shape), heads, rank)

@@ -1,0 +1,136 @@
+"""Heads beside a corpus: what is co-occurrence is found, in its part and with its sign, and nothing else is."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli
+from keyquery.instruments.corpus import Corpus, centred, level
+from keyquery.layers import LanguageModel, Shape
+from keyquery.report.page import page
+
+run = CliRunner().invoke
+WORDS = 120
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """Words that come in pairs, some of them in one order alone."""
+    rng = np.random.default_rng(0)
+    return kq.Cooccurrence(rng.poisson(rng.gamma(0.3, 4.0, (WORDS, WORDS))))
+
+
+@pytest.fixture(scope="module")
+def corpus(counts):
+    return Corpus(counts, torch.eye(WORDS))
+
+
+def in_order(counts):
+    """PPMI in the corpus's own order of words, by falling frequency."""
+    return counts.only(np.argsort(-counts.frequency, kind="stable")).dense("ppmi").float()
+
+
+def test_scores_that_are_the_corpus_are_explained_by_it(counts, corpus):
+    ppmi = in_order(counts)
+    whole, turned, halves = corpus.beside(torch.stack((3 * ppmi, ppmi.mT, ppmi + ppmi.mT)))
+    for name in ("compares", "points", "explained"):
+        assert whole[name] == pytest.approx(1, abs=1e-5)
+    assert (turned["compares"], turned["points"]) == pytest.approx((1, -1), abs=1e-5)
+    assert halves["compares"] == pytest.approx(1, abs=1e-5)
+    assert halves["points"] == 0  # what rounding leaves of a part is no part
+
+
+def test_what_each_query_or_each_key_has_of_its_own_is_not_compared(counts, corpus):
+    ppmi = in_order(counts)
+    shifted = ppmi + 5 * torch.randn(WORDS, 1) + 5 * torch.randn(WORDS)
+    assert corpus.beside(shifted[None])[0]["explained"] == pytest.approx(1, abs=1e-4)
+    assert centred(shifted).allclose(centred(ppmi), atol=1e-4)
+
+
+def test_parts_of_scores_add_up(counts, corpus):
+    """Explained is the R² of a least-squares fit by both parts, without the words' own pairs."""
+    ppmi, scores = in_order(counts), torch.randn(WORDS, WORDS) + 0.7 * in_order(counts)
+    found = corpus.beside(scores[None])[0]
+    apart = ~torch.eye(WORDS, dtype=torch.bool)
+    x = torch.stack([(centred(ppmi) + sign * centred(ppmi).mT)[apart] for sign in (1, -1)], 1).double().numpy()
+    y = centred(scores)[apart].double().numpy()
+    fit, *_ = np.linalg.lstsq(x, y, rcond=None)
+    assert found["explained"] == pytest.approx(1 - ((y - x @ fit) ** 2).sum() / (y**2).sum(), abs=1e-5)
+
+
+def test_scores_at_random_stay_within_chance(corpus):
+    found = corpus.beside(torch.randn(200, WORDS, WORDS, generator=torch.Generator().manual_seed(1)))
+    for name in ("compares", "points"):
+        beyond = sum(abs(one[name]) > one[f"{name}_chance"] for one in found)
+        assert 1 <= beyond <= 24  # 10 of 200 are expected
+
+
+def test_a_head_made_of_counts_is_found_in_a_checkpoint(counts):
+    """Embeddings are one-hot, so that a head's form is its scores; the others are drawn at random."""
+    layer = kq.Attention(WORDS, heads=2, head_dim=60, bias=False)
+    form = counts.form("ppmi", rank=60)
+    with torch.no_grad():
+        layer.query.weight[:60] = form.query
+        layer.key.weight[:60] = form.key
+
+    class Tiny(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = torch.nn.Embedding.from_pretrained(torch.eye(WORDS))
+            self.attention = layer
+
+    reading = kq.look(Tiny(), corpus=counts)
+    own, other = (head["corpus"] for head in reading.heads)
+    assert own["explained"] > 0.6
+    assert all(abs(own[name]) > level(own, name) for name in ("compares", "points", "explained"))
+    assert other["explained"] < 0.01
+    assert reading.corpus["compared"] == WORDS
+    assert kq.Reading.load(reading.to_json()) == reading
+
+
+def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
+    files = {name: tmp_path / f"heads.{name}" for name in ("json", "csv", "html")}
+    options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    model = str(kq.models.DECODER)
+    result = run(cli.app, ["look", model, "--corpus", str(kq.models.TEXT), "--window", "3", "--layers", "0", *options])
+    assert result.exit_code == 0, result.output
+    assert "compares as the corpus" in result.output
+    assert re.search(r"0\.3 +[+-]0\.\d\d \(0\.\d\d\) +[+-]0\.\d\d \(0\.\d\d\) +\d+\.\d% \(", result.output)
+    data = json.loads(files["json"].read_text())
+    assert data["corpus"]["from"] == "text.txt"
+    assert data["corpus"]["window"] == 3
+    figures = data["heads"][0]["corpus"]
+    assert len(figures) == 9
+    assert "corpus_points_random" in files["csv"].read_text().splitlines()[0]
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', files["html"].read_text(), re.S)[1])
+    assert shown["models"][0]["heads"][0]["corpus"]["points"] == float(f"{figures['points']:.3g}")
+    assert "beside text.txt" in shown["models"][0]["facts"]
+
+
+def test_pages_without_a_corpus_say_nothing_of_one():
+    html = page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))
+    assert '"corpus"' not in re.search(r'id="data">(.*?)</script>', html, re.S)[1]
+
+
+def test_what_is_missing_is_told(tmp_path, counts):
+    bare = torch.nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="corpus needs the embeddings of tokens"):
+        kq.look(bare, corpus=counts)
+    few = tmp_path / "few.txt"
+    few.write_text("a few words")
+    with pytest.raises(ValueError, match="at least 20 different tokens of the model, got 3"):
+        kq.look(kq.models.DECODER, corpus=few)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(ValueError, match="texts hold no words"):
+        kq.look(kq.models.DECODER, corpus=empty)
+    with pytest.raises(FileNotFoundError):
+        kq.look(kq.models.DECODER, corpus=tmp_path / "none.txt")
+    live = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
+    with pytest.raises(ValueError, match="corpus needs a tokenizer: none lies beside the model"):
+        kq.look(live, corpus=few)

@@ -1,0 +1,241 @@
+"""Counting words: against brute force, in any pieces, and whatever cannot be counted."""
+
+import gzip
+import lzma
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyquery as kq
+from keyquery import files
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.forms.counts import KINDS, symmetry_of
+from keyquery.instruments import tally
+from keyquery.instruments.tally import words_in
+
+TEXT = "The river flooded the bank; the bank had a loan. 'The river's loan', said the bank.\n\nA shore, a river\n" * 3
+texts_of = st.lists(st.lists(st.sampled_from("abcde"), max_size=9).map(" ".join), min_size=1, max_size=5)
+
+
+def brute(texts, window):
+    """Pairs by two loops."""
+    found = Counter()
+    for text in texts:
+        words = words_in(text)
+        for i, one in enumerate(words):
+            for other in words[i + 1 : i + 1 + window]:
+                found[one, other] += 1
+    return found
+
+
+def told(counts):
+    dense, words = counts.dense(), counts.vocabulary
+    return {(words[i], words[j]): float(dense[i, j]) for i, j in dense.nonzero().tolist()}
+
+
+@given(texts_of, st.integers(1, 6), st.booleans())
+def test_counts_are_those_of_two_loops(texts, window, directed):
+    expected = brute(texts, window)
+    if not expected or len({word for text in texts for word in words_in(text)}) < 2:
+        with pytest.raises(ValueError, match="words"):
+            kq.Cooccurrence.from_text(texts, window, directed)
+        return
+    found = kq.Cooccurrence.from_text(texts, window, directed)
+    if not directed:
+        expected = expected + Counter({(b, a): count for (a, b), count in expected.items()})
+    assert told(found) == dict(expected)
+    frequency = Counter(word for text in texts for word in words_in(text))
+    assert dict(zip(found.vocabulary, found.frequency.tolist(), strict=True)) == dict(frequency)
+    assert found.frequency.tolist() == sorted(found.frequency.tolist(), reverse=True)
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=2, max_size=30).filter(lambda words: len(set(words)) > 1))
+def test_a_text_read_backwards_has_the_transposed_counts(words):
+    forth, back = (kq.Cooccurrence.from_text(" ".join(order), 3) for order in (words, words[::-1]))
+    assert told(forth.reversed()) == told(back)
+    assert told(forth.symmetric()) == told(back.symmetric())
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_pieces_and_chunks_change_nothing(tmp_path, monkeypatch, chunk):
+    whole = told(kq.Cooccurrence.from_text(TEXT, 4))
+    assert whole == dict(brute([TEXT], 4))
+    monkeypatch.setattr(tally, "CHUNK", chunk)
+    monkeypatch.setattr(files, "BLOCK", 16)
+    monkeypatch.setattr(files, "PART", 5)
+    for name, pack in (("a.txt", bytes), ("a.txt.xz", lzma.compress), ("a.txt.gz", gzip.compress)):
+        path = tmp_path / name
+        path.write_bytes(pack(TEXT.encode()))
+        assert len(list(files.text_pieces(path))) == files.count_pieces(path)
+        assert told(kq.Cooccurrence.from_text(path, 4)) == whole
+
+
+def test_pieces_of_a_file_cut_no_letter_in_two(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PART", 1)
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffÅngström — œuvre\n".encode())
+    assert "".join(files.text_pieces(path)) == "Ångström — œuvre\n"
+    path.write_bytes("café".encode()[:-1])
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text: byte 0xc3"):
+        list(files.text_pieces(path))
+    path.write_bytes(b"a\0b")
+    with pytest.raises(ValueError, match="NUL bytes"):
+        list(files.text_pieces(path))
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".gz"])
+def test_a_broken_package_is_told(tmp_path, suffix):
+    path = tmp_path / f"half{suffix}"
+    path.write_bytes({".xz": lzma.compress, ".gz": gzip.compress}[suffix](TEXT.encode() * 50)[:60])
+    with pytest.raises(ValueError, match=rf"half\{suffix} is no whole \{suffix} file"):
+        list(files.text_pieces(path))
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
+    """Runs that were counted are merged, and what was counted is gone."""
+    monkeypatch.setattr(tally, "CHUNK", 64)
+    rng = np.random.default_rng(0)
+    one = tally.Tally(2)
+    sizes = []
+    for _ in range(60):
+        one.add(" ".join(rng.choice(list("abcdefgh"), 100)) + " ")
+        sizes.append(sum(len(keys) for keys, _ in one._runs) + sum(part.size for part in one._waiting))
+    assert max(sizes) <= 2 * 64 + 2 * 64 + 200
+    assert one._carried.shape == (2, 2)
+
+
+def test_texts_do_not_reach_into_each_other():
+    found = told(kq.Cooccurrence.from_text(["a b", "c d"], 5))
+    assert found == {("a", "b"): 1, ("c", "d"): 1}
+
+
+def test_words_outside_a_vocabulary_keep_their_places():
+    found = kq.Cooccurrence.from_text("a x b a", 2, vocabulary=["b", "a"])
+    assert found.vocabulary == ["b", "a"]
+    assert told(found) == {("a", "b"): 1, ("b", "a"): 1}
+    assert found.tokens == 4
+
+
+def test_ids_and_tokenizers_count_alike(tmp_path):
+    speaker = Tokenizer.load(kq.models.DECODER)
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    by_text = kq.Cooccurrence.from_text(path, 3, tokenizer=speaker)
+    by_ids = kq.Cooccurrence.from_ids(speaker.encode(TEXT.rstrip()), by_text.vocabulary, 3)
+    assert len(by_text) == len(speaker)
+    differ = (by_text.dense() - by_ids.dense()).nonzero()
+    newline = by_text.vocabulary.index("Ċ")
+    assert all(newline in pair for pair in differ.tolist())  # the last blanks alone
+    assert by_text.numbers(" river").tolist() == speaker.encode(" river")
+
+
+def test_the_most_frequent_words_keep_their_counts():
+    whole = kq.Cooccurrence.from_text(TEXT, 3)
+    some = whole.most(4)
+    assert some.vocabulary == whole.vocabulary[:4]
+    assert some.dense().equal(whole.dense()[:4, :4])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sparse_figures_are_the_dense_ones(kind):
+    x = kq.Cooccurrence.from_text(TEXT, 3)
+    counts = x.dense()
+    if kind == "log":
+        expected = (counts + 1).log()
+    elif kind == "ppmi":
+        share = counts * counts.sum() / (counts.sum(1, keepdim=True) * counts.sum(0))
+        expected = torch.where(counts > 0, share.log().clamp(min=0), 0.0)
+    else:
+        expected = counts
+    assert x.dense(kind).allclose(expected, atol=1e-12)
+    assert x.symmetry(kind) == pytest.approx(symmetry_of(expected))
+    assert x.symmetric().symmetry(kind) == pytest.approx(1)
+
+
+def test_projection_is_a_reading():
+    s = kq.Cooccurrence(torch.tensor([[0, 2, 1], [2, 0, 0], [1, 0, 0]]), ["tea", "cup", "pot"])
+    reading = s.project(["tea", "cup"])
+    assert (reading.M, reading.e) == ([[0, 2], [2, 0]], [2, 2, 1])
+    assert kq.Reading.load(reading.to_json()) == reading
+    assert reading.records()[2]["word"] == "pot"
+    assert reading.best() == ["pot"]
+    assert s.project(torch.tensor([0, 1])).e == reading.e
+    moved = s.project("tea cup", positions=np.ones((2, 3)))
+    q = torch.eye(3, dtype=torch.float64)[:2] + 1
+    assert torch.tensor(moved.M, dtype=torch.float64).allclose(q @ s.dense() @ q.mT)
+
+
+def test_a_form_of_counts_points_as_they_do():
+    x = kq.Cooccurrence.from_text(TEXT, 2)
+    assert x.directed
+    assert not x.symmetric().directed
+    assert float(x.form("log").symmetry) == pytest.approx(x.symmetry("log"), abs=1e-9)
+    assert x.form("ppmi", rank=2, heads=3).batch == (3,)
+
+
+BAD = {
+    "empty": (lambda: kq.Cooccurrence.from_text(""), "texts hold no words"),
+    "blank": (lambda: kq.Cooccurrence.from_text([" \n", ""]), "texts hold no words"),
+    "nothing": (lambda: kq.Cooccurrence.from_text([]), "texts hold no words"),
+    "one word": (lambda: kq.Cooccurrence.from_text("a a a"), "at least two different words, got only 'a'"),
+    "apart": (lambda: kq.Cooccurrence.from_text(["a", "b"]), "no two words of the texts stand in one text"),
+    "window": (lambda: kq.Cooccurrence.from_text("a b", window=0), "window must be at least 1, got 0"),
+    "unknown": (lambda: kq.Cooccurrence.from_text("a b", vocabulary=["c", "d"]), "no words of the vocabulary"),
+    "a number": (lambda: kq.Cooccurrence.from_text(5), "texts must be a text, a pathlib.Path, or several"),
+    "numbers": (lambda: kq.Cooccurrence.from_text([5]), "texts must hold texts or pathlib.Paths, got int"),
+    "a file": (
+        lambda: kq.Cooccurrence.from_text("README.md"),
+        r"README.md is a file; give pathlib.Path\('README.md'\)",
+    ),
+    "both": (lambda: kq.Cooccurrence.from_text("a b", vocabulary=["a"], tokenizer=1), "a vocabulary or a tokenizer"),
+    "not square": (lambda: kq.Cooccurrence(torch.ones(2, 3)), r"matrix must be square, words by words, got \(2, 3\)"),
+    "negative": (lambda: kq.Cooccurrence([[0, -1], [1, 0]]), "at least 0, got -1 in row 0, column 1"),
+    "nan": (lambda: kq.Cooccurrence([[0, float("nan")], [1, 0]]), "matrix must be finite, got 1 NaN"),
+    "ragged": (lambda: kq.Cooccurrence([[0, 1], [1]]), "rows of equal length"),
+    "one": (lambda: kq.Cooccurrence([[1]], ["a"]), "a vocabulary must have at least two words, got 1"),
+    "names": (lambda: kq.Cooccurrence(torch.ones(2, 2), ["a"]), "must name the 2 words of the matrix, got 1"),
+    "twice": (lambda: kq.Cooccurrence(torch.ones(2, 2), ["a", "a"]), "every word once, got 'a' twice"),
+    "outside": (lambda: pair().project("a c"), "vocabulary of 2 words, and 'c' is not"),
+    "no number": (lambda: pair().project([0, 2]), "vocabulary of 2 words, and 2 is not"),
+    "below": (lambda: pair().project([-1]), "vocabulary of 2 words, and -1 is not"),
+    "no tokens": (lambda: pair().project(""), "tokens must hold at least one word"),
+    "kind": (lambda: pair().project("a", kind="pmi"), "kind must be one of 'counts', 'log', 'ppmi'"),
+    "positions": (
+        lambda: pair().project("a", positions=torch.ones(2, 2)),
+        r"positions must be .* \(1, 2\), got \(2, 2\)",
+    ),
+    "smooth": (lambda: pair().dense("log", -1), "smooth must be at least 0, got -1"),
+    "ids": (lambda: kq.Cooccurrence.from_ids([0, 7], ["a", "b"]), "ids must be below 2"),
+    "floats": (lambda: kq.Cooccurrence.from_ids([0.5], ["a", "b"]), "ids must be a list of integers"),
+    "most": (lambda: pair().most(1), "count must be between 2 and 2, got 1"),
+}
+
+
+def pair():
+    return kq.Cooccurrence(torch.ones(2, 2), ["a", "b"])
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.unchecked
+def test_bad_input_is_told_in_a_sentence(case):
+    call, said = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=said) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_told():
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        kq.Cooccurrence.from_text(Path("none.txt"))
+
+
+def test_squares_of_very_many_words_are_refused():
+    many = kq.Cooccurrence.from_text(" ".join(f"w{i}" for i in range(20_001)), 1)
+    with pytest.raises(ValueError, match=r"a square of 20,001 words is too large"):
+        many.dense()
+    assert many.project("w0 w1").M == [[0, 1], [0, 0]]
