@@ -37,7 +37,21 @@ ROOMS = [
     "__main__",
 ]
 
-HEAVY = ["transformers", "sklearn", "scipy", "pandas", "matplotlib", "triton", "dask", "ot", "PIL", "typer", "rich"]
+HEAVY = [
+    "transformers",
+    "sklearn",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "triton",
+    "dask",
+    "distributed",
+    "pyarrow",
+    "ot",
+    "PIL",
+    "typer",
+    "rich",
+]
 
 
 def room_of(path: Path) -> str:
@@ -149,6 +163,7 @@ def test_public_names():
         "register",
         "regularizer",
         "separation_rank",
+        "survey",
         "swap",
         "testing",
         "transport",

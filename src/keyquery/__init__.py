@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keyquery._version import __version__
 
 if TYPE_CHECKING:
-    from keyquery import data, models, testing
+    from keyquery import data, models, survey, testing
     from keyquery.checkpoints import read
     from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier, TransportClassifier
     from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
@@ -79,6 +79,7 @@ _LAZY = {
     "register": "keyquery.surgery.register",
     "regularizer": "keyquery.layers",
     "separation_rank": "keyquery.instruments.separation",
+    "survey": "keyquery.survey",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
     "transport": "keyquery.instruments.transport",
@@ -122,6 +123,7 @@ __all__ = [
     "register",
     "regularizer",
     "separation_rank",
+    "survey",
     "swap",
     "testing",
     "transport",

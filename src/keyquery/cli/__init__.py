@@ -17,6 +17,7 @@ from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
 from keyquery.cli.study_tables import datapoints
 from keyquery.cli.surgery import ablate, dial
+from keyquery.cli.survey import survey
 
 app = typer.Typer(
     name="keyquery",
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 app.command()(look)
 app.command()(compare)
+app.command()(survey)
 app.command()(dial)
 app.command()(ablate)
 app.command()(causes)

@@ -1,4 +1,4 @@
-"""A Reading in a notebook: looks, comparisons, causal graphs and paths as their page, others as a small table."""
+"""A Reading in a notebook: one that has a page as that, others as a small table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading
 from keyquery.report.page import frame
+from keyquery.survey.answers import Survey
 
 
 def html(reading: Reading) -> str:
     """The page of a reading that has one, the records of another as a table; every text is data, never markup."""
-    paged = isinstance(reading, (Causes, Comparison, Look)) or (isinstance(reading, Transport) and reading.sketch)
+    paged = isinstance(reading, (Causes, Comparison, Look, Survey)) or (
+        isinstance(reading, Transport) and reading.sketch
+    )
     return frame(reading) if paged else _table(reading)
 
 

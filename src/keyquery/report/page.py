@@ -20,7 +20,9 @@ from keyquery.report.embedded import as_json
 from keyquery.report.graph_page import graph_page
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
+from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
+from keyquery.survey.answers import Survey
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
@@ -33,7 +35,7 @@ OUTERMOST = 64
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, or of a path, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, of a path, or of a survey, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
@@ -42,6 +44,8 @@ def page(reading: Reading) -> str:
         return graph_page(reading)
     if isinstance(reading, Transport):
         return transport_page(reading)
+    if isinstance(reading, Survey):
+        return survey_page(reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE

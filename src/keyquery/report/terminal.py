@@ -25,6 +25,7 @@ from keyquery.report.explained import causes_study_tables
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.primal import primal_tables
+from keyquery.report.surveyed import survey_lines
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.told import datapoint_tables
 from keyquery.report.trainings import kernels_tables
@@ -40,6 +41,7 @@ from keyquery.studies import (
     TimeStudy,
     TransportStudy,
 )
+from keyquery.survey.answers import Survey
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -227,6 +229,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     DepthStudy: lambda reading: depth_study_tables(reading, _table),
     TransportStudy: lambda reading: transport_study_tables(reading, _table),
     Explanation: explanation_lines,
+    Survey: lambda reading: survey_lines(reading, _table),
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
 }
