@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keyquery.survey.answers import Survey
@@ -46,12 +46,14 @@ def told(reading: Survey) -> list[str]:
 
 
 def survey_lines(reading: Survey, table: Callable[..., Any]) -> list[Any]:
-    """A row a model, the answers, and what could not be read."""
+    """A row a model, the answers, and what could not be read; names are data, never markup."""
+    from rich.markup import escape
+
     made = table("model", "family", "step", "size", "heads", "symmetry", "together", "direction")
-    for row in reading.models[:MOST]:
+    for row in sorted(reading.models, key=_order)[:MOST]:
         made.add_row(
-            _cut(row["name"], 36),
-            _cut(str(row["family"]), 12),
+            escape(_cut(row["name"], 36)),
+            escape(_cut(str(row["family"]), 12)),
             "–" if row["step"] is None else f"{row['step']:,}",
             size(row["parameters"]),
             str(row["heads"]),
@@ -59,7 +61,7 @@ def survey_lines(reading: Survey, table: Callable[..., Any]) -> list[Any]:
         )
     more = [f"… and {len(reading.models) - MOST} more"] if len(reading.models) > MOST else []
     broken = [f"Not read: {row['name']}: {row['why']}" for row in reading.broken]
-    return [made, *more, "", *told(reading), *broken]
+    return [made, *more, "", *map(escape, [*told(reading), *broken])]
 
 
 def size(count: float) -> str:
@@ -81,6 +83,11 @@ def counted(count: int, what: str, many: str | None = None) -> str:
     ('1 family', '2,000 models')
     """
     return f"{count:,} {what if count == 1 else many or what + 's'}"
+
+
+def _order(row: Mapping[str, Any]) -> tuple[str, int, str]:
+    """Steps of a run one after the other."""
+    return str(row["run"] or row["name"]), row["step"] or 0, row["name"]
 
 
 def _rises(value: float | None) -> str:

@@ -23,6 +23,7 @@ import torch
 from keyquery.survey.work import Job, perform
 
 PAUSE = 5.0  # seconds without a result after which a crew is asked whether it is still there
+ANSWER = 10  # seconds in which a scheduler must
 PATIENCE = 120.0  # seconds for a scheduler to come back
 DEATHS = 3  # of workers that had nothing else to do, from which on a job is at fault
 
@@ -99,14 +100,12 @@ class Cluster:
         except ImportError:
             raise ImportError("a scheduler needs dask: pip install 'keyquery[survey]'") from None
         self.address, self.patience = address, patience
-        failed = import_module("distributed.client").ClosedClientError
-        self.lost: tuple[type[BaseException], ...] = (
-            CancelledError,
-            self._distributed.CancelledError,
-            self._distributed.CommClosedError,
-            failed,
+        closed = (
+            import_module("distributed.client").ClosedClientError,
+            import_module("distributed.comm").CommClosedError,
         )
-        self.fatal: tuple[type[BaseException], ...] = (import_module("distributed.scheduler").KilledWorker,)
+        self.lost: tuple[type[BaseException], ...] = (CancelledError, *closed)
+        self.fatal: tuple[type[BaseException], ...] = (self._distributed.KilledWorker,)
         self._client: Any = None
         self._scheduler: str | None = None
 
@@ -122,7 +121,7 @@ class Cluster:
         until = time.monotonic() + (self.patience if again else 0)
         while True:
             try:
-                self._client = self._distributed.Client(self.address, timeout=10, set_as_default=False)
+                self._client = self._distributed.Client(self.address, timeout=ANSWER, set_as_default=False)
                 self._scheduler = self._identity()
                 break
             except (OSError, ValueError) as error:
@@ -153,7 +152,7 @@ class Cluster:
 
     def _identity(self) -> str:
         client = self._client
-        return str(client.sync(client.scheduler.identity, callback_timeout=10)["id"])
+        return str(client.sync(client.scheduler.identity, callback_timeout=ANSWER)["id"])
 
 
 def gather(crew: Crew, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

@@ -149,7 +149,7 @@ def _runs(parts: Sequence[tuple[str, ...]], at: Sequence[int]) -> list[str | Non
     short = [key[: places[key]] for key in different]
     shown = [key[: places[key] + 1] if short.count(cut) > 1 else cut for key, cut in zip(different, short, strict=True)]
     full = [key if shown.count(cut) > 1 else cut for key, cut in zip(different, shown, strict=True)]
-    called = dict(zip(different, _told_apart(full, [len(part) - 1 for part in full]), strict=True))
+    called = dict(zip(different, _told_apart(full, [places[key] - 1 for key in different]), strict=True))
     return [called.get(key) for key in keys]
 
 
