@@ -38,6 +38,7 @@ bench: $(READY)  ## every figure of the README and of docs/*.md, measured again
 	$(BIN)/python bench/time.py
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/datapoints.py
+	$(BIN)/python bench/survey.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens

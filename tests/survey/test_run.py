@@ -282,7 +282,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_replaced_and_one_that_kills_is_told(tmp_path, monkeypatch):
+def test_a_process_that_is_killed_is_replaced(tmp_path, monkeypatch):
     models = [llama(tmp_path / "zoo" / f"m{i}", layers=3, seed=i) for i in range(2)]
     survey.run(models, tmp_path / "alone", workers=1)
     pools = []

@@ -133,7 +133,12 @@ function sizes() {
   const dots = last.map((one) => dot(one, toX(one.parameters), up(one[state.figure])));
   const rows = () => [["model", "family", "parameters", state.figure], ...last.map((one) => [one.name, one.family, one.parameters, one[state.figure]])];
   return framed("Over size", `${CALLED[state.figure]} by number of parameters`, rows, half(),
-    svg(CHART.tall, "over size", levels(range, up), numbers, dots));
+    svg(CHART.tall, "over size", levels(range, up), numbers, dots), familyNames());
+}
+
+function familyNames() {
+  const known = families.filter((name) => last.some((one) => one.family === name));
+  return el("div", { class: "legend" }, known.map((name) => el("span", { class: "key", "--tone": tone(families.indexOf(name)) }, String(name))));
 }
 
 function kinds() {
@@ -142,10 +147,13 @@ function kinds() {
     const name = `${one.family}, ${one.attention}`;
     groups.set(name, [...(groups.get(name) ?? []), one]);
   }
-  const middle = (some) => some.map((one) => one[state.figure]).sort((a, b) => a - b)[Math.floor(some.length / 2)];
+  const middle = (some) => {
+    const values = some.map((one) => one[state.figure]).sort((a, b) => a - b), at = values.length / 2;
+    return (values[Math.ceil(at) - 1] + values[Math.floor(at)]) / 2;
+  };
   const sorted = [...groups].sort(([a, one], [b, other]) => middle(other) - middle(one) || (a < b ? -1 : 1));
   const [low, high] = bounds(last.map((one) => one[state.figure]));
-  const left = 160, tall = 22 * sorted.length + 34;
+  const left = 190, tall = 22 * sorted.length + 34;
   const toX = (value) => left + (value - low) / (high - low || 1) * (CHART.wide - left - CHART.right);
   const lines = ticks(low, high).flatMap((value) => [
     draw("path", { class: value === 0 ? "axis zero" : "axis", d: `M${round(toX(value))} 4V${tall - 24}` }),
