@@ -120,7 +120,7 @@ def eight(place: Path) -> list[dict[str, Any]]:
         whole.append((clock.times[-1] - start, time.process_time() - clock.times[-1]))
     out = place / "out0"
     scale = LAYERS / layers
-    written = {name: (out / "models" / f"eight.{name}").stat().st_size * scale / 1e6 for name in ("json", "html")}
+    written = (out / "models" / "eight.json").stat().st_size * scale / 1e6
     read = (model / "model.safetensors").stat().st_size * scale / 1e9
     job = scheduling(place)
     each = [first / layers for first, _ in whole]
@@ -133,7 +133,7 @@ def eight(place: Path) -> list[dict[str, Any]]:
         row("survey: a layer of an 8B Llama, 32 heads, with its record", each, "CPU s", "—"),
         row("survey: joining its 32 layers, with page and JSON", joined, "CPU s", "—"),
         row("survey: read of its checkpoint", [read], "GB", "—"),
-        row("survey: its JSON", [written["json"]], "MB", "—"),
+        row("survey: its JSON", [written], "MB", "—"),
         row("survey: what a Dask scheduler adds to a job", job, "ms", "—"),
         row(f"survey: {words}: workers", [hours], "h", "—"),
         row(f"survey: {words}: one scheduler and its client hand jobs out", [queue], "h", "—"),

@@ -5,6 +5,7 @@ Workers, and the scheduler, may be lost at any time. What was under way is then 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -108,6 +109,7 @@ class Cluster:
         self.fatal: tuple[type[BaseException], ...] = (self._distributed.KilledWorker,)
         self._client: Any = None
         self._scheduler: str | None = None
+        self._workers = 0
 
     def open(self, anew: bool = False) -> Executor:
         """An executor of the scheduler; one that was there before is waited for."""
@@ -139,7 +141,10 @@ class Cluster:
     def alive(self) -> bool:
         """Whether the scheduler is the same one: another knows nothing of our jobs."""
         try:
-            return self._identity() == self._scheduler
+            found = self._identity()
+            if not self._workers:
+                logging.getLogger(__name__).warning("the scheduler at %s has no workers: waiting", self.address)
+            return found == self._scheduler
         except Exception:  # closed, refused, too late: it is not there
             return False
 
@@ -152,7 +157,9 @@ class Cluster:
 
     def _identity(self) -> str:
         client = self._client
-        return str(client.sync(client.scheduler.identity, callback_timeout=ANSWER)["id"])
+        facts = client.sync(client.scheduler.identity, callback_timeout=ANSWER)
+        self._workers = len(facts["workers"])
+        return str(facts["id"])
 
 
 def gather(crew: Crew, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

@@ -187,7 +187,7 @@ def _record(job: Job, layer: int) -> Path:
     return job.folder / f"layer-{layer:04}-{job.stamp}.json"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _opened(source: str, how: Read, stamp: str) -> Heads:
     """Names and shapes, read once by each worker that has to do with the model."""
     network = saved_network(source)
