@@ -50,9 +50,9 @@ function levels(range, up) {
   ]);
 }
 
-function dot(one, x, y, faint = false) {
+function dot(one, x, y, colour = toneOf(one)) {
   const words = `${one.name}: ${shown(one[state.figure])}`;
-  const circle = draw("circle", { class: faint ? "dot faint" : "dot", cx: round(x), cy: round(y), r: 4, "--tone": toneOf(one), "data-model": one.name },
+  const circle = draw("circle", { class: "dot", cx: round(x), cy: round(y), r: 4, "--tone": colour, "data-model": one.name },
     draw("title", {}, words));
   return beside ? draw("a", { href: pageOf(one), "aria-label": words }, circle) : circle;
 }
@@ -84,10 +84,9 @@ function training() {
   const drawn = picked ? depths(picked, layers, toX, up) : [];
   for (const [at, [run, some]] of courses.entries()) {
     if (picked && run !== state.run) continue;
-    drawn.push(course(some, picked ? "var(--ink)" : tone(at), run));
-    drawn.push(...some.map((one) => dot(one, toX(one.step), up(one[state.figure]))));
+    const colour = picked ? "var(--ink)" : tone(at);
+    drawn.push(course(some, colour, run), ...some.map((one) => dot(one, toX(one.step), up(one[state.figure]), colour)));
   }
-  drawn.forEach((node) => node.querySelector?.("circle")?.style.setProperty("--tone", picked ? "var(--ink)" : toneOfRun(node, courses)));
   const pick = (run) => () => change({ run: state.run === run ? null : run }, `[data-run="${CSS.escape(run)}"]`);
   const legend = el("div", { class: "legend", role: "group", "aria-label": "runs" }, courses.map(([run], at) =>
     el("button", { type: "button", "data-run": run, "aria-pressed": run === state.run, title: `${run}: its layers`, "--tone": tone(at), onclick: pick(run) }, run)));
@@ -100,11 +99,6 @@ function training() {
   made.querySelector(".copy").before(scale);
   if (layers) made.querySelector("figcaption .muted").append("; first layer ", el("span", { class: "depth" }), " last");
   return made;
-}
-
-function toneOfRun(node, courses) {
-  const name = node.querySelector("circle").dataset.model;
-  return tone(courses.findIndex(([, some]) => some.some((one) => one.name === name)));
 }
 
 function depths(picked, layers, toX, up) {
@@ -126,9 +120,8 @@ function sizes() {
   const room = 0.04 * (high - low), wide = CHART.wide - CHART.left - CHART.right;
   const toX = (value) => CHART.left + (Math.log10(value) - low + room) / (high - low + 2 * room) * wide;
   const range = bounds(last.map((one) => one[state.figure])), up = upward(range, CHART.tall);
-  const marks = Array.from({ length: 40 }, (_, i) => 10 ** (i / 2)).filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
-  const few = marks.filter((value) => Number.isInteger(Math.round(2 * Math.log10(value)) / 2));
-  const numbered = few.length > 1 ? few : [10 ** low, 10 ** high];
+  const tens = Array.from({ length: 16 }, (_, i) => 10 ** i).filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
+  const numbered = tens.length > 1 ? tens : [10 ** low, 10 ** high];
   const numbers = numbered.map((value) => draw("text", { x: round(toX(value)), y: CHART.tall - 6, "text-anchor": "middle" }, size(value)));
   const dots = last.map((one) => dot(one, toX(one.parameters), up(one[state.figure])));
   const rows = () => [["model", "family", "parameters", state.figure], ...last.map((one) => [one.name, one.family, one.parameters, one[state.figure]])];
