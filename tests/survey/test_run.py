@@ -266,19 +266,18 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
     command = [sys.executable, "-m", "keyquery", "survey", *models, "--workers", "2", "-q", "--out"]
     where = {**os.environ, "PYTHONPATH": str(Path(kq.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, tmp_path / "whole"], check=True, env=where)
-    seen = set()
-    for files in (3, 20):
-        process = subprocess.Popen([*command, tmp_path / "parts"], env=where)
-        while process.poll() is None and len(list((tmp_path / "parts").rglob("*.json"))) < files:
+    records = tmp_path / "parts" / "records"
+    for enough in (lambda: len(list(records.glob("*/layer-*"))) >= 3, lambda: list(records.glob("*/whole-*"))):
+        process = subprocess.Popen([*command, tmp_path / "parts"], env=where, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not enough():
             time.sleep(0.01)
         process.kill()
-        process.wait()
-        seen.add(len(list((tmp_path / "parts").rglob("*.json"))))
-    recorded = {file: file.stat().st_mtime_ns for file in (tmp_path / "parts").rglob("*.json")}
+        assert process.wait() == -signal.SIGKILL
+    joined = {file: file.stat().st_mtime_ns for file in records.glob("*/whole-*")}
     subprocess.run([*command, tmp_path / "parts"], check=True, env=where)
     assert results(tmp_path / "parts") == results(tmp_path / "whole")
-    assert seen
-    assert all(file.stat().st_mtime_ns == when for file, when in recorded.items() if file.exists())
+    assert {file: file.stat().st_mtime_ns for file in joined} == joined
+    assert len(joined) < 4
 
 
 @pytest.mark.slow
