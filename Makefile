@@ -41,6 +41,7 @@ bench: $(READY)  ## every figure of docs/measured.md and of other pages, measure
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/datapoints.py
 	$(BIN)/python bench/words.py
+	$(BIN)/python bench/survey.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own
 	$(PYTHON) -m venv .lens

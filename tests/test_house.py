@@ -48,6 +48,8 @@ HEAVY = [
     "ot",
     "PIL",
     "faiss",
+    "distributed",
+    "pyarrow",
     "typer",
     "rich",
 ]
@@ -170,6 +172,7 @@ def test_public_names():
         "regularizer",
         "score_rankings",
         "separation_rank",
+        "survey",
         "swap",
         "testing",
         "transport",

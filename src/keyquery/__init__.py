@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keyquery._version import __version__
 
 if TYPE_CHECKING:
-    from keyquery import data, models, testing
+    from keyquery import data, models, survey, testing
     from keyquery.checkpoints import read
     from keyquery.estimators import (
         AffinityReranker,
@@ -101,6 +101,7 @@ _LAZY = {
     "regularizer": "keyquery.layers",
     "score_rankings": "keyquery.instruments.ranking",
     "separation_rank": "keyquery.instruments.separation",
+    "survey": "keyquery.survey",
     "swap": "keyquery.surgery.swap",
     "testing": "keyquery.testing",
     "transport": "keyquery.instruments.transport",
@@ -152,6 +153,7 @@ __all__ = [
     "regularizer",
     "score_rankings",
     "separation_rank",
+    "survey",
     "swap",
     "testing",
     "transport",

@@ -11,6 +11,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -136,6 +137,33 @@ def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
             name, real = next(iter(written.items()))
             os.replace(name, real)
             del written[name]
+    finally:
+        for name in written:
+            os.unlink(name)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path` for what is too large to be held: renamed at the end, or removed on a failure.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     with replacing(Path(folder, "rows")) as beside:
+    ...         size = beside.write_bytes(b"many rows")
+    ...     os.listdir(folder)
+    ['rows']
+    """
+    real = _target(Path(path))
+    written: dict[str, Path] = {}
+    try:
+        try:
+            _write_beside(real, b"", written)
+            (name,) = written
+            yield Path(name)
+            os.replace(name, real)
+            written.clear()
+        except OSError as error:
+            raise OSError(f"{path} could not be written: {error.strerror or error}") from None
     finally:
         for name in written:
             os.unlink(name)

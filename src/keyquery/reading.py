@@ -142,12 +142,15 @@ class Reading:
         """
         return _report().plot(self, what, **options)
 
-    def page(self, path: str | Path) -> None:
-        """Write the page of the reading to an HTML file, which opens offline; not every kind has one.
+    def page(self, path: str | Path | None = None) -> str:
+        """The page of the reading as HTML, which opens offline; also written to `path`, if one is given.
 
-        Looks, comparisons, causal graphs and paths of optimal transport do.
+        Looks, comparisons, causal graphs, paths of optimal transport and surveys have one.
         """
-        write_text(path, _report().page.page(self))
+        text = str(_report().page.page(self))
+        if path is not None:
+            write_text(path, text)
+        return text
 
 
 def provenance(**facts: Any) -> dict[str, Any]:

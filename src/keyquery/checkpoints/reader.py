@@ -70,7 +70,7 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
 
 def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None) -> Source:
     """A file, or the weights of a folder."""
-    file = _weights_in(path) if path.is_dir() else path
+    file = weights_in(path) if path.is_dir() else path
     beside = file.parent / "config.json"
     facts = _config(config) if config is not None else read_json(beside) if beside.is_file() else {}
     label = str(path)
@@ -103,7 +103,12 @@ def _sharded(index: Path, label: str, config: Mapping[str, Any]) -> Source:
     return source
 
 
-def _weights_in(folder: Path) -> Path:
+def weights_in(folder: Path) -> Path:
+    """The file that a folder's model is read from: an index, or its weights.
+
+    >>> weights_in(kq.models.DECODER).name
+    'model.safetensors'
+    """
     whole = ("model.safetensors", "pytorch_model.bin")
     for name in (name for file in whole for name in (f"{file}.index.json", file)):
         if (folder / name).is_file():

@@ -20,6 +20,7 @@ from keyquery.cli.study import study
 from keyquery.cli.study_rerank import study_rerank
 from keyquery.cli.study_tables import datapoints
 from keyquery.cli.surgery import ablate, dial
+from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
 
 app.command()(look)
 app.command()(compare)
+app.command()(survey)
 app.command()(dial)
 app.command()(ablate)
 app.command()(causes)

@@ -33,6 +33,7 @@ from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
+Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # what is said of a layer, and of each of its heads
 PIECE = 2**21  # entries of a factor that are measured at a time: small enough for the cache, large enough to be fast
 
 
@@ -139,17 +140,43 @@ def look(
     chosen, speaker = _chosen(found, layers), tokenizer or (None if live else named)
     tokens_of = _Embedded.of(found, (directions, words), corpus, speaker, window, watching)
 
-    def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def measure(index: int) -> Measured:
         layer = found[index]
-        cells = tokens_of.joined(layer, _apart(layer, found, seen, thresholds or Thresholds()))
-        return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
+        row, cells = _measured(layer, found, seen, thresholds or Thresholds())
+        return row, tokens_of.joined(layer, cells)
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
-    rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
-    model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
     shown = None if seen.sample is None else seen.sample.told()
-    parts: dict[str, Any] = {"layers": rows, "heads": cells, "sample": shown, "corpus": tokens_of.facts}
-    return Look(model=model, **parts, provenance=provenance(data=seen.facts))
+    facts = {**found.model, "width": found[chosen[0]].form.dim, **called}
+    return _whole(facts, measured, data=seen.facts, sample=shown, corpus=tokens_of.facts)
+
+
+def look_at_layer(layer: Layer, found: Heads) -> Measured:
+    """What `look` says of one layer of `found` and its heads, from the weights alone; `whole_look` joins layers.
+
+    >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
+    >>> row, cells = look_at_layer(heads[0], heads)
+    >>> row["layer"], [cell["head"] for cell in cells]
+    (0, [0, 1])
+    """
+    return _measured(layer, found, _Seen(), Thresholds())
+
+
+def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured]) -> Look:
+    """The look of a model from what is said of each of its layers; `facts` are `Heads.model` and the width.
+
+    >>> model = torch.nn.MultiheadAttention(8, 2)
+    >>> heads = kq.read(model)
+    >>> whole_look({**heads.model, "width": 8}, [look_at_layer(heads[0], heads)]) == kq.look(model)
+    True
+    """
+    return _whole(facts, list(measured))
+
+
+def _whole(facts: Mapping[str, Any], measured: list[Measured], data: Any = None, **more: Any) -> Look:
+    rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
+    model = {**facts, "heads": len(cells)}
+    return Look(model=model, layers=rows, heads=cells, **more, provenance=provenance(data=data))
 
 
 @dataclass(frozen=True)
@@ -257,6 +284,12 @@ def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
 def _place(layer: Layer) -> dict[str, Any]:
     notes = {"notes": list(layer.notes)} if layer.notes else {}
     return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
+
+
+def _measured(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> Measured:
+    """The figures of all heads together, and of each."""
+    cells = _apart(layer, found, seen, thresholds)
+    return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
 
 
 def _apart(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A Reading to notebook, page and picture; `report.terminal`, which needs rich, is imported by its user."""
 
-from keyquery import estimators, instruments, studies  # so that every kind of reading is known
+from keyquery import estimators, instruments, studies, survey  # so that every kind of reading is known
 from keyquery.layers.primal import PrimalReading
 from keyquery.layers.time import TimeKernel
 from keyquery.report import page
@@ -20,4 +20,5 @@ __all__ = [
     "picture_bytes",
     "plot",
     "studies",
+    "survey",
 ]

@@ -55,3 +55,15 @@ def depth_colour(share: float) -> str:
     low = min(int(at), len(DEPTHS) - 2)
     one, other = (tuple(bytes.fromhex(DEPTHS[i][1:])) for i in (low, low + 1))
     return "#" + bytes(round(a + (b - a) * (at - low)) for a, b in zip(one, other, strict=True)).hex()
+
+
+def tones() -> str:
+    """Styles of a page: the colours of classes, by number, and of depth."""
+    light, dark = (
+        " ".join(f"--class{at}: {colour};" for at, colour in enumerate(tones)) for tones in (CLASSES, CLASSES_DARK)
+    )
+    shades = ", ".join(DEPTHS)
+    return (
+        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f".depth {{ background: linear-gradient(to right, {shades}) }}\n"
+    )

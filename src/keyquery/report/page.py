@@ -25,7 +25,9 @@ from keyquery.report.moves_page import moves_page
 from keyquery.report.packed import pack
 from keyquery.report.picture import looks_of
 from keyquery.report.policy import policy
+from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
+from keyquery.survey.answers import Survey
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
@@ -42,13 +44,14 @@ OWN: dict[type[Reading], Callable[[Any], str]] = {
     Causes: graph_page,
     Flow: flow_page,
     Reranking: moves_page,
+    Survey: survey_page,
     Transport: transport_page,
 }
 PAGED = (Look, Comparison, *OWN)
 
 
 def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, flow, a path or re-ranked lists, as HTML.
+    """The page of a look, of the looks of a comparison, of causal graphs, flow, paths, lists or a survey, as HTML.
 
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'

@@ -42,6 +42,7 @@ from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.moved import reranking_lines, scores_lines
 from keyquery.report.primal import primal_tables
 from keyquery.report.ranked import rerank_study_tables
+from keyquery.report.surveyed import survey_lines
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.told import datapoint_tables
 from keyquery.report.trainings import kernels_tables
@@ -59,6 +60,7 @@ from keyquery.studies import (
     TransportStudy,
     WordsStudy,
 )
+from keyquery.survey.answers import Survey
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 PARTS = dict(zip(DOES.values(), (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("░", "white")), strict=True))
@@ -251,6 +253,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     RankingScores: lambda reading: scores_lines(reading, _table),
     RerankStudy: lambda reading: rerank_study_tables(reading, _table),
     Reranking: lambda reading: reranking_lines(reading, _table),
+    Survey: lambda reading: survey_lines(reading, _table),
     Transport: lambda reading: transport_lines(reading, _table),
     Turned: turned_lines,
     WordsStudy: lambda reading: words_study_tables(reading, _table),

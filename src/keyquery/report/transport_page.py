@@ -9,7 +9,7 @@ from typing import Any
 
 from keyquery.instruments.transport import CURVES, TOLD, Transport
 from keyquery.reading import short
-from keyquery.report.colours import CLASSES, CLASSES_DARK, DEPTHS, depth_colour
+from keyquery.report.colours import depth_colour, tones
 from keyquery.report.embedded import as_json
 from keyquery.report.policy import policy
 from keyquery.report.wording import heads_said, recorded, said
@@ -28,7 +28,7 @@ def transport_page(reading: Transport) -> str:
     if reading.sketch is None:
         raise ValueError("a path without frames has no page: give frames of 2 or more")
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "transport.css").read_text(encoding="utf-8")
-    style += _tones()
+    style += tones()
     script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "policy": policy(script, style),
@@ -66,15 +66,3 @@ def _data(reading: Transport) -> dict[str, Any]:
         "notes": [*said(reading), *heads_said(reading)],
     }
     return short(data, DIGITS)
-
-
-def _tones() -> str:
-    """The colours of classes, by number, and of depth."""
-    light, dark = (
-        " ".join(f"--class{at}: {colour};" for at, colour in enumerate(tones)) for tones in (CLASSES, CLASSES_DARK)
-    )
-    shades = ", ".join(DEPTHS)
-    return (
-        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f".depth {{ background: linear-gradient(to right, {shades}) }}\n"
-    )

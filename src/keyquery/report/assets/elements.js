@@ -85,3 +85,14 @@ function framed(name, note, rows, size, ...content) {
 const row = (head, cells) => el("tr", {}, head, cells);
 const heading = (name, kind = "") => el("th", { scope: "col", class: kind }, name);
 const measure = (name) => el("th", { scope: "row", title: DATA.units[name] ?? null }, title(name));
+
+// Drawings: numbers to a tenth of a pixel, and where an axis has its lines
+
+const round = (value) => value.toFixed(1);
+function ticks(low, high) {
+  const raw = (high - low) / 3 || 1;
+  const size = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((times) => times * size).find((one) => one >= raw);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
+}

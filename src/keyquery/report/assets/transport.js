@@ -30,7 +30,6 @@ function placeAt(at, i) {
   return [x + (further - x) * (at - before), y + (deeper - y) * (at - before)];
 }
 
-const round = (value) => value.toFixed(1);
 const points = Array.from({ length: COUNT }, (_, i) => {
   const [x, y] = place(sketch.frames[0], i);
   const [goalX, goalY] = place(sketch.targets, i);
@@ -73,14 +72,6 @@ const acrossChart = (step) => {
   return CHART.left + share * (CHART.wide - CHART.left - CHART.right);
 };
 const marks = [];
-
-function ticks(low, high) {
-  const raw = (high - low) / 3 || 1;
-  const size = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((times) => times * size).find((one) => one >= raw);
-  const first = Math.ceil(low / step - 1e-9);
-  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
-}
 
 function chart(series, low, high, more = [], thin = false) {
   const up = (value) => CHART.top + (1 - (value - low) / (high - low || 1)) * (CHART.tall - CHART.top - CHART.bottom);

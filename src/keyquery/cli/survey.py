@@ -1,0 +1,74 @@
+"""`keyquery survey`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from keyquery.cli.looking import Config, HeadCount, Key, Query
+from keyquery.cli.options import PATH, Quiet
+from keyquery.report import terminal
+from keyquery.report.pace import paced
+
+
+def survey(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODELS...",
+            help="Folders, files, globs, a .txt that lists them, hub models; or training runs, with all their steps.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar=PATH, help="The folder of results; what is recorded there is not measured again.")
+    ],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many processes of this machine measure. Without: one a core.")
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="The address of a Dask scheduler, such as tcp://host:8786, whose workers measure."),
+    ] = None,
+    heads: HeadCount = None,
+    query: Query = None,
+    key: Key = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Look at many checkpoints, and say what changes over training, size and families.
+
+    Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
+    checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://head:8786`
+
+    Work is cut by layer, and every finished layer is recorded: broken off at any moment and started again, nothing is
+    measured twice, and the result is the same, byte for byte. A checkpoint that cannot be read is named at the end
+    (exit code 1), and does not stop the others. Needs the extra: pip install 'keyquery[survey]'.
+    """
+    from keyquery.survey import run
+
+    if scheduler is not None and workers is not None:
+        raise ValueError("--workers is about this machine, --scheduler about a cluster: give one of them")
+    if scheduler is not None:
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters of it is told in a sentence
+    options: dict[str, Any] = {
+        "workers": workers,
+        "scheduler": scheduler,
+        "heads": heads,
+        "query": query,
+        "key": key,
+        "config": config,
+    }
+    with paced(Console(stderr=True), wanted=not quiet) as progress:
+        reading = run(models, out, progress=progress, **options)
+    if not quiet:
+        terminal.show(reading, Console())
+        Console().print(f"Written: {out / 'index.html'}", markup=False, highlight=False, soft_wrap=True)
+    elif reading.broken:
+        for row in reading.broken:
+            typer.echo(f"keyquery: not read: {row['name']}: {row['why']}", err=True)
+    if reading.broken:
+        raise typer.Exit(1)

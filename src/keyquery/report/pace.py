@@ -1,0 +1,51 @@
+"""Progress of long work: how much is done, at which rate, and how long the rest will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from keyquery.progress import Progress, silent
+
+EVERY = 30.0  # seconds between two lines, where there is no terminal
+
+
+class Rate(ProgressColumn):
+    """How many a second."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of the last seconds, or nothing at the start."""
+        return Text(f"{task.speed:.3g}/s" if task.speed else "", style="progress.data.speed")
+
+
+@contextmanager
+def paced(console: Console, wanted: bool, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+    """Bars with a rate in a terminal; elsewhere, as in the log of a cluster, a line now and then."""
+    if not wanted:
+        yield silent
+    elif not console.is_terminal:
+        yield lambda items, what, total: _lines(console, items, what, total, clock)
+    else:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+        with Bars(*columns, console=console, transient=True) as bars:
+            yield lambda items, what, total: bars.track(items, total=total, description=what)
+
+
+def _lines(console: Console, items: Iterable[Any], what: str, total: int, clock: Callable[[], float]) -> Iterator[Any]:
+    begun = told = clock()
+    for count, item in enumerate(items, 1):
+        yield item
+        now = clock()
+        if now - told >= EVERY:
+            told = now
+            rate = count / (now - begun)
+            left = timedelta(seconds=round(max(total - count, 0) / rate))
+            console.print(f"{what}: {count:,} of {total:,}, {rate:.3g}/s, {left} left", highlight=False, soft_wrap=True)

@@ -1,0 +1,74 @@
+"""One self-contained HTML page of a survey: what changes over training, size and families, and all models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from keyquery.reading import short
+from keyquery.report.colours import depth_colour, tones
+from keyquery.report.embedded import as_json
+from keyquery.report.policy import policy
+from keyquery.report.surveyed import counted, told
+from keyquery.survey.answers import FIGURES, Survey, final
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("elements.js", "survey.js", "survey_table.js")
+DIGITS = 4
+FACTS = ("name", "file", "family", "attention", "run", "step", "parameters", "layers", "heads", "width")
+SPREAD = ("symmetry_low", "symmetry_high")
+
+
+def survey_page(reading: Survey) -> str:
+    """The page of a survey; each model's own page lies beside it, in the folder `models`.
+
+    >>> from keyquery.survey import Survey
+    >>> survey_page(Survey(models=[]))[:15]
+    '<!doctype html>'
+    """
+    style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "survey.css").read_text(encoding="utf-8")
+    style += tones()
+    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = {
+        "policy": policy(script, style),
+        "title": escape(f"Survey of {counted(len(reading.models), 'model')}"),
+        "facts": escape(_facts(reading)),
+        "style": style,
+        "script": script,
+        "data": as_json(_data(reading)),
+    }
+    template = (ASSETS / "survey.html").read_text(encoding="utf-8")
+    # In one pass, so that nothing in the data is taken for a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _facts(reading: Survey) -> str:
+    heads = sum(row["heads"] for row in reading.models)
+    families = len({row["family"] for row in reading.models})
+    said = [counted(heads, "head"), counted(families, "family", "families")]
+    said += [counted(len(reading.runs), "training run")] if reading.runs else []
+    said += [f"{counted(len(reading.broken), 'model')} could not be read"] if reading.broken else []
+    return " · ".join([*said, "from the weights alone"])
+
+
+def _data(reading: Survey) -> dict[str, Any]:
+    last = {row["name"] for row in final(reading.models)}
+    return {
+        "units": dict(reading.units),
+        "models": [{**_model(row), "last": row["name"] in last} for row in reading.models],
+        "runs": [row["run"] for row in reading.runs],
+        "told": told(reading),
+        "broken": [[row["name"], row["why"]] for row in reading.broken],
+        "depths": [depth_colour(i / 15) for i in range(16)],
+        "versions": reading.provenance.get("versions", {}).get("keyquery", ""),
+    }
+
+
+def _model(row: Mapping[str, Any]) -> dict[str, Any]:
+    figures = short({name: row[name] for name in (*FIGURES, *SPREAD)}, DIGITS)
+    verdicts = ", ".join(f"{count} {name}" for name, count in row["verdicts"].items())
+    layers = {name: short(row[name], DIGITS) for name in ("by_layer", "together_by_layer")}
+    return {**{name: row[name] for name in FACTS}, **figures, **layers, "verdicts": verdicts, "notes": row["notes"]}

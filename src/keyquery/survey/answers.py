@@ -1,0 +1,158 @@
+"""What a survey says across its models: over training, over size, over families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keyquery.reading import Reading
+
+FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "directionality", "rank_used")
+SOME = 3  # sizes of a family, from which on a trend is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey(Reading, kind="survey"):
+    """Many models, a row each; their runs, sizes and families; and those that could not be read."""
+
+    units: ClassVar[Mapping[str, str]] = {
+        "symmetry": "tr(M²)/‖M‖² of the weights, −1 skew to 1 symmetric, mean over heads",
+        "symmetry_folded": "the same, with biases and norm gains in it",
+        "symmetry_low": "a quarter of the heads is below; symmetry_high: a quarter is above",
+        "symmetry_together": "of the one M of all heads of a layer, median over layers",
+        "directionality": "of the one M of a layer, −1 columns to 1 rows stand out, median over layers",
+        "rank_used": "effective rank over head width, mean over heads",
+        "parameters": "numbers in all tensors of the checkpoint",
+        "half": "first recorded step by which half of the change in symmetry is made",
+        "rises": "Spearman's rank correlation, −1 to 1, of symmetry with steps or with parameters",
+        "slope": "change of symmetry when parameters are ten times as many, least squares",
+    }
+
+    models: Sequence[Mapping[str, Any]]
+    runs: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    sizes: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    families: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    broken: Sequence[Mapping[str, str]] = field(default_factory=list)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a model: its facts and every figure that is one number."""
+        return [
+            {name: value for name, value in row.items() if not isinstance(value, (list, dict))} for row in self.models
+        ]
+
+
+def answer(models: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Runs, sizes and families of models. Over size and family a run counts once, by its last step.
+
+    >>> facts = {"run": "a", "family": "gpt2", "attention": "causal", "name": "a", "heads": 2, "parameters": 9}
+    >>> found = answer([{**facts, "step": step, "symmetry": 0.1 * step} for step in (0, 1, 2, 4)])
+    >>> found["runs"][0]["half"], found["families"][0]["symmetry"]
+    (2, 0.4)
+    """
+    last = final(models)
+    return {"runs": _runs(models), "sizes": _sizes(last), "families": _families(last)}
+
+
+def final(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Models that are no steps, and the last step of every run."""
+    last: dict[Any, Mapping[str, Any]] = {}
+    for row in models:
+        key = row["name"] if row["run"] is None else ("run", row["run"])
+        if key not in last or row["step"] > last[key]["step"]:
+            last[key] = row
+    return list(last.values())
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; None where one of the two does not change.
+
+    >>> spearman([1, 2, 3], [10, 30, 20])
+    0.5
+    """
+    one, other = (_ranks(np.asarray(values, dtype=np.float64)) for values in (x, y))
+    spread = np.sqrt((one @ one) * (other @ other))
+    return float(one @ other / spread) if spread > 0 else None
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks about their mean; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - counts / 2)[inverse] - len(values) / 2
+    return ranks
+
+
+def _runs(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for run, steps in _grouped((row for row in models if row["run"] is not None), "run"):
+        course = sorted(steps, key=lambda row: row["step"])
+        if len(course) < 2:
+            continue
+        values = [row["symmetry"] for row in course]
+        change = values[-1] - values[0]
+        half = next(
+            row["step"]
+            for row, value in zip(course, values, strict=True)
+            if abs(value - values[0]) >= abs(change) / 2 and (value - values[0]) * change >= 0
+        )
+        rows.append(
+            {
+                "run": run,
+                "family": course[-1]["family"],
+                "steps": len(course),
+                "first": course[0]["step"],
+                "last": course[-1]["step"],
+                "start": values[0],
+                "end": values[-1],
+                "change": change,
+                "half": half if change else None,
+                "rises": spearman([row["step"] for row in course], values),
+            }
+        )
+    return rows
+
+
+def _sizes(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for family, some in [("all", list(models)), *_grouped(models, "family")]:
+        sizes = [row["parameters"] for row in some]
+        if len(set(sizes)) < SOME or (family != "all" and len(some) == len(models)):
+            continue
+        values = [row["symmetry"] for row in some]
+        slope = float(np.polyfit(np.log10(sizes), values, 1)[0])
+        rows.append(
+            {
+                "family": family,
+                "models": len(some),
+                "smallest": min(sizes),
+                "largest": max(sizes),
+                "slope": slope,
+                "rises": spearman(sizes, values),
+            }
+        )
+    return rows
+
+
+def _families(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for family, some in _grouped(models, "family"):
+        for attention, alike in _grouped(some, "attention"):
+            values = [row["symmetry"] for row in alike]
+            row = {
+                "family": family,
+                "attention": attention,
+                "models": len(alike),
+                "heads": sum(row["heads"] for row in alike),
+            }
+            rows.append({**row, "symmetry": median(values), "lowest": min(values), "highest": max(values)})
+    return sorted(rows, key=lambda row: (-row["symmetry"], row["family"], row["attention"]))
+
+
+def _grouped(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row[name]), []).append(row)
+    return sorted(groups.items())

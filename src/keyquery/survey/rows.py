@@ -1,0 +1,62 @@
+"""Every head of a survey as one Parquet file, sorted by model, layer and head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from keyquery.files import replacing
+from keyquery.survey.work import FIGURES, PLACE, VIEWS
+
+MODEL = {"model": "string", "run": "string", "step": "int64", "family": "string", "model_type": "string"}
+MODEL |= {"parameters": "int64", "layers": "int32", "width": "int32"}
+KINDS = {"layer": "int32", "head": "int32", "name": "string", "kind": "string", "scale": "float64", "rank": "int32"}
+HEAD = {name: KINDS[name] for name in PLACE} | {"causal": "bool_"}
+HEAD |= {f"{view}_{name}": "float64" for view in VIEWS for name in FIGURES} | {"verdict": "string"}
+GROUP = 65_536  # rows that are written at a time: many small models share a group
+
+
+def arrow(part: str = "pyarrow") -> Any:
+    """pyarrow, or a sentence that says where it is to be had."""
+    try:
+        return import_module(part)
+    except ImportError:
+        raise ImportError("a survey needs pyarrow: pip install 'keyquery[survey]'") from None
+
+
+def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]]) -> int:
+    """Write the heads of models, each a row of facts and columns of heads; how many rows that were.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_rows(Path(folder, "heads.parquet"), [])
+    0
+    """
+    pa, parquet = arrow(), arrow("pyarrow.parquet")
+    schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in (MODEL | HEAD).items()])
+    count = 0
+    with replacing(path) as beside, parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
+        for tables in _groups(pa, schema, models):
+            table = pa.concat_tables(tables).combine_chunks()
+            writer.write_table(table, row_group_size=GROUP)
+            count += len(table)
+    return count
+
+
+def _groups(
+    pa: Any, schema: Any, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]]
+) -> Iterator[list[Any]]:
+    held: list[Any] = []
+    rows = 0
+    for facts, heads in models:
+        count = len(heads["layer"])
+        columns = {name: [facts[name]] * count for name in MODEL} | {name: heads[name] for name in HEAD}
+        held.append(pa.table(columns, schema=schema))
+        rows += count
+        if rows >= GROUP:
+            yield held
+            held, rows = [], 0
+    if held:
+        yield held

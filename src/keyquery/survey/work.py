@@ -1,0 +1,287 @@
+"""What a worker of a survey does: open a model, measure a layer of it, and join its layers. Each leaves its record.
+
+Records lie in the survey's folder, written whole or not at all. Whoever does a job again writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints.sources import first_line
+from keyquery.estimators import saved_network
+from keyquery.files import write_all
+from keyquery.instruments.geometry import Look, look_at_layer, whole_look
+from keyquery.reading import Reading, provenance
+from keyquery.survey.entries import WEIGHTS, Entry
+
+# Single figures of a head in each view, and where it stands: what a row of the table of heads holds of a look.
+FIGURES = (
+    "symmetry",
+    "directionality",
+    "directionality_norms",
+    "symmetric_energy",
+    "skew_energy",
+    "positive_share",
+    "effective_rank",
+    "stable_rank",
+)
+PLACE = ("layer", "head", "name", "kind", "scale", "rank")
+VIEWS = ("raw", "folded")
+HERE = "here"  # a file that only the survey's own folder has
+SCHEMA = 1  # of records
+
+Read = tuple[int | None, str | None, str | None, str | None]  # heads, query, key and config, as `read` takes them
+Files = dict[str | Path, str | bytes]
+
+
+class StrangeFolderError(OSError):
+    """A worker does not see the survey's folder, or another survey has taken it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to do: small, so that it is all that travels to a worker."""
+
+    kind: str  # "open", "layer" or "join"
+    entry: Entry
+    out: str
+    token: str  # what the file `here` must say
+    versions: tuple[tuple[str, str], ...]
+    read: Read = (None, None, None, None)
+    stamp: str = ""
+    layer: int = -1
+
+    @property
+    def folder(self) -> Path:
+        """Where the records of its model lie."""
+        return Path(self.out, "records", self.entry.key)
+
+    @property
+    def models(self) -> Path:
+        """Where pages and JSON lie."""
+        return Path(self.out, "models")
+
+
+def perform(job: Job) -> dict[str, Any]:
+    """Do a job; a few facts come back. A model that cannot be read is one of them, not an error."""
+    _check_worker(job)
+    try:
+        with _one_thread():
+            facts, files = {"open": _open, "layer": _layer, "join": _join}[job.kind](job)
+    except Exception as error:  # whatever is in a file, it does not stop the others
+        return {"broken": _sentence(error)}
+    if files:
+        job.folder.mkdir(exist_ok=True)
+        write_all(files)
+    if job.kind == "join" and not facts.get("again"):
+        _tidy(job)
+    return facts
+
+
+def _open(job: Job) -> tuple[dict[str, Any], Files]:
+    """How many layers the model has, which of them are recorded, and whether all is done."""
+    stamp = _stamp(job.entry.source, job.read, job.versions)
+    heads = _opened(job.entry.source, job.read, stamp)
+    job = replace(job, stamp=stamp)
+    done = _done(job)
+    facts = {"stamp": stamp, "layers": len(heads), "missing": [], "joined": False}
+    if done is not None:
+        paged = (job.models / f"{job.entry.file}.html").is_file()
+        same = (done["file"], done["model"]["name"]) == (job.entry.file, job.entry.name)
+        return {**facts, "joined": paged and same}, {}
+    recorded = set(os.listdir(job.folder)) if job.folder.is_dir() else set()
+    missing = [index for index in range(len(heads)) if _record(job, index).name not in recorded]
+    return {**facts, "missing": missing}, {}
+
+
+def _layer(job: Job) -> tuple[dict[str, Any], Files]:
+    """Measure one layer: its rows of the checkpoint are read here, and nowhere else."""
+    source = job.entry.source
+    if os.path.isabs(source) and not os.path.exists(source):
+        raise FileNotFoundError(f"{source} is gone")
+    if _stamp(source, job.read, job.versions) != job.stamp:
+        raise ValueError(f"{source} changed while it was surveyed: the same command looks at it anew")
+    heads = _opened(source, job.read, job.stamp)
+    layer = heads[job.layer]
+    row, cells = look_at_layer(layer, heads)
+    found = {"width": layer.form.dim, "row": row, "cells": cells}
+    return {"heads": len(cells)}, {_record(job, job.layer): json.dumps(found, allow_nan=False)}
+
+
+def _join(job: Job) -> tuple[dict[str, Any], Files]:
+    """One look of all layers: its JSON, its page, and what the survey needs of it."""
+    done = _done(job)
+    if done is None:
+        heads = _opened(job.entry.source, job.read, job.stamp)
+        layers, bad = _records(job, len(heads))
+        if bad:
+            return {"again": bad}, {}
+        model = {**heads.model, "width": layers[0]["width"], "name": job.entry.name}
+        look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers))
+        parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
+    else:  # only what the model is called has changed
+        old = Reading.load(job.models / f"{done['file']}.json")
+        assert isinstance(old, Look)
+        look, parameters = replace(old, model={**old.model, "name": job.entry.name}), done["model"]["parameters"]
+    text = look.to_json() + "\n"
+    kept = {"file": job.entry.file, "digest": _digest(text), "model": {**_summary(look), "parameters": parameters}}
+    files: Files = {job.models / f"{job.entry.file}.html": look.page(), job.models / f"{job.entry.file}.json": text}
+    # What says that all is done is renamed last.
+    files[_whole(job.folder, job.stamp)] = json.dumps({**kept, "heads": _columns(look)}, allow_nan=False)
+    return {"heads": len(look.heads), "was": done and done["file"]}, files
+
+
+def _records(job: Job, count: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """What is recorded of each layer, and the numbers of those that a crash of the machine has spoiled."""
+    found, bad = [], []
+    for index in range(count):
+        try:
+            found.append(json.loads(_record(job, index).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            bad.append(index)
+    return found, bad
+
+
+def _tidy(job: Job) -> None:
+    """A model that is joined needs its layers no more, nor what it held before."""
+    keep = _whole(job.folder, job.stamp)
+    for path in list(job.folder.iterdir()):
+        if path != keep:
+            path.unlink(missing_ok=True)
+
+
+def _done(job: Job) -> dict[str, Any] | None:
+    """What was kept of the model as it is now, if its JSON is still there and its own."""
+    try:
+        kept = kept_of(job.folder, job.stamp)
+        text = (job.models / f"{kept['file']}.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return kept if _digest(text) == kept["digest"] else None
+
+
+def kept_of(folder: Path, stamp: str) -> dict[str, Any]:
+    """What a joined model leaves for the survey: a row on the whole, and the columns of its heads."""
+    kept: dict[str, Any] = json.loads(_whole(folder, stamp).read_text(encoding="utf-8"))
+    return kept
+
+
+def _whole(folder: Path, stamp: str) -> Path:
+    return folder / f"whole-{stamp}.json"
+
+
+def _record(job: Job, layer: int) -> Path:
+    return job.folder / f"layer-{layer:04}-{job.stamp}.json"
+
+
+@lru_cache(maxsize=2)
+def _opened(source: str, how: Read, stamp: str) -> Heads:
+    """Names and shapes, read once by each worker that has to do with the model."""
+    network = saved_network(source)
+    return read(source, *how) if network is None else read(network)
+
+
+def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
+    """What a model's records are good for: its files as they are now, how they are read, and by which versions."""
+    path = Path(source)
+    config = None if how[3] is None else Path(how[3]).read_bytes()
+    files = sorted(path.iterdir()) if path.is_dir() else [path, path.parent / "config.json"]
+    facts = []
+    for file in files:
+        weights = file.suffix in WEIGHTS or file.name == "config.json" or file.name.endswith(".index.json")
+        if weights and file.is_file():
+            found = file.stat()
+            facts.append((file.name, found.st_size, found.st_mtime_ns))
+    said = [SCHEMA, source, facts, how[:3], config and hashlib.sha256(config).hexdigest(), versions]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _summary(look: Look) -> dict[str, Any]:
+    """A model in one row; and layer by layer, for curves in depth."""
+    by_layer = {row["layer"]: [h for h in look.heads if h["layer"] == row["layer"]] for row in look.layers}
+    causal = {bool(row["causal"]) for row in look.layers if row["kind"] == "self"}
+    notes = sorted({note for row in look.layers for note in row.get("notes", [])})
+    symmetry = sorted(head["raw"]["symmetry"] for head in look.heads)
+    verdicts: dict[str, int] = {}
+    for head in look.heads:
+        kernel = head["verdict"].split(" ")[0]
+        verdicts[kernel] = verdicts.get(kernel, 0) + 1
+    return {
+        **{name: look.model.get(name) for name in ("name", "family", "model_type", "layers", "heads", "width")},
+        "attention": "both" if len(causal) == 2 else "causal" if causal == {True} else "bidirectional",
+        "symmetry": fmean(symmetry),
+        "symmetry_folded": fmean(head["folded"]["symmetry"] for head in look.heads),
+        "symmetry_low": symmetry[len(symmetry) // 4],
+        "symmetry_high": symmetry[-1 - len(symmetry) // 4],
+        "symmetry_together": median(row["raw"]["symmetry"] for row in look.layers),
+        "directionality": median(row["raw"]["directionality"] for row in look.layers),
+        "rank_used": fmean(head["raw"]["effective_rank"] / head["rank"] for head in look.heads),
+        "verdicts": dict(sorted(verdicts.items())),
+        "by_layer": [fmean(head["raw"]["symmetry"] for head in heads) for heads in by_layer.values()],
+        "together_by_layer": [row["raw"]["symmetry"] for row in look.layers],
+        "notes": notes,
+    }
+
+
+def _columns(look: Look) -> dict[str, list[Any]]:
+    """The heads as columns: their places, single figures and verdicts, as in the records of a look."""
+    heads = sorted(look.heads, key=lambda head: (head["layer"], head["head"]))
+    causal = {row["layer"]: row["causal"] for row in look.layers}
+    columns: dict[str, list[Any]] = {name: [head[name] for head in heads] for name in PLACE}
+    columns["causal"] = [causal[head["layer"]] for head in heads]
+    for view in VIEWS:
+        columns |= {f"{view}_{name}": [head[view][name] for head in heads] for name in FIGURES}
+    return {**columns, "verdict": [head["verdict"] for head in heads]}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """So that the same sums are added in the same order, however many cores the worker has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_worker(job: Job) -> None:
+    ours, versions = dict(job.versions), provenance()["versions"]
+    if different := [name for name in ours if versions.get(name) != ours[name]]:
+        name = different[0]
+        raise StrangeFolderError(
+            f"a worker has {name} {versions.get(name)}, the survey {ours[name]}: use the same everywhere"
+        )
+    try:
+        said = Path(job.out, "records", HERE).read_text(encoding="utf-8")
+    except OSError:
+        said = ""
+    if said != job.token:
+        why = "another survey writes there" if said else "a worker does not find it"
+        raise StrangeFolderError(f"{job.out} must be one folder that this survey and all its workers share: {why}")
+
+
+def _sentence(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return (
+        said
+        if said and isinstance(error, (OSError, TypeError, ValueError))
+        else f"{type(error).__name__}: {first_line(error)}"
+    )

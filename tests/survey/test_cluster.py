@@ -1,0 +1,173 @@
+"""A survey on a real Dask scheduler with two worker processes, and what may happen to them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from keyquery import survey
+from keyquery.survey import crew as crews
+from tests.survey.checkpoints import llama, results
+
+pytest.importorskip("distributed")
+
+# In each worker: one that finds the file `die` beside its model takes it away and is killed, in the middle of a layer.
+PRELOAD = """
+import os, signal
+from pathlib import Path
+import keyquery.survey.work as work
+
+def measured(layer, heads, real=work.look_at_layer):
+    order = Path(heads.source.label).parent / "die"
+    try:
+        order.unlink()
+    except FileNotFoundError:
+        return real(layer, heads)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+work.look_at_layer = measured
+"""
+
+
+class Machines:
+    """Processes of a cluster on this machine."""
+
+    def __init__(self, folder):
+        self.preload = folder / "preload.py"
+        self.preload.write_text(PRELOAD)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address, self.running = f"tcp://127.0.0.1:{self.port}", []
+
+    def start(self, what, *arguments):
+        command = [
+            sys.executable,
+            "-m",
+            f"distributed.cli.dask_{what}",
+            "--host",
+            "127.0.0.1",
+            "--no-dashboard",
+            *arguments,
+        ]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        where = {**os.environ, "PYTHONPATH": str(Path(survey.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+        self.running.append(subprocess.Popen(command, env=where, **quiet))
+        return self.running[-1]
+
+    def scheduler(self):
+        return self.start("scheduler", "--port", str(self.port))
+
+    def workers(self, count=2):
+        options = ("--nthreads", "1", "--no-nanny", "--preload", str(self.preload))
+        return [self.start("worker", self.address, *options) for _ in range(count)]
+
+    def stop(self):
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def machines(tmp_path):
+    found = Machines(tmp_path)
+    yield found
+    found.stop()
+
+
+def survey_on(machines, models, out, **options):
+    """A survey by the scheduler, which starts in its own time."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with socket.socket() as knocking:
+            if knocking.connect_ex(("127.0.0.1", machines.port)) == 0:
+                break
+        time.sleep(0.1)
+    return survey.run(models, out, scheduler=machines.address, **options)
+
+
+def test_a_scheduler_gives_what_this_machine_gives(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    models = [llama(tmp_path / "models" / f"m{i}", seed=i) for i in range(2)]
+    alone = survey.run(models, tmp_path / "alone", workers=1)
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        together = survey.run(models, tmp_path / "together", scheduler=cluster.scheduler_address)
+    assert together == alone
+    assert results(tmp_path / "together") == results(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_in_the_middle(tmp_path, machines):
+    models = [llama(tmp_path / "models" / f"m{i}", layers=3, seed=i) for i in range(2)]
+    alone = survey.run(models, tmp_path / "alone", workers=1)
+    order = tmp_path / "models" / "die"
+    order.touch()
+    machines.scheduler()
+    workers = machines.workers()
+    together = survey_on(machines, models, tmp_path / "together")
+    assert together == alone
+    assert results(tmp_path / "together") == results(tmp_path / "alone")
+    assert not order.exists()
+    assert sorted(worker.poll() for worker in workers if worker.poll() is not None) == [-signal.SIGKILL]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_scheduler_is_restarted(how, tmp_path, machines, monkeypatch):
+    monkeypatch.setattr(crews, "PAUSE", 1.0)
+    models = [llama(tmp_path / "models" / f"m{i}", layers=4, seed=i) for i in range(3)]
+    survey.run(models, tmp_path / "alone", workers=1)
+    scheduler = machines.scheduler()
+    machines.workers(1)
+    measured = []
+
+    def watch(items, what, total):
+        for item in items:
+            yield item
+            if what == "measuring layers":
+                measured.append(item)
+                if len(measured) == 2:
+                    scheduler.send_signal(how)
+                    scheduler.wait()
+                    machines.scheduler()
+                    machines.workers()
+
+    survey_on(machines, models, tmp_path / "together", progress=watch)
+    assert results(tmp_path / "together") == results(tmp_path / "alone")
+    assert len(measured) == len(set(measured)) == 12
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_stays_away_is_told(tmp_path, machines, monkeypatch):
+    monkeypatch.setattr(crews, "PAUSE", 1.0)
+    real = crews.Cluster.__init__
+    monkeypatch.setattr(crews.Cluster, "__init__", lambda self, address: real(self, address, patience=2.0))
+    models = [llama(tmp_path / "models" / f"m{i}", layers=4, seed=i) for i in range(2)]
+    scheduler = machines.scheduler()
+    machines.workers(1)
+
+    def watch(items, what, total):
+        for item in items:
+            yield item
+            if what == "measuring layers":
+                scheduler.kill()
+                scheduler.wait()
+
+    with pytest.raises(ConnectionError, match="since 2 seconds; what is recorded stays, and the same command goes on"):
+        survey_on(machines, models, tmp_path / "out", progress=watch)
+    assert list((tmp_path / "out" / "records").rglob("*.json"))
+    survey.run(models, tmp_path / "out", workers=1)
+    survey.run(models, tmp_path / "alone", workers=1)
+    assert results(tmp_path / "out") == results(tmp_path / "alone")
+
+
+def test_no_scheduler_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(crews, "ANSWER", 1)
+    with pytest.raises(ConnectionError, match="no Dask scheduler answers at tcp://127"):
+        crews.Cluster("tcp://127.0.0.1:9", patience=0.0).open()

@@ -1,0 +1,60 @@
+"""`keyquery survey` as a user runs it, and how it tells how far it is."""
+
+import io
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from keyquery import cli
+from keyquery.report.pace import paced
+from tests.survey.checkpoints import llama
+
+pytest.importorskip("pyarrow")
+
+
+def test_a_broken_checkpoint_is_named_and_the_rest_is_written(tmp_path):
+    llama(tmp_path / "zoo" / "run" / "step1")
+    llama(tmp_path / "zoo" / "run" / "step20", alike=0.9)
+    bad = tmp_path / "zoo" / "bad[red]"
+    bad.mkdir()
+    (bad / "model.safetensors").write_bytes(b"no")
+    arguments = ["survey", str(tmp_path / "zoo"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    shown = CliRunner().invoke(cli.app, arguments)
+    assert shown.exit_code == 1
+    assert shown.output.index("run/step1 ") < shown.output.index("run/step20")
+    assert "Over training, run: symmetry goes from" in shown.output
+    assert "Not read: bad[red]:" in shown.output
+    assert (tmp_path / "out" / "index.html").is_file()
+    quiet = CliRunner().invoke(cli.app, [*arguments, "-q"])
+    assert (quiet.exit_code, quiet.stdout) == (1, "")
+    assert quiet.stderr.startswith("keyquery: not read: bad[red]: ")
+
+
+def test_two_places_to_work_at_are_one_too_many(tmp_path):
+    arguments = ["survey", "x", "--out", str(tmp_path), "--workers", "1", "--scheduler", "tcp://x:1"]
+    shown = CliRunner().invoke(cli.app, arguments)
+    assert isinstance(shown.exception, ValueError)
+    assert "give one of them" in str(shown.exception)
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then():
+    told, now = io.StringIO(), iter([0.0, *range(10, 110, 10)])
+    with paced(Console(file=told, width=200), wanted=True, clock=lambda: next(now)) as progress:
+        assert list(progress(range(10), "measuring layers", 10)) == list(range(10))
+    assert told.getvalue().splitlines() == [
+        "measuring layers: 3 of 10, 0.1/s, 0:01:10 left",
+        "measuring layers: 6 of 10, 0.1/s, 0:00:40 left",
+        "measuring layers: 9 of 10, 0.1/s, 0:00:10 left",
+    ]
+
+
+def test_in_a_terminal_progress_has_its_rate_and_quiet_is_quiet():
+    told = io.StringIO()
+    console = Console(file=told, width=200, force_terminal=True)
+    with paced(console, wanted=True) as progress:
+        list(progress(range(3), "measuring layers", 3))
+    assert "3/3" in told.getvalue()
+    with paced(Console(file=(silent := io.StringIO())), wanted=False) as progress:
+        list(progress(range(3), "measuring layers", 3))
+    assert silent.getvalue() == ""

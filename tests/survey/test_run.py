@@ -1,0 +1,355 @@
+"""A survey on this machine: what it says is what a look says, and nothing stops it for good."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import keyquery as kq
+from keyquery import survey
+from keyquery.files import replacing
+from keyquery.survey import crew as crews
+from keyquery.survey import work
+from keyquery.survey.crew import Cores, gather
+from keyquery.survey.entries import find_models
+from tests.survey.checkpoints import llama, results
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def models(tmp_path):
+    return [llama(tmp_path / "zoo" / f"m{i}", layers=3, seed=i, alike=0.3 * i) for i in range(2)]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Counts how often each layer is measured; `measured.after` is called when one is."""
+    real, counts = work.look_at_layer, Counter()
+    counts.after = lambda: None
+
+    def count(layer, heads):
+        found = real(layer, heads)
+        counts[heads.source.label, layer.index] += 1
+        counts.after()
+        return found
+
+    monkeypatch.setattr(work, "look_at_layer", count)
+    return counts
+
+
+def test_rows_are_those_of_look(models, tmp_path):
+    reading = survey.run([*models, kq.models.ENCODER], tmp_path / "out", workers=1)
+    table = parquet.read_table(tmp_path / "out" / "heads.parquet").to_pylist()
+    assert [(row["model"], row["layer"], row["head"]) for row in table] == sorted(
+        (row["model"], row["layer"], row["head"]) for row in table
+    )
+    for source, name in ((models[0], "m0"), (models[1], "m1"), (kq.models.ENCODER, "encoder")):
+        look = kq.look(source)
+        rows = [row for row in table if row["model"] == name]
+        records = look.records()
+        assert [{key: row[key] for key in record} for row, record in zip(rows, records, strict=True)] == records
+        assert (tmp_path / "out" / "models" / f"{name}.json").read_text() == look.to_json() + "\n"
+        assert (tmp_path / "out" / "models" / f"{name}.html").read_text() == look.page()
+        (told,) = (row for row in reading.models if row["name"] == name)
+        assert told["symmetry"] == pytest.approx(sum(r["raw_symmetry"] for r in records) / len(records), abs=1e-15)
+        assert told["symmetry_together"] == pytest.approx(
+            sorted(row["raw"]["symmetry"] for row in look.layers)[len(look.layers) // 2], abs=0.2
+        )
+    assert [(row["family"], row["attention"]) for row in reading.models] == [
+        ("keyquery", "bidirectional"),
+        ("llama", "causal"),
+        ("llama", "causal"),
+    ]
+    assert kq.Reading.load(tmp_path / "out" / "survey.json") == reading
+
+
+def test_parameters_are_those_of_the_file(models, tmp_path):
+    row = survey.run(models[:1], tmp_path / "out", workers=1).models[0]
+    assert row["parameters"] == 3 * (16 * 16 + 16 * 16 + 16)
+
+
+@pytest.mark.parametrize("when", [1, 3, 6])
+def test_broken_off_it_goes_on_and_measures_nothing_twice(when, models, tmp_path, measured):
+    survey.run(models, tmp_path / "whole", workers=1)
+    measured.clear()
+
+    def stop():
+        if measured.total() == when:
+            raise KeyboardInterrupt
+
+    measured.after = stop
+    with pytest.raises(KeyboardInterrupt):
+        survey.run(models, tmp_path / "parts", workers=1)
+    measured.after = lambda: None
+    survey.run(models, tmp_path / "parts", workers=1)
+    # The one that was under way is measured again, no other.
+    assert sorted(measured.values()) == [1, 1, 1, 1, 1, 2]
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+    measured.clear()
+    survey.run(models, tmp_path / "parts", workers=1)
+    assert not measured
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+
+
+def test_only_what_has_changed_is_measured_again(models, tmp_path, measured):
+    survey.run(models, tmp_path / "out", workers=1)
+    llama(models[0], layers=3, seed=7)
+    os.utime(models[0] / "model.safetensors", ns=(1, 1))
+    measured.clear()
+    survey.run(models, tmp_path / "out", workers=1)
+    assert {Path(source).name for source, _ in measured} == {"m0"}
+    survey.run(models, tmp_path / "new", workers=1)
+    assert results(tmp_path / "out") == results(tmp_path / "new")
+
+
+def test_a_record_that_a_crash_has_spoiled_is_made_again(models, tmp_path, measured):
+    measured.after = lambda: measured.total() == 3 and (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        survey.run(models, tmp_path / "out", workers=1)
+    measured.after = lambda: None
+    record = next((tmp_path / "out" / "records").rglob("layer-0001-*.json"))
+    record.write_text("")
+    survey.run(models, tmp_path / "out", workers=1)
+    survey.run(models, tmp_path / "whole", workers=1)
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+def test_models_that_join_later_rename_what_is_there_and_measure_nothing_twice(models, tmp_path, measured):
+    survey.run(models, tmp_path / "out", workers=1)
+    measured.clear()
+    other = llama(tmp_path / "other" / "m0", seed=9)
+    survey.run([*models, other], tmp_path / "out", workers=1)
+    assert {Path(source) for source, _ in measured} == {other}
+    survey.run([*models, other], tmp_path / "new", workers=1)
+    assert results(tmp_path / "out") == results(tmp_path / "new")
+    assert sorted(os.listdir(tmp_path / "out" / "models"))[::2] == ["m1.html", "other-m0.html", "zoo-m0.html"]
+
+
+def test_broken_checkpoints_are_told_and_do_not_stop_the_others(models, tmp_path):
+    bad = tmp_path / "zoo" / "bad"
+    bad.mkdir()
+    (bad / "model.safetensors").write_bytes(b"\xff" * 100)
+    nan = llama(tmp_path / "zoo" / "nan")
+    data = (nan / "model.safetensors").read_bytes()
+    (nan / "model.safetensors").write_bytes(data[:-64] + b"\xff" * 64)
+    reading = survey.run([tmp_path / "zoo", "no/such_folder.safetensors"], tmp_path / "out", workers=1)
+    assert [row["name"] for row in reading.models] == ["m0", "m1"]
+    assert {row["name"] for row in reading.broken} == {"bad", "nan", "such_folder.safetensors"}
+    why = {row["name"]: row["why"] for row in reading.broken}
+    assert "not a readable safetensors file" in why["bad"]
+    assert "are NaN or infinite" in why["nan"]
+    assert "neither a file, nor a folder" in why["such_folder.safetensors"]
+    with pytest.raises(ValueError, match="none of 1 models could be read; bad: "):
+        survey.run([bad], tmp_path / "none", workers=1)
+
+
+def test_a_file_that_disappears_breaks_its_model_only(models, tmp_path, measured):
+    gone = models[0] / "model.safetensors"
+    kept = gone.read_bytes()
+    times = gone.stat().st_atime_ns, gone.stat().st_mtime_ns
+    measured.after = lambda: (str(gone), 0) in measured and gone.unlink(missing_ok=True)
+    reading = survey.run([gone, models[1]], tmp_path / "out", workers=1)
+    assert [row["name"] for row in reading.models] == ["m1"]
+    assert [(row["name"], row["why"]) for row in reading.broken] == [("model.safetensors", f"{gone} is gone")]
+    measured.after = lambda: None
+    measured.clear()
+    gone.write_bytes(kept)
+    os.utime(gone, ns=times)
+    reading = survey.run([gone, models[1]], tmp_path / "out", workers=1)  # it is back: only the rest is measured
+    assert reading.broken == []
+    assert sorted(layer for _, layer in measured) == [1, 2]
+
+
+def test_a_model_that_changes_meanwhile_is_told(models, tmp_path, measured):
+    def change():
+        if measured.total() == 1:
+            llama(models[0], layers=3, seed=5)
+            os.utime(models[0] / "model.safetensors", ns=(1, 1))
+
+    measured.after = change
+    reading = survey.run(models, tmp_path / "out", workers=1)
+    assert "changed while it was surveyed" in reading.broken[0]["why"]
+    assert [row["name"] for row in reading.models] == ["m1"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a full disk, and what makes room; without the right to mount one, files that may not grow."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", place], capture_output=True).returncode == 0
+    )
+    if mounted:
+        yield place, lambda: subprocess.run(["mount", "-o", "remount,size=16m", place], check=True)
+        subprocess.run(["umount", "-l", place], check=True)
+        return
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    yield place, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_stops_the_survey_in_a_sentence_and_it_goes_on(models, tmp_path, small_disk, measured):
+    place, make_room = small_disk
+    with pytest.raises(OSError, match=r"could not be written: (No space left on device|File too large)"):
+        survey.run(models, place / "out", workers=1)
+    done = set(measured)
+    make_room()
+    measured.clear()
+    survey.run(models, place / "out", workers=1)
+    recorded = done & set(measured)
+    assert len(recorded) <= 1  # what could not be recorded
+    survey.run(models, tmp_path / "whole", workers=1)
+    assert results(place / "out") == results(tmp_path / "whole")
+
+
+def test_what_is_too_large_to_hold_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("old")
+
+    def fill(error):
+        with replacing(path) as beside:
+            beside.write_text("half")
+            raise error
+
+    with pytest.raises(OSError, match="rows could not be written: No space left"):
+        fill(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(KeyError):
+        fill(KeyError())
+    assert os.listdir(tmp_path) == ["rows"]
+    assert path.read_text() == "old"
+
+
+def test_a_worker_that_sees_another_folder_or_has_other_versions_is_refused(models, tmp_path):
+    survey.run(models, tmp_path / "out", workers=1)
+    (entry,) = find_models(models[:1])
+    versions = tuple(kq.reading.provenance()["versions"].items())
+    token = (tmp_path / "out" / "records" / "here").read_text()
+    job = work.Job("open", entry, str(tmp_path / "out"), token, versions)
+    assert work.perform(job)["joined"]
+    with pytest.raises(OSError, match="share: another survey writes there"):
+        work.perform(work.replace(job, token="other"))
+    with pytest.raises(OSError, match="share: a worker does not find it"):
+        work.perform(work.replace(job, out=str(tmp_path / "elsewhere")))
+    with pytest.raises(OSError, match=r"a worker has torch .*, the survey 0.1: use the same everywhere"):
+        work.perform(work.replace(job, versions=(("torch", "0.1"),)))
+
+
+def test_out_that_is_a_file_and_the_extra_that_is_missing_are_told(models, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"out must be a folder, and .* is a file"):
+        survey.run(models, tmp_path / "file")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ImportError, match=r"a scheduler needs dask: pip install 'keyquery\[survey\]'"):
+        survey.run(models, tmp_path / "out", scheduler="tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"a survey needs pyarrow: pip install 'keyquery\[survey\]'"):
+        survey.run(models, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on(tmp_path):
+    models = [str(llama(tmp_path / "zoo" / f"m{i}", layers=12, width=256, seed=i)) for i in range(4)]
+    command = [sys.executable, "-m", "keyquery", "survey", *models, "--workers", "2", "-q", "--out"]
+    where = {**os.environ, "PYTHONPATH": str(Path(kq.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, tmp_path / "whole"], check=True, env=where)
+    records = tmp_path / "parts" / "records"
+    for enough in (lambda: len(list(records.glob("*/layer-*"))) >= 3, lambda: list(records.glob("*/whole-*"))):
+        process = subprocess.Popen([*command, tmp_path / "parts"], env=where, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not enough():
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    joined = {file: file.stat().st_mtime_ns for file in records.glob("*/whole-*")}
+    subprocess.run([*command, tmp_path / "parts"], check=True, env=where)
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+    assert {file: file.stat().st_mtime_ns for file in joined} == joined
+    assert len(joined) < 4
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_replaced(tmp_path, monkeypatch):
+    models = [llama(tmp_path / "zoo" / f"m{i}", layers=3, seed=i) for i in range(2)]
+    survey.run(models, tmp_path / "alone", workers=1)
+    pools = []
+    real = Cores.open
+
+    def opened(self, anew=False):
+        pools.append(real(self, anew))
+        return pools[-1]
+
+    monkeypatch.setattr(Cores, "open", opened)
+    killed = []
+
+    def watch(items, what, total):
+        for item in items:
+            yield item
+            if what == "measuring layers" and not killed:
+                killed.extend(pools[-1]._processes)
+                os.kill(killed[0], signal.SIGKILL)
+
+    survey.run(models, tmp_path / "out", workers=2, progress=watch)
+    assert killed
+    assert results(tmp_path / "out") == results(tmp_path / "alone")
+
+
+class Fragile:
+    """A crew of which every worker dies over one job."""
+
+    ahead, alone, lost, fatal = 4, True, (crews.BrokenExecutor,), ()
+
+    def __init__(self, deadly):
+        self.deadly, self.opened, self.done = deadly, 0, []
+
+    def open(self, anew=False):
+        self.opened += 1
+        return self
+
+    def submit(self, perform, job):
+        future = crews.Future()
+        if job == self.deadly:
+            future.set_exception(crews.BrokenExecutor())
+        else:
+            self.done.append(job)
+            future.set_result({"job": job})
+        return future
+
+    def alive(self):
+        return True
+
+    def close(self):
+        pass
+
+
+@pytest.mark.unchecked
+def test_a_job_that_kills_its_workers_is_found_out_and_the_others_are_done():
+    crew = Fragile("c")
+    found = dict(gather(crew, crews.deque("abcdef")))
+    assert found.pop("c") == {"broken": "3 workers were killed over it: is there too little memory?"}
+    assert found == {job: {"job": job} for job in "abdef"}
+    assert crew.opened <= 1 + 3 + 1
+
+
+def test_leftovers_of_a_kill_are_removed(models, tmp_path):
+    survey.run(models, tmp_path / "out", workers=1)
+    whole = results(tmp_path / "out")
+    for left in ("models/.m0.html.abc", ".heads.parquet.abc", ".index.html.x"):
+        (tmp_path / "out" / left).touch()
+    shutil.rmtree(tmp_path / "out" / "records")
+    survey.run(models, tmp_path / "out", workers=1)
+    assert results(tmp_path / "out") == whole
+    assert json.loads((tmp_path / "out" / "survey.json").read_text())["kind"] == "survey"
+    assert not list((tmp_path / "out").rglob(".*"))
