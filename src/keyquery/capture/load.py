@@ -44,11 +44,7 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
         _require_whole(source, info["missing_keys"])
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
-        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-            tokenizer = None
-    return model, tokenizer
+        return model, _tokenizer(transformers, path, options)
 
 
 def load_processor(source: str | Path) -> Any:
@@ -63,7 +59,9 @@ def load_processor(source: str | Path) -> Any:
     transformers = _transformers()
     with _hushed(transformers):
         try:
-            return transformers.AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            return _knowing(
+                transformers.AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            )
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             return None
 
@@ -87,10 +85,21 @@ def load_tokenizer(source: str | Path) -> Any:
         pass
     transformers = _transformers("its tokenizer")
     with _hushed(transformers):
-        try:
-            return transformers.AutoTokenizer.from_pretrained(folder, **options)
-        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-            return None
+        return _tokenizer(transformers, folder, options)
+
+
+def _tokenizer(transformers: Any, path: Path | str, options: dict[str, Any]) -> Any:
+    try:
+        return _knowing(transformers.AutoTokenizer.from_pretrained(path, **options))
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+        return None
+
+
+def _knowing(found: Any) -> Any:
+    """A tokenizer or a processor, or None where transformers made one up that knows no word, for lack of its files."""
+    speaker = getattr(found, "tokenizer", found)
+    silent = hasattr(speaker, "get_vocab") and not set(speaker.get_vocab()) - set(speaker.all_special_tokens)
+    return None if silent else found
 
 
 def _transformers(what: str = "on data") -> Any:

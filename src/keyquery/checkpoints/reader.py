@@ -176,6 +176,8 @@ def _family_of(source: Source) -> Family:
                 f"{source.label} has no attention that is known: {kind} is not. It holds {_shown(source)}. "
                 "kq.read and kq.look can be told where it is: query=, key= and heads="
             )
+        if all(name.startswith("network.") for name in source.shapes):
+            kind += " (an estimator's? then load it, and look at that)"
         raise ValueError(
             f"{source.label}: {kind} is not known. It holds {_shown(source)}. Say where its weights are: "
             "--query PATTERN --key PATTERN --heads N, with {layer} in the patterns"

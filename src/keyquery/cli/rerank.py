@@ -27,6 +27,7 @@ METHODS: dict[str, Callable[..., ListReranker]] = {
     "reciprocal": KReciprocalReranker,
 }
 ENDS = (".npy", ".json")
+TOP = 1024
 Lists = Annotated[
     Path | None, typer.Option(help="Lists of a first round of your own, .npy (q, m). Without: exact search.")
 ]
@@ -34,7 +35,13 @@ Method = Annotated[str | None, typer.Option(help="affinity, expansion or recipro
 Fit = Annotated[Path | None, typer.Option(help="Learn from these vectors, .npy (n, dim), and their --labels.")]
 Labels = Annotated[Path | None, typer.Option(help="With --fit: labels, .npy (n,), numbers or texts.")]
 Save = Annotated[Path | None, typer.Option(help="With --fit: save what was learned to this .safetensors file.")]
-Top = Annotated[int, typer.Option(min=1, help="How many of each list to put in order; all where there are fewer.")]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="How many of each list to put in order, at most. Without: a model's own, else 1,024.",
+    ),
+]
 Anchors = Annotated[int, typer.Option(min=1, help="How many of them all are compared with; a model has its own.")]
 Kernel = Annotated[str, typer.Option(help="With --fit: a kernel of kq.Attention, such as general or psd.")]
 Images = Annotated[Path | None, typer.Option(help="Images of the database, to show: an .npz file or a folder.")]
@@ -53,7 +60,7 @@ def rerank(
     fit: Fit = None,
     labels: Labels = None,
     save: Save = None,
-    top: Top = 1024,
+    top: Top = None,
     anchors: Anchors = 512,
     width: Annotated[int, typer.Option(min=1, help="With --fit: the network's width.")] = 768,
     steps: Annotated[int, typer.Option(min=1, help="With --fit: steps of training.")] = 400,
@@ -80,16 +87,17 @@ def rerank(
     for name in {"out", "scores"} & set(files):
         check_choice(f"the end of --{name}", files[name].suffix.lower(), ENDS)
     asked, there, given = _vectors(queries, database, lists)
-    top = min(top, len(there) if given is None else given.shape[1])
+    most_there = len(there) if given is None else given.shape[1]
     pictures = {"images": images, "query_images": query_images}
     loaded: dict[str, Any] = {name: load_images(path) for name, path in pictures.items() if path is not None}
     shown = Shown(**loaded)
     shown.check(len(asked), len(there))
-    if fit is not None:
-        check_anchors(anchors, top)  # before something is learned that cannot be used
     options: dict[str, Any] = {"anchors": anchors, "width": width, "steps": steps, "kernel": kernel}
-    options |= {"random_state": seed, "verbose": not quiet}
+    options |= {"random_state": seed, "verbose": not quiet, "top": min(top or TOP, most_there)}
+    if fit is not None:
+        check_anchors(anchors, options["top"])  # before something is learned that cannot be used
     found = _learned(fit, labels, device, options) if fit and labels else _taken(model, method, device, anchors)
+    top = min(top or (found.top if fit or model else TOP), most_there)
     before, after, values = found.before_and_after(asked, there, given, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(found)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}

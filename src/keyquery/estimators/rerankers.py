@@ -185,7 +185,9 @@ class AffinityReranker(ListReranker):
 def check_anchors(anchors: int, top: int) -> None:
     """Refuse lists that are too short for anchors: the query and the first `anchors` − 1 candidates."""
     if top < anchors - 1:
-        raise ValueError(f"anchors is {anchors}, so that lists need {anchors - 1} candidates or more, got {top}")
+        raise ValueError(
+            f"anchors is {anchors}, so that lists need {anchors - 1} candidates or more, got {top}: give fewer"
+        )
 
 
 class AlphaQueryExpansion(ListReranker):

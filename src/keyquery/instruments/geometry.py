@@ -113,7 +113,7 @@ def look(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Look:
-    """Every head's geometry as a Reading, from a path, a hub name or a live model.
+    """Every head's geometry as a Reading, from a path, a hub name, a live model or a fitted estimator.
 
     `text` (a file of lines) or `inputs` (batches of tensors that the model takes) put the forms on data: the model is
     then run, at most `tokens` tokens in windows of `length`. `directions` is how many object directions and relation
@@ -127,6 +127,7 @@ def look(
     [(0, 0), (0, 1)]
     """
     check_count("sample", sample, least=0)
+    source = source if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
