@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
-from keyquery.files import write_text
+from keyquery.files import read_text, write_text
 
 KINDS: dict[str, type[Reading]] = {}
 LONG = 60  # letters of a list that are still written out
@@ -98,6 +98,8 @@ class Reading:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a reading: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
             raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
         cls = _class_of(data.pop("kind"))
@@ -108,7 +110,7 @@ class Reading:
         data.pop("units", None)
         try:
             return cls(**data)
-        except TypeError as error:
+        except (TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
             raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
 
     def records(self) -> list[dict[str, Any]]:
@@ -210,7 +212,7 @@ def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _file(path: str | Path) -> str:
-    return Path(path).read_text(encoding="utf-8")
+    return read_text(path)
 
 
 def _class_of(kind: str) -> type[Reading]:

@@ -16,7 +16,7 @@ from keyquery.checkpoints.family import Attention, Family, Place, gap, places
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
-from keyquery.checkpoints.sources import Source
+from keyquery.checkpoints.sources import Source, first_line
 from keyquery.forms import Form
 
 EMBEDDINGS = (
@@ -137,6 +137,17 @@ class Heads:
         return None
 
     def _read(self, index: int) -> Layer:
+        try:
+            return self._layer(index)
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+            # A config may say anything, and tensors may be of any shape.
+            name = module_name(self._places[index][0])
+            raise ValueError(
+                f"{self.source.label}: {name} cannot be read as {self.family.name}: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    def _layer(self, index: int) -> Layer:
         place, part = self._places[index]
         attention, config = place.attention, self._config_of(place)
         count = count_heads(place, self.source, config, self._given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
+from keyquery.checkpoints.sources import load_pickled
+from keyquery.files import writing
 from keyquery.forms.checks import check_count
 from keyquery.progress import Progress, silent
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
@@ -209,9 +210,8 @@ class _Run:
         state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
         state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe)}
         state["recent"] = self.recent
-        part = self.path.with_name(self.path.name + ".part")
-        torch.save(state, part)
-        part.replace(self.path)
+        with writing(self.path) as part:
+            torch.save(state, part)
 
     def restore(self) -> int:
         """The step to go on from."""
@@ -219,16 +219,18 @@ class _Run:
             return 0
         device = next(self.model.parameters()).device
         try:
-            state = torch.load(self.path, map_location=device, weights_only=True)
-        except (EOFError, RuntimeError, KeyError, pickle.UnpicklingError):
+            state = load_pickled(self.path, device)
+            older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # what checkpoints did not always tell
+            same = {**older, **state["recipe"]} == asdict(self.recipe)
+            step, log, best, recent = int(state["step"]), Log(**state["log"]), state["best"], state.get("recent", [])
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{self.path} is no whole checkpoint: delete it to begin anew") from None
-        older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # what checkpoints did not always tell
-        if {**older, **state["recipe"]} != asdict(self.recipe):
+        if not same:
             raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.log, self.best, self.recent = Log(**state["log"]), state["best"], state.get("recent", [])
-        return int(state["step"])
+        self.log, self.best, self.recent = log, best, recent
+        return step
 
     def finish(self, step: int, validated: bool, rank: int) -> None:
         whole = self.log.stopped or step == self.recipe.steps
