@@ -118,7 +118,10 @@ def _array(file: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarra
         if math.prod(shape) * dtype.itemsize > info.file_size:
             raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {info.file_size} bytes hold")
     with file.open(info) as member:
-        return form.read_array(member, allow_pickle=False)
+        found = form.read_array(member, allow_pickle=False)
+    if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
+        raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
+    return found
 
 
 def beside(folder: str | Path, name: str) -> Path:
@@ -133,7 +136,7 @@ def beside(folder: str | Path, name: str) -> Path:
     ValueError: docs names '../README.md', which is no file in it: refused
     """
     folder = Path(folder)
-    if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+    if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
         raise ValueError(f"{folder} names {name!r}, which is no file in it: refused")
     here, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
     cache = here.parent.parent / "blobs" if here.parent.name == "snapshots" else here

@@ -55,12 +55,8 @@ class Hub:
         if not index:
             return ["model.safetensors"]
         shards = self._object("the index", index).get("weight_map")
-        names = (
-            set(shards.values())
-            if isinstance(shards, dict) and all(isinstance(s, str) for s in shards.values())
-            else set()
-        )
-        if not names or any(PurePosixPath(name).name != name for name in names):
+        names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+        if not names or any(PurePosixPath(name).name != name or not name.isprintable() for name in names):
             raise ValueError(f"{self.label}: its index must name files of the model, got {sorted(names)[:3]}")
         return sorted(names)
 

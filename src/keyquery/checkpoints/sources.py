@@ -108,6 +108,12 @@ class Live(Loaded):
         return getattr(self.model.get_submodule(module), "num_heads", None)
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    with _open(path) as file:
+        return {name: file.get_tensor(name) for name in list(file.keys())}
+
+
 def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> Loaded:
     """The .bin, .pt or .pth files of a model, with `weights_only`: a pickle that would run code is refused."""
     return Loaded({name: tensor for path in paths for name, tensor in _torch_file(path).items()}, label, config)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from keyquery.checkpoints.sources import read_json
+from keyquery.checkpoints.sources import first_line, read_json, read_tensors
 from keyquery.files import beside, write_all
 from keyquery.forms import Rope
 from keyquery.layers.blocks import Decoder, Encoder
@@ -101,11 +101,14 @@ class LanguageModel(nn.Module):
         It is built when the sizes that config.json names are known to be those of the weights, and no sooner.
         """
         shape = _shape_of(read_json(beside(folder, "config.json")))
-        weights = load_file(beside(folder, "model.safetensors"))
+        weights = read_tensors(beside(folder, "model.safetensors"))
         if shape.depth > len(weights):
             raise ValueError(f"{folder}: a model of depth {shape.depth} has more than {len(weights)} tensors")
-        with torch.device("meta"):
-            sizes = {name: weight.shape for name, weight in cls(shape).state_dict().items()}
+        try:
+            with torch.device("meta"):
+                sizes = {name: weight.shape for name, weight in cls(shape).state_dict().items()}
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder}: no model is as its config.json says: {first_line(error)}") from None
         for name in sorted(sizes.keys() | weights.keys()):
             if name not in sizes or name not in weights or sizes[name] != weights[name].shape:
                 raise ValueError(f"{folder}: {name} is not what a model of its config.json has")

@@ -63,10 +63,15 @@ def read_retail(path: str | Path) -> Timed:
         if not row["CustomerID"]:
             unknown += 1
             continue
-        bill = int(float(row["CustomerID"])), row["InvoiceNo"]
-        sums[bill] = sums.get(bill, 0.0) + float(row["Quantity"]) * float(row["UnitPrice"])
-        if bill not in when:
-            when[bill] = retail_time(row)
+        try:
+            bill = int(float(row["CustomerID"])), str(row["InvoiceNo"])
+            sums[bill] = sums.get(bill, 0.0) + float(row["Quantity"]) * float(row["UnitPrice"])
+            if bill not in when:
+                when[bill] = retail_time(row)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: an invoice cannot be read: {error}") from None
+    if not any(not bill[1].startswith("C") for bill in sums):
+        raise ValueError(f"{path} holds no purchase")
     bills = sorted(sums, key=lambda bill: (bill[0], when[bill], bill[1]))
     spent = np.array([sums[bill] for bill in bills])
     back = np.array([bill[1].startswith("C") for bill in bills])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
-from keyquery.checkpoints.sources import load_pickled
+from keyquery.checkpoints.sources import first_line, load_pickled
 from keyquery.files import writing
 from keyquery.forms.checks import check_count
 from keyquery.progress import Progress, silent
@@ -227,8 +227,11 @@ class _Run:
             raise ValueError(f"{self.path} is no whole checkpoint: delete it to begin anew") from None
         if not same:
             raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{self.path} does not fit the model: {first_line(error)}") from None
         self.log, self.best, self.recent = log, best, recent
         return step
 
