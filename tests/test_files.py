@@ -151,7 +151,11 @@ def test_a_kill_in_the_middle_leaves_the_old_file(how, number, tmp_path):
 
 
 def test_what_goes_wrong_in_the_middle_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError, match="half"), files.writing(tmp_path / "target") as part:
-        part.write_text("new")
-        raise RuntimeError("half")
+    def half():
+        with files.writing(tmp_path / "target") as part:
+            part.write_text("new")
+            raise RuntimeError("half")
+
+    with pytest.raises(RuntimeError, match="half"):
+        half()
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
@@ -160,6 +161,26 @@ def provenance(**facts: Any) -> dict[str, Any]:
     """
     versions = {"keyquery": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     return {**facts, "versions": versions}
+
+
+def digest(tensor: Tensor | np.ndarray) -> str:
+    """The first half of the SHA-256 of a tensor's bytes, in row-major order: what was read, whatever file it lay in.
+
+    >>> digest(torch.zeros(2))  # as of eight bytes of zeros
+    'af5570f5a1810b7af78caf4bc70a660f'
+    """
+    array = tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().contiguous()
+    data = array if isinstance(array, np.ndarray) else array.flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()[:32]
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The digest of each of several tensors, as of a state dict.
+
+    >>> list(digests(torch.nn.Linear(2, 1).state_dict()))
+    ['weight', 'bias']
+    """
+    return {name: digest(tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 def plain(value: Any) -> Any:

@@ -1,11 +1,11 @@
-"""What a reader must not do, watched while it reads: end otherwise than it promises, hang, grow, reach out, run code."""
+"""What a reader must not do, watched while it reads: end otherwise than promised, hang, grow, reach out, run code."""
 
 import os
 import signal
 import sys
 import sysconfig
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 BOUND, TIMES = 64 * 2**20, 64  # bytes that reading may take: so many, and so many times the files
@@ -21,12 +21,12 @@ FORBIDDEN = (
     "ctypes.dlopen",
     "os.remove",
 )
-FORBIDDEN += ("shutil.", "os.link", "os.symlink", "os.chmod", "os.putenv", "pty.", "webbrowser.", "pickle.find_class")
+FORBIDDEN += ("shutil.", "os.link", "os.symlink", "os.putenv", "pty.", "webbrowser.", "pickle.find_class")
 # torch.load looks up the names of tensors and storages, and its own reader refuses all others.
 ALLOWED = ("torch", "collections", "_codecs")
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818
     """A promise that was not kept."""
 
 
@@ -75,10 +75,8 @@ def resident(peak=False):
 
 
 def _forget_peak():
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 @contextmanager

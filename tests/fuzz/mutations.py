@@ -126,7 +126,7 @@ def as_plain(chance, node):
             holder[key] = [copy.deepcopy(holder[key]) for _ in range(chance.choice([1, 2, 100]))]
         else:
             inside = holder[key]
-            for _ in range(chance.choice([1, 5, 5, 150, 2000])):
+            for _ in range(chance.choice([1, 5, 5, 60])):  # deeper ones are written by hand
                 inside = [inside]
             holder[key] = inside
     return node
@@ -137,12 +137,20 @@ def written(node):
     try:
         return json.dumps(node).encode("utf-8", "surrogatepass")
     except RecursionError:
-        return b"[" * 100_000 + b"]" * 100_000
+        return deep(b"null")
+
+
+def deep(text, times=100_000):
+    """JSON inside so many lists."""
+    return b"[" * times + text + b"]" * times
 
 
 def as_json(chance, data):
     """JSON: its values, or as a text."""
-    return as_text(chance, data) if chance.random() < 0.3 else written(as_plain(chance, json.loads(data)))
+    kind = chance.random()
+    if kind < 0.02:
+        return data.replace(b": ", b": " + deep(b"", chance.choice([500, 2000, 100_000])) + b', "": ', 1)
+    return as_text(chance, data) if kind < 0.3 else written(as_plain(chance, json.loads(data)))
 
 
 def as_safetensors(chance, data):

@@ -76,7 +76,7 @@ def work(first, cases, step, seed, status):
 
 
 def _watch(first, cases, step, seed, folder):
-    """A generator that runs one lane of cases to its end, over crashes; yields what was found, and None while it waits."""
+    """Runs one lane of cases to its end, over crashes; yields what was found, and None while it waits."""
     status, at = Path(folder, f"status{first}"), first
     while at < cases:
         status.write_bytes(at.to_bytes(8, "little"))

@@ -16,7 +16,7 @@ from keyquery.checkpoints.family import Attention, Family, Place, gap, places
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
-from keyquery.checkpoints.sources import Source, first_line
+from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
 
 EMBEDDINGS = (
@@ -70,6 +70,18 @@ class Heads:
 
     def __iter__(self) -> Iterator[Layer]:
         return (self._read(index) for index in range(len(self)))
+
+    def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
+        """Digests of the tensors that are read from now on, by name: filled as they are read.
+
+        >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
+        >>> found, layer = heads.recorded(), heads[0]
+        >>> list(found)
+        ['in_proj_weight[0:16]', 'in_proj_bias[0:16]']
+        """
+        found = {} if into is None else into
+        self.source = Recorded(self.source, found)
+        return found
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from keyquery.files import beside
+from keyquery.reading import digest
 
 # Parts of the names of what is not the language tower.
 OTHER_TOWERS = ("vision", "visual", "image", "audio", "multi_modal")
@@ -106,6 +107,25 @@ class Live(Loaded):
     def heads(self, module: str) -> int | None:
         """The number of heads that a module of the model says it has."""
         return getattr(self.model.get_submodule(module), "num_heads", None)
+
+
+class Recorded:
+    """Another source, and of what was read of it the digests: by name, and by rows where those were not all."""
+
+    def __init__(self, source: Source, digests: dict[str, str]) -> None:
+        self._source, self.digests = source, digests
+        self.label, self.config, self.shapes = source.label, source.config, source.shapes
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor, as the source reads them."""
+        found = self._source.rows(name, start, stop)
+        said = name if start == 0 and stop is None else f"{name}[{start}:{'' if stop is None else stop}]"
+        if said not in self.digests:
+            self.digests[said] = digest(found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

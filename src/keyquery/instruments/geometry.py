@@ -127,6 +127,7 @@ def look(
         found = read(source, heads, query, key, config)
         kept = take(source, batches, found, sample, speaker)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
+    tensors = found.recorded()
     chosen, embedding = _chosen(found, layers), found.embedding() if directions else None
     described = None if embedding is None else Directions(embedding, words)
 
@@ -141,7 +142,8 @@ def look(
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
     shown = None if seen.sample is None else seen.sample.told()
-    return Look(model=model, layers=rows, heads=cells, sample=shown, provenance=provenance(data=seen.facts))
+    said = provenance(data=seen.facts, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
+    return Look(model=model, layers=rows, heads=cells, sample=shown, provenance=said)
 
 
 @dataclass(frozen=True)
