@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
@@ -70,13 +71,15 @@ def can_speak(source: str | Path) -> bool:
 
 
 def pick_device(device: Any) -> str:
-    """The device that is meant: for "auto" a GPU where there is one.
+    """The device that is meant: for "auto" a GPU where there is one; under torchrun each process has its own.
 
     >>> pick_device("cpu")
     'cpu'
     """
     try:
-        found = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
+        auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
+        found = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
         known = found.type in ("cpu", "cuda")
     except (RuntimeError, TypeError):
         known = False

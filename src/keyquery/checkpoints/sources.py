@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from keyquery.files import beside
 from keyquery.reading import digest
 
+DEEPEST = 100  # levels of a JSON file
 # Parts of the names of what is not the language tower.
 OTHER_TOWERS = ("vision", "visual", "image", "audio", "multi_modal")
 
@@ -221,6 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if text.strip() else None
+        _check_depth(data)
     except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of numbers too long to read
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not text.strip():
@@ -228,6 +230,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
     return data
+
+
+def _check_depth(data: Any) -> None:
+    """Refuse data so deep that what walks through it, or writes it out, would not come back."""
+    level, depth = [data], 0
+    while level:
+        if (depth := depth + 1) > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, (dict, list))
+        ]
 
 
 def first_line(error: Exception) -> str:

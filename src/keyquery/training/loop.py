@@ -17,6 +17,7 @@ from keyquery.checkpoints.sources import first_line, load_pickled
 from keyquery.files import writing
 from keyquery.forms.checks import check_count
 from keyquery.progress import Progress, silent
+from keyquery.training.board import Board, open_board
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
 
 Draw = Callable[[int, torch.Generator], Any]
@@ -82,6 +83,7 @@ def train(
     until: Callable[[int], bool] | None = None,
     checkpoint: str | Path | None = None,
     spare: bool = False,
+    board: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Log:
     """Train a model in place and say how it went.
@@ -92,6 +94,8 @@ def train(
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
     `until(step)` is asked before the first step and after each: True breaks the run off, and its checkpoint stays.
     With `spare` that is the only time when one is written: of a large model it is gigabytes.
+    `board` is a folder for TensorBoard: loss, validation and learning rate at every check, also where the environment
+    names one, KEYQUERY_TENSORBOARD. Needs the extra `board`.
     Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
 
     >>> model = torch.nn.Linear(2, 1)
@@ -105,6 +109,7 @@ def train(
     optimiser = make_optimiser(recipe.optimiser, model, recipe.lr, recipe.weight_decay)
     run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint), recipe, spare)
     first = run.restore()
+    run.board = open_board(board, run.path, recipe.seed, rank, first)
     if after is not None and first == 0:
         after(0, model)
     steps: Iterable[int] = range(first, recipe.steps)
@@ -176,6 +181,7 @@ class _Run:
     spare: bool = False
     best: dict[str, Tensor] | None = None
     recent: list[Tensor] = field(default_factory=list)  # losses since the last check
+    board: Board | None = None
 
     def note(self, step: int, validate: Callable[[nn.Module], float] | None, rank: int) -> None:
         recipe = self.recipe
@@ -192,6 +198,8 @@ class _Run:
             since = (step - self.log.best_step) / recipe.check_every
             self.log.stopped = recipe.patience is not None and since >= recipe.patience
         self.log.rows.append(row)
+        if self.board is not None:
+            self.board.tell(row, self.optimiser.param_groups[0]["lr"])
         if rank == 0 and self.path is not None and not self.spare:
             self._save(step)
 
@@ -236,6 +244,8 @@ class _Run:
         return step
 
     def finish(self, step: int, validated: bool, rank: int) -> None:
+        if self.board is not None:
+            self.board.close()
         whole = self.log.stopped or step == self.recipe.steps
         lost = self.recent or (self.spare and not whole and step > 0)  # broken off between two checks, or none wrote
         if rank == 0 and self.path is not None and lost:
