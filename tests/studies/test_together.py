@@ -19,7 +19,7 @@ OPTIONS = ["--vocabulary", "300", "--width", "16", "--depth", "1", "--steps", "4
 def test_a_study_under_torchrun_goes_on_after_a_kill_as_if_it_had_not_been(tmp_path):
     pytest.importorskip("tokenizers", reason="needs the extra hf")
     corpus = tmp_path / "tale.txt"
-    corpus.write_text(kq.models.TEXT.read_text() * 6)
+    corpus.write_text(kq.models.TEXT.read_text() * 20)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "KEYQUERY_TENSORBOARD": str(tmp_path / "board")}
 
     def command(name):
