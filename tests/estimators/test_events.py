@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
@@ -323,20 +321,3 @@ def test_what_is_set_after_a_fit_is_for_the_next_one(tmp_path):
     assert np.array_equal(again.predict_proba(types, times), before)
     assert again.evaluate(types, times) == said
     assert (again.width, again.window, again.information) == (8, 8, "past")
-
-
-def test_a_file_whose_single_numbers_are_scalars_is_still_read(tmp_path):
-    """As they were before codes of time could be sharded."""
-    rng = np.random.default_rng(0)
-    made = kq.EventModel(time="bochner", width=8, heads=2, window=3, epochs=1, device="cpu", random_state=0)
-    made.fit(list("abcabcabcabc"), np.arange(12.0) + rng.random(12) / 2, [0] * 6 + [1] * 6)
-    made.save(tmp_path / "new.safetensors")
-    with safe_open(tmp_path / "new.safetensors", "pt") as file:
-        facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in list(file.keys())}
-    ones = [name for name in tensors if name.endswith((".mean", ".log_std")) and tensors[name].shape == (1,)]
-    assert len(ones) >= 2
-    old = {name: tensor.reshape(()) if name in ones else tensor for name, tensor in tensors.items()}
-    save_file(old, tmp_path / "old.safetensors", facts)
-    both = [kq.EventModel.load(tmp_path / f"{name}.safetensors", device="cpu") for name in ("new", "old")]
-    one, other = (dict(model.network_.state_dict()) for model in both)
-    assert all(torch.equal(one[name], other[name]) for name in one)

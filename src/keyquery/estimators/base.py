@@ -274,13 +274,6 @@ def filled(build: Callable[[], Network], weights: Mapping[str, Tensor], depth: i
         raise ValueError(f"a network of depth {depth} has more than {len(weights)} tensors")
     with torch.device("meta"):
         shapes = {name: weight.shape for name, weight in build().state_dict().items()}
-    # What is one number now was a scalar in older files.
-    ones = {
-        name: weights[name].reshape(1)
-        for name, shape in shapes.items()
-        if shape == (1,) and name in weights and weights[name].shape == ()
-    }
-    weights = {**weights, **ones}
     for name in sorted(shapes.keys() | weights.keys()):
         if name not in shapes or name not in weights or shapes[name] != weights[name].shape:
             raise ValueError(f"{name} is not what a network of these parameters has")
