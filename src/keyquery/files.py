@@ -127,7 +127,7 @@ def _array(file: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarra
 def beside(folder: str | Path, name: str) -> Path:
     """Where a file of this name lies in a folder; a link that leads out of the folder is refused.
 
-    The cache of the Hugging Face hub, whose models are links into their own `blobs`, is one folder.
+    Links into the `blobs` of the Hugging Face hub's cache are followed: that is how its library keeps models.
 
     >>> beside("docs", "index.md").name
     'index.md'
@@ -139,9 +139,11 @@ def beside(folder: str | Path, name: str) -> Path:
     if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
         raise ValueError(f"{folder} names {name!r}, which is no file in it: refused")
     here, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
-    cache = here.parent.parent / "blobs" if here.parent.name == "snapshots" else here
-    if here not in real.parents and cache not in real.parents:
-        raise ValueError(f"{folder / name} is a link that leads out of its folder, to {real}: refused")
+    blob = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
+    if here not in real.parents and not blob:
+        raise ValueError(
+            f"{folder / name} is a link that leads out of its folder, to {real}: refused; put a copy in its place"
+        )
     return folder / name
 
 

@@ -185,14 +185,16 @@ def test_hostile_models_are_refused_in_one_sentence(case, tmp_path):
 
 def test_links_within_the_hubs_cache_are_followed(tmp_path):
     """The hub's own library keeps a model as links from `snapshots` into `blobs`."""
-    blobs, here = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
-    blobs.mkdir()
-    here.mkdir(parents=True)
+    model = tmp_path / "models--org--name"
+    blobs, here, elsewhere = model / "blobs", model / "snapshots" / "abc", tmp_path / "downloaded"
+    for folder in (blobs, here, elsewhere):
+        folder.mkdir(parents=True)
     readers.llama(blobs)
-    for name in ("config.json", "model.safetensors"):
-        (here / name).symlink_to(f"../../blobs/{name}")
-    assert len(kq.read(here)) == 2
-    assert len(kq.read(here / "model.safetensors")) == 2
+    for folder in (here, elsewhere):
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).symlink_to(blobs / name)
+        assert len(kq.read(folder)) == 2
+        assert len(kq.read(folder / "model.safetensors")) == 2
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz"])

@@ -151,6 +151,8 @@ class Heads:
     def _read(self, index: int) -> Layer:
         try:
             return self._layer(index)
+        except torch.OutOfMemoryError:
+            raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
             # A config may say anything, and tensors may be of any shape.
             name = module_name(self._places[index][0])
