@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
