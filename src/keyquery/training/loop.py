@@ -94,8 +94,7 @@ def train(
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
     `until(step)` is asked before the first step and after each: True breaks the run off, and its checkpoint stays.
     With `spare` that is the only time when one is written: of a large model it is gigabytes.
-    `board` is a folder for TensorBoard: loss, validation and learning rate at every check, also where the environment
-    names one, KEYQUERY_TENSORBOARD. Needs the extra `board`.
+    `board` is a folder for TensorBoard (the extra `board`); KEYQUERY_TENSORBOARD in the environment names one, too.
     Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
 
     >>> model = torch.nn.Linear(2, 1)
@@ -112,9 +111,7 @@ def train(
     run.board = open_board(board, run.path, recipe.seed, rank, first)
     if after is not None and first == 0:
         after(0, model)
-    steps: Iterable[int] = range(first, recipe.steps)
-    if until is not None and until(first):
-        steps = ()
+    steps: Iterable[int] = () if until is not None and until(first) else range(first, recipe.steps)
     if rank == 0:
         steps = (progress or silent)(steps, "training", recipe.steps - first)
     generator, done = torch.Generator(), first
