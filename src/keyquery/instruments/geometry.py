@@ -127,9 +127,8 @@ def look(
         found = read(source, heads, query, key, config)
         kept = take(source, batches, found, sample, speaker)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
-    tensors = found.recorded()
-    chosen, embedding = _chosen(found, layers), found.embedding() if directions else None
-    described = None if embedding is None else Directions(embedding, words)
+    tensors, chosen = found.recorded(), _chosen(found, layers)
+    described = None if not directions or (table := found.embedding()) is None else Directions(table, words)
 
     def measure(index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         layer = found[index]
@@ -141,7 +140,7 @@ def look(
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**found.model, "width": found[chosen[0]].form.dim, "heads": len(cells), **called}
-    shown = None if seen.sample is None else seen.sample.told()
+    shown = seen.sample.told() if seen.sample is not None else None
     said = provenance(data=seen.facts, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
     return Look(model=model, layers=rows, heads=cells, sample=shown, provenance=said)
 
