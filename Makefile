@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check format bench bench-lens bench-causes docs clean
+.PHONY: demo test test-all fuzz check format bench bench-lens bench-causes docs clean
 
 demo: $(READY)  ## run the main job on what ships
 	@mkdir -p build
@@ -15,6 +15,9 @@ test: $(READY)  ## the fast tests
 
 test-all: $(READY)  ## every test, and four times the examples of each property
 	$(BIN)/pytest -q -n auto --hypothesis-profile thorough
+
+fuzz: $(READY)  ## every reader on changed files, 100,000 times; CASES=, SEED=
+	$(BIN)/python -m tests.fuzz.run --cases $(or $(CASES),100000) --seed $(or $(SEED),0)
 
 check: $(READY)  ## format, lint, types, tests
 	$(BIN)/ruff format --check .
@@ -31,6 +34,7 @@ bench: $(READY)  ## every figure of docs/measured.md and of other pages, measure
 	$(BIN)/python bench/import.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/page.py
+	$(BIN)/python bench/soak.py
 	$(BIN)/python bench/structured.py
 	$(BIN)/python bench/dial.py
 	$(BIN)/python bench/primal.py

@@ -2,7 +2,10 @@
 
 import csv
 import os
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -99,3 +102,60 @@ def test_csv_has_the_keys_of_all_records(tmp_path):
         {"head": "1", "position": "0.25", "last": ""},
         {"head": "", "position": "0.5", "last": "x"},
     ]
+
+
+HALF = """
+import sys, time
+from keyquery import files
+{how}
+"""
+# Each writes a part of the new content, says so, and waits to be killed.
+HOWS = {
+    "a text": """
+write = files.os.fdopen
+def half(handle, mode):
+    file = write(handle, mode)
+    class Half:
+        def __enter__(self): return self
+        def __exit__(self, *args): file.close()
+        def write(self, content):
+            file.write(content[:1]); file.flush()
+            print("half", flush=True); time.sleep(60)
+    return Half()
+files.os.fdopen = half
+files.write_text(sys.argv[1], "new content")
+""",
+    "what writes by itself": """
+with files.writing(sys.argv[1]) as part:
+    part.write_text("new"); print("half", flush=True); time.sleep(60)
+""",
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_kill_in_the_middle_leaves_the_old_file(how, number, tmp_path):
+    target = tmp_path / "target"
+    target.write_text("old content")
+    command = [sys.executable, "-c", HALF.format(how=HOWS[how]), target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "half\n"
+        process.send_signal(number)
+        process.wait()
+    assert target.read_text() == "old content"
+    left = [path.name for path in tmp_path.iterdir() if path != target]
+    assert len(left) == (number == signal.SIGKILL)  # an interrupt cleans up; nobody can after a kill
+    assert all(name.startswith(".target.") for name in left)
+    files.write_text(target, "new content")
+    assert target.read_text() == "new content"
+
+
+def test_what_goes_wrong_in_the_middle_leaves_nothing(tmp_path):
+    def half():
+        with files.writing(tmp_path / "target") as part:
+            part.write_text("new")
+            raise RuntimeError("half")
+
+    with pytest.raises(RuntimeError, match="half"):
+        half()
+    assert list(tmp_path.iterdir()) == []

@@ -209,6 +209,72 @@ def test_files_and_functions_stay_small():
                 assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name} is too long"
 
 
+# Who writes files: `keyquery.files`, which writes them whole or not at all. What else looks like it, and why it may:
+WRITERS = {
+    ("studies/cost.py", "write_text"),  # to the kernel, which forgets the peak of this process's memory
+    ("training/board.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
+}
+WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}
+INTO_MEMORY = {"save", "savez", "savez_compressed", "savefig"}  # of torch, numpy and matplotlib
+
+
+def writes(tree):
+    """Calls that put something into a file, by name; not those within `with writing(…)`, nor those into memory."""
+    inside = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.With)
+        and any(isinstance(i.context_expr, ast.Call) and name_of(i.context_expr) == "writing" for i in block.items)
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or id(node) in inside:
+            continue
+        name, first = name_of(node), node.args[0] if node.args else None
+        method = isinstance(node.func, ast.Attribute)
+        if name == "open" and any("r" not in mode for mode in modes(node)):
+            yield name
+        elif name in ("rename", "replace") and not (method and len(node.args) == 1 and not node.keywords):
+            continue  # of texts and dataclasses
+        elif (
+            name in INTO_MEMORY and method and getattr(node.func.value, "id", "") in ("torch", "np", "numpy", "figure")
+        ):
+            if not (isinstance(first, ast.Name) and first.id in ("packed", "data", "kept")):
+                yield name
+        elif name in WRITING and (method or name not in ("write_text", "rename", "replace")):
+            yield name
+
+
+def name_of(call):
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def modes(call):
+    """The texts that a call of open is given, of which one may be its mode."""
+    given = [
+        *call.args[isinstance(call.func, ast.Name) :],
+        *(word.value for word in call.keywords if word.arg == "mode"),
+    ]
+    return [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def test_files_are_written_by_one_module():
+    found = {
+        (str(path.relative_to(SOURCE)), name)
+        for path in modules()
+        if path != SOURCE / "files.py"
+        for name in writes(ast.parse(path.read_text()))
+    }
+    assert found <= WRITERS, f"written past keyquery.files: {sorted(found - WRITERS)}"
+
+
+def test_writing_past_the_one_module_is_seen():
+    for line in ("open('a', 'w')", "p.write_text('x')", "p.open('ab')", "torch.save(x, path)", "np.savez(path, a=1)"):
+        assert list(writes(ast.parse(line))), line
+    for line in ("open('a')", "p.open('rb')", "write_text(p, 'x')", "with writing(p) as q:\n  torch.save(x, q)"):
+        assert not list(writes(ast.parse(line))), line
+
+
 def test_shapes_are_checked_in_tests():
     with pytest.raises(jaxtyping.TypeCheckError):
         kq.Form(torch.ones(2, 4), torch.ones(3, 4))

@@ -7,15 +7,26 @@ import csv
 import gzip
 import io
 import lzma
+import math
 import os
 import tempfile
+import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-UNPACK = {".xz": lzma.decompress, ".gz": gzip.decompress}
+import numpy as np
+
+MIB = 2**20
+# What a packed file may come to, so that a small one cannot fill the memory: so many bytes, and so many times its own.
+UNPACKED, RATIO = 256 * MIB, 100
+DICTIONARY = 256 * MIB  # that an .xz file may ask for; the largest that xz makes by itself is a quarter of it
+UNPACK: dict[str, Callable[[], Any]] = {
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=DICTIONARY),
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+}
 OPEN: dict[str, Any] = {".xz": lzma.LZMAFile, ".gz": lambda raw: gzip.GzipFile(fileobj=raw)}
 BLOCK, PART = 2**19, 2**16  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
 
@@ -25,17 +36,14 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "a.txt.gz").write_bytes(gzip.compress(b"some text"))
+    ...     size = Path(folder, "a.txt.gz").write_bytes(zlib.compress(b"some text", wbits=31))
     ...     read_text(Path(folder, "a.txt.gz"))
     'some text'
     """
     path = Path(path)
     data = path.read_bytes()
     if path.suffix in UNPACK:
-        try:
-            data = UNPACK[path.suffix](data)
-        except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
-            raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+        data = _unpacked(path, data)
     if b"\0" in data and encoding == "utf-8":
         raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
     try:
@@ -87,6 +95,103 @@ def _parts(path: Path, raw: BinaryIO, file: Any, decoder: Any, end: int, size: i
             raise ValueError(f"{path} is not UTF-8 text: {found}") from None
         if not data:
             return
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """The content of a packed file, of one stream or of several; more than a file may come to is never made."""
+    most, parts, made = room_for(len(data)), [], 0
+    try:
+        while data:
+            stream = UNPACK[path.suffix]()
+            while not stream.eof:
+                part = stream.decompress(data, MIB)
+                made += len(part)
+                if made > most:
+                    raise ValueError(f"{path} unpacks to more than {most} bytes, which is refused: unpack it yourself")
+                parts.append(part)
+                # What is not taken yet is kept by zlib outside, by lzma inside.
+                data = stream.unconsumed_tail if path.suffix == ".gz" else b""
+                if not stream.eof and not data and (path.suffix == ".gz" or stream.needs_input):
+                    raise ValueError(f"{path} is no whole {path.suffix} file: it ends early")
+            data = stream.unused_data.lstrip(b"\0")  # padding
+    except (lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+    return b"".join(parts)
+
+
+def room_for(size: int) -> int:
+    """How many bytes a packed file of this size may come to.
+
+    >>> room_for(0), room_for(10_000_000)
+    (268435456, 1000000000)
+    """
+    return max(UNPACKED, RATIO * size)
+
+
+def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; with `names` those alone, of which each that is there.
+
+    Nothing in it is run, and what it says of itself is checked before memory is asked for.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, "a.npz"), one=np.arange(3), two=np.eye(2))
+    ...     read_arrays(Path(folder, "a.npz"), "one", "three")
+    {'one': array([0, 1, 2])}
+    """
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            chosen = {name: info for name, info in members.items() if not names or name in names}
+            most = room_for(path.stat().st_size)
+            if sum(info.file_size for info in chosen.values()) > most:
+                raise ValueError(f"it unpacks to more than {most} bytes, which is refused")
+            return {name: _array(file, name, info) for name, info in chosen.items()}
+    except OSError:
+        raise
+    except Exception as error:  # both packages raise whatever a broken file makes them stumble over
+        raise ValueError(f"{path} is no readable .npz file: {str(error) or type(error).__name__}") from None
+
+
+def _array(file: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarray:
+    form = np.lib.format
+    with file.open(info) as member:
+        version = form.read_magic(member)
+        header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, _, dtype = header(member)
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds objects, which could run code: refused")
+        if math.prod(shape) * dtype.itemsize > info.file_size:
+            raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {info.file_size} bytes hold")
+    with file.open(info) as member:
+        found = form.read_array(member, allow_pickle=False)
+    if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
+        raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
+    return found
+
+
+def beside(folder: str | Path, name: str) -> Path:
+    """Where a file of this name lies in a folder; a link that leads out of the folder is refused.
+
+    Links into the `blobs` of the Hugging Face hub's cache are followed: that is how its library keeps models.
+
+    >>> beside("docs", "index.md").name
+    'index.md'
+    >>> beside("docs", "../README.md")
+    Traceback (most recent call last):
+    ValueError: docs names '../README.md', which is no file in it: refused
+    """
+    folder = Path(folder)
+    if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
+        raise ValueError(f"{folder} names {name!r}, which is no file in it: refused")
+    here, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
+    blob = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
+    if here not in real.parents and not blob:
+        raise ValueError(
+            f"{folder / name} is a link that leads out of its folder, to {real}: refused; put a copy in its place"
+        )
+    return folder / name
 
 
 def find_packed(folder: str | Path, name: str) -> Path:
@@ -143,15 +248,15 @@ def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path` for what is too large to be held: renamed at the end, or removed on a failure.
+def writing(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path` for what writes files by itself; renamed to `path` where nothing went wrong.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     with replacing(Path(folder, "rows")) as beside:
-    ...         size = beside.write_bytes(b"many rows")
-    ...     os.listdir(folder)
-    ['rows']
+    ...     with writing(Path(folder, "a.pt")) as part:
+    ...         torch.save(torch.ones(2), part)
+    ...     torch.load(Path(folder, "a.pt"))
+    tensor([1., 1.])
     """
     real = _target(Path(path))
     written: dict[str, Path] = {}
@@ -166,7 +271,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise OSError(f"{path} could not be written: {error.strerror or error}") from None
     finally:
         for name in written:
-            os.unlink(name)
+            Path(name).unlink(missing_ok=True)
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
-from keyquery.files import write_text
+from keyquery.files import read_text, write_text
 
 KINDS: dict[str, type[Reading]] = {}
 LONG = 60  # letters of a list that are still written out
@@ -98,6 +99,8 @@ class Reading:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a reading: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
             raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
         cls = _class_of(data.pop("kind"))
@@ -108,7 +111,7 @@ class Reading:
         data.pop("units", None)
         try:
             return cls(**data)
-        except TypeError as error:
+        except (TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
             raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
 
     def records(self) -> list[dict[str, Any]]:
@@ -163,6 +166,26 @@ def provenance(**facts: Any) -> dict[str, Any]:
     return {**facts, "versions": versions}
 
 
+def digest(tensor: Tensor | np.ndarray) -> str:
+    """The first half of the SHA-256 of a tensor's bytes, in row-major order: what was read, whatever file it lay in.
+
+    >>> digest(torch.zeros(2))  # as of eight bytes of zeros
+    'af5570f5a1810b7af78caf4bc70a660f'
+    """
+    array = tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().contiguous()
+    data = array if isinstance(array, np.ndarray) else array.flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()[:32]
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The digest of each of several tensors, as of a state dict.
+
+    >>> list(digests(torch.nn.Linear(2, 1).state_dict()))
+    ['weight', 'bias']
+    """
+    return {name: digest(tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+
+
 def plain(value: Any) -> Any:
     """A value as JSON knows it: tensors and arrays as lists, mappings as dicts, paths as texts.
 
@@ -213,7 +236,7 @@ def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _file(path: str | Path) -> str:
-    return Path(path).read_text(encoding="utf-8")
+    return read_text(path)
 
 
 def _class_of(kind: str) -> type[Reading]:

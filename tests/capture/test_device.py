@@ -25,3 +25,10 @@ def test_a_gpu_must_be_there(monkeypatch, count):
         pick_device("cuda:2")
     if count:
         assert (pick_device("auto"), pick_device("cuda:1")) == ("cuda", "cuda:1")
+        monkeypatch.setenv("LOCAL_RANK", "1")  # as torchrun tells its second process
+        assert [pick_device(name) for name in ("auto", "cuda", "cuda:0", "cpu")] == [
+            "cuda:1",
+            "cuda:1",
+            "cuda:0",
+            "cpu",
+        ]

@@ -16,7 +16,7 @@ import pytest
 
 import keyquery as kq
 from keyquery import survey
-from keyquery.files import replacing
+from keyquery.files import writing
 from keyquery.survey import crew as crews
 from keyquery.survey import work
 from keyquery.survey.crew import Cores, gather
@@ -220,7 +220,7 @@ def test_what_is_too_large_to_hold_is_written_whole_or_not_at_all(tmp_path):
     path.write_text("old")
 
     def fill(error):
-        with replacing(path) as beside:
+        with writing(path) as beside:
             beside.write_text("half")
             raise error
 

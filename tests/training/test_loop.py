@@ -210,6 +210,42 @@ def test_progress_is_told_of_every_step():
     assert told == [("training", 7)]
 
 
+# TensorBoard
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what tensorboard itself imports
+def test_curves_are_told_to_tensorboard_once_also_after_a_kill(tmp_path, monkeypatch):
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs the extra board"
+    )
+    recipe, file, board = Recipe(40, check_every=10, lr=0.01, warmup=0), tmp_path / "run.checkpoint", tmp_path / "board"
+    checks = {"validate": lambda model: 1.0, "checkpoint": file}
+
+    def interrupt(step, model):
+        if step == 25:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), draw, loss, recipe, after=interrupt, board=board, **checks)
+    monkeypatch.setenv("KEYQUERY_TENSORBOARD", str(board))  # as studies and estimators are asked
+    log = train(small(), draw, loss, recipe, **checks)
+    found = events.EventAccumulator(str(board / "run"))
+    found.Reload()
+    assert sorted(found.Tags()["scalars"]) == ["loss", "lr", "validation"]
+    assert [(one.step, one.value) for one in found.Scalars("loss")] == [
+        (row["step"], pytest.approx(row["loss"])) for row in log.rows
+    ]
+    rates = [one.value for one in found.Scalars("lr")]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_without_tensorboard_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"need tensorboard: pip install 'keyquery\[board\]'"):
+        train(small(), draw, loss, Recipe(1), board=tmp_path)
+    train(small(), draw, loss, Recipe(1))  # nobody asked
+
+
 # Optimisers, by hand
 
 

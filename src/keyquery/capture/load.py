@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -16,6 +17,7 @@ from torch import nn
 
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.files import beside
 from keyquery.layers import LanguageModel
 
 SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of models with a language head end
@@ -34,7 +36,7 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
         raise FileNotFoundError(f"there is no {source}")
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
-    elif read_json(path / "config.json").get("model_type") == "keyquery":
+    elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
         return _own(path), Tokenizer.load(path)
     transformers = _transformers()
     with _hushed(transformers):
@@ -118,20 +120,22 @@ def can_speak(source: str | Path) -> bool:
     path = Path(source)
     if path.is_file() or not (path / "config.json").is_file():
         return path.suffix == ".gguf"
-    facts = read_json(path / "config.json")
+    facts = read_json(beside(path, "config.json"))
     return facts.get("model_type") == "keyquery" or any(
         name.endswith(SPEAKERS) for name in facts.get("architectures") or []
     )
 
 
 def pick_device(device: Any) -> str:
-    """The device that is meant: for "auto" a GPU where there is one.
+    """The device that is meant: for "auto" a GPU where there is one; under torchrun each process has its own.
 
     >>> pick_device("cpu")
     'cpu'
     """
     try:
-        found = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
+        auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
+        found = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
         known = found.type in ("cpu", "cuda")
     except (RuntimeError, TypeError):
         known = False
@@ -158,7 +162,7 @@ def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
 def _own(path: Path) -> nn.Module:
     try:
         return LanguageModel.load(path)
-    except (OSError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
+    except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} is no whole model of keyquery's own: {first_line(error)}") from None
 
 

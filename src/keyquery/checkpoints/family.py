@@ -213,4 +213,4 @@ def _pattern(name: str, suffix: str) -> re.Pattern[str]:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Sorts layer.2 before layer.10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keyquery.checkpoints.gguf_header import Header, read_header
+
 # Architectures whose converter permutes the rows of q and k, so that rotary pairs are neighbours: (2i, 2i + 1).
 INTERLEAVED = {"llama"}
 # Layers of these see a window, all but every so many-th.
@@ -38,19 +40,16 @@ class Gguf:
     """The tensors of a GGUF file. Needs the extra `gguf`."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._library = import_module("gguf")
-        except ImportError:
-            raise ImportError("a .gguf file needs the gguf package: pip install 'keyquery[gguf]'") from None
-        try:
-            reader = self._library.GGUFReader(path)
-            fields = {name: _plain(field) for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-            self._tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
-        except Exception as error:  # the package raises whatever a broken file makes it stumble over
-            raise ValueError(f"{path} is not a readable GGUF file: {error}") from None
+        self._library, self._path = _library(), path
+        header = _header(path, skip="tokenizer.")
+        fields = header.fields
+        self._tensors = {_name(name): entry for name, entry in header.tensors.items()}
         self.label = str(path)
-        self.shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
-        self.config = _config(fields)
+        self.shapes = {name: entry.shape for name, entry in self._tensors.items()}
+        try:
+            self.config = _config(fields, len(self.shapes))
+        except (TypeError, ArithmeticError) as error:
+            raise ValueError(f"{path}: its metadata cannot be used: {error}") from None
         for name in FACTORS:
             if name in self.shapes:  # what a config.json calls LongRoPE
                 factor = fields.get(f"{fields.get('general.architecture')}.rope.scaling.attn_factor", 1.0)
@@ -64,20 +63,49 @@ class Gguf:
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows of a tensor, dequantised; a row is a whole number of quantised blocks."""
-        tensor = self._tensors[name]
-        data = tensor.data[start:stop]
-        values = self._library.quants.dequantize(data, tensor.tensor_type)
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(-1, *self.shapes[name][1:])
+        entry, shape = self._tensors[name], self.shapes[name]
+        count = shape[0] if len(shape) > 1 else 1  # a vector is one row of blocks, and read whole
+        first, last, _ = slice(start, stop).indices(count) if len(shape) > 1 else (0, 1, 1)
+        row = entry.size // max(count, 1)
+        data = np.fromfile(self._path, np.uint8, max(last - first, 0) * row, offset=entry.start + first * row)
+        if len(data) != max(last - first, 0) * row:
+            raise ValueError(f"{self.label} ends early: it was changed while it was read")
+        if len(data) == 0:
+            return torch.empty(0, *shape[1:])
+        try:  # in rows, of which the package takes a few at a time
+            values = self._library.quants.dequantize(data.reshape(max(last - first, 1), -1), self._kind(entry.kind))
+        except NotImplementedError:
+            raise ValueError(f"{self.label}: {name} is stored as {self.stored(name)}, which is not read") from None
+        found = torch.from_numpy(np.array(values, dtype=np.float32))
+        return found.reshape(shape)[start:stop] if len(shape) == 1 else found.reshape(-1, *shape[1:])
 
     def stored(self, name: str) -> str:
         """How the file holds a tensor: F32, Q4_1 and the like."""
-        return str(self._tensors[name].tensor_type.name)
+        return str(self._kind(self._tensors[name].kind).name)
+
+    def _kind(self, number: int) -> Any:
+        return self._library.GGMLQuantizationType(number)
 
 
 def words(path: Path) -> list[str] | None:
     """The texts of a GGUF file's tokens by id, where it has them."""
-    found = import_module("gguf").GGUFReader(path).fields.get("tokenizer.ggml.tokens")
-    return None if found is None else [str(word) for word in found.contents()]
+    found = _header(path).fields.get("tokenizer.ggml.tokens")
+    return [str(word) for word in found] if isinstance(found, list) else None
+
+
+def _library() -> Any:
+    try:
+        return import_module("gguf")
+    except ImportError:
+        raise ImportError("a .gguf file needs the gguf package: pip install 'keyquery[gguf]'") from None
+
+
+def _header(path: Path, skip: str | None = None) -> Header:
+    sizes = {int(kind): size for kind, size in _library().GGML_QUANT_SIZES.items()}
+    try:
+        return read_header(path, sizes, skip)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a readable GGUF file: {error}") from None
 
 
 def _name(name: str) -> str:
@@ -90,19 +118,16 @@ def _name(name: str) -> str:
     return name
 
 
-def _plain(field: Any) -> Any:
-    value = field.contents()
-    return value.tolist() if isinstance(value, np.generic) else value
-
-
-def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """GGUF's metadata in the words of a config.json."""
+def _config(fields: Mapping[str, Any], tensors: int) -> dict[str, Any]:
+    """GGUF's metadata in the words of a config.json; a layer has a tensor at least."""
     architecture = fields.get("general.architecture", "")
 
     def said(key: str) -> Any:
         return fields.get(f"{architecture}.{key}")
 
     heads, layers, width = said("attention.head_count"), said("block_count"), said("embedding_length")
+    if isinstance(layers, int) and not 0 <= layers <= tensors:
+        raise ValueError(f"its metadata say {layers} layers, and it holds {tensors} tensors")
     config = {
         "model_type": f"gguf-{architecture}",
         "max_position_embeddings": said("context_length"),

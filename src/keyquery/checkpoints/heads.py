@@ -16,7 +16,7 @@ from keyquery.checkpoints.family import Attention, Family, Place, gap, places
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
-from keyquery.checkpoints.sources import Source
+from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
 
 EMBEDDINGS = (
@@ -70,6 +70,18 @@ class Heads:
 
     def __iter__(self) -> Iterator[Layer]:
         return (self._read(index) for index in range(len(self)))
+
+    def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
+        """Digests of the tensors that are read from now on, by name: filled as they are read.
+
+        >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
+        >>> found, layer = heads.recorded(), heads[0]
+        >>> list(found)
+        ['in_proj_weight[0:16]', 'in_proj_bias[0:16]']
+        """
+        found = {} if into is None else into
+        self.source = Recorded(self.source, found)
+        return found
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -137,6 +149,19 @@ class Heads:
         return None
 
     def _read(self, index: int) -> Layer:
+        try:
+            return self._layer(index)
+        except torch.OutOfMemoryError:
+            raise
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+            # A config may say anything, and tensors may be of any shape.
+            name = module_name(self._places[index][0])
+            raise ValueError(
+                f"{self.source.label}: {name} cannot be read as {self.family.name}: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    def _layer(self, index: int) -> Layer:
         place, part = self._places[index]
         attention, config = place.attention, self._config_of(place)
         count = count_heads(place, self.source, config, self._given)

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlsplit
@@ -28,12 +29,10 @@ class Hub:
     def __init__(self, name: str) -> None:
         self.label, self.fetched = name, 0  # bytes so far
         self._places: dict[str, tuple[str, dict[str, str]]] = {}
-        self.config: Mapping[str, Any] = json.loads(self._whole("config.json") or b"{}")
-        index = self._whole("model.safetensors.index.json")
-        files = sorted(set(json.loads(index)["weight_map"].values())) if index else ["model.safetensors"]
+        self.config: Mapping[str, Any] = self._object("config.json", self._whole("config.json") or b"{}")
         self._entries = {
-            tensor: (file, start, entry)
-            for file in files
+            tensor: (file, start, self._checked(file, tensor, entry))
+            for file in self._files()
             for start, header in [self._header(file)]
             for tensor, entry in header.items()
         }
@@ -50,12 +49,43 @@ class Hub:
         body = self._range(file, data + entry["data_offsets"][0] + rows.start * row, len(rows) * row)
         return _decode(body, dtype, [len(rows), *shape[1:]] if shape else [])
 
+    def _files(self) -> list[str]:
+        """The files that hold the weights; an index can name none that is not the model's own."""
+        index = self._whole("model.safetensors.index.json")
+        if not index:
+            return ["model.safetensors"]
+        shards = self._object("the index", index).get("weight_map")
+        names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+        if not names or any(PurePosixPath(name).name != name or not name.isprintable() for name in names):
+            raise ValueError(f"{self.label}: its index must name files of the model, got {sorted(names)[:3]}")
+        return sorted(names)
+
+    def _object(self, what: str, text: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.label}: {what} is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.label}: {what} is not a JSON object")
+        return found
+
+    def _checked(self, file: str, tensor: str, entry: Any) -> dict[str, Any]:
+        """What a header says of a tensor, whose bytes must be as many as its shape has."""
+        said = entry if isinstance(entry, dict) else {}
+        shape, ends = (said[key] if _sizes(said.get(key)) else None for key in ("shape", "data_offsets"))
+        if shape is None or ends is None or len(ends) != 2 or not isinstance(said.get("dtype"), str):
+            raise ValueError(f"{self.label}: {file} does not say what {tensor} is")
+        size = BYTES.get(said["dtype"])
+        if size is not None and math.prod(shape) * size != ends[1] - ends[0]:
+            raise ValueError(f"{self.label}: {file} gives {tensor} of {shape} {ends[1] - ends[0]} bytes")
+        return said
+
     def _header(self, file: str) -> tuple[int, dict[str, Any]]:
         """Where a file's data begin, and what its header says of each tensor."""
         (size,) = struct.unpack("<Q", self._range(file, 0, 8))
         if size > LARGEST_HEADER:
             raise ValueError(f"{self.label}: {file} claims a header of {size} bytes; refused")
-        header = json.loads(self._range(file, 8, size))
+        header = self._object(f"the header of {file}", self._range(file, 8, size))
         header.pop("__metadata__", None)
         return 8 + size, header
 
@@ -79,8 +109,10 @@ class Hub:
         except missing:
             return None
         with self._send(Request(url, headers=headers)) as answer:
-            body: bytes = answer.read()
+            body: bytes = answer.read(LARGEST_HEADER + 1)
         self.fetched += len(body)
+        if len(body) > LARGEST_HEADER:
+            raise ValueError(f"{self.label}: {file} is larger than {LARGEST_HEADER} bytes; refused")
         return body
 
     def _locate(self, file: str) -> tuple[str, dict[str, str]]:
@@ -110,6 +142,10 @@ class Hub:
             return import_module("huggingface_hub")
         except ImportError:
             raise ImportError("a hub model needs huggingface_hub: pip install 'keyquery[hf]'") from None
+
+
+def _sizes(said: Any) -> bool:
+    return isinstance(said, list) and all(isinstance(number, int) and 0 <= number < 2**60 for number in said)
 
 
 def _decode(body: bytes, dtype: str, shape: list[int]) -> Tensor:

@@ -14,6 +14,7 @@ from keyquery.checkpoints.layer import Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Form, Rope
+from keyquery.reading import digests
 
 FAMILY = Family("keyquery", [], [])
 
@@ -44,6 +45,7 @@ class FormedHeads(Heads):
     def __init__(self, source: Source, model: nn.Module) -> None:
         self.source, self.family, self._model = source, FAMILY, model
         self._layers = formed(model)
+        self._digests: dict[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -52,16 +54,25 @@ class FormedHeads(Heads):
         """How many layers say their forms."""
         return len(self)
 
+    def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
+        """Digests of the factors that layers say, by layer and role: filled as layers are read."""
+        self._digests = {} if into is None else into
+        return self._digests
+
     def _read(self, index: int) -> Layer:
         name = self._layers[index]
         module: Any = self._model.get_submodule(name)
         notes = getattr(module, "notes", ())
+        weights = _projections(module)
+        if self._digests is not None:
+            said = {f"{name or 'attention'}.{role}": tensor for role, tensor in vars(weights).items()}
+            self._digests |= digests({key: value for key, value in said.items() if value is not None})
         return Layer(
             index=index,
             name=name or "attention",
             kind=getattr(module, "kind", "self"),
             causal=self._causal(name),
-            weights=_projections(module),
+            weights=weights,
             scale=module.scale,
             rope=module.rope,
             norm=self._norm(name),
@@ -104,6 +115,14 @@ class MixedHeads(Heads):
         self.source, self.family = others.source, others.family
         found = [(layer.name, heads, layer.index) for heads in (said, others) for layer in heads]
         self._order = [(heads, index) for _, heads, index in sorted(found, key=lambda row: natural(row[0]))]
+        self._both = (said, others)
+
+    def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
+        """Digests of what both read."""
+        found = {} if into is None else into
+        for heads in self._both:
+            heads.recorded(found)
+        return found
 
     def __len__(self) -> int:
         return len(self._order)

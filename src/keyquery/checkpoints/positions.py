@@ -101,6 +101,8 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     parameters = _rope_parameters(config, layer)
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     dims = int(config.get("rotary_dim") or head_dim * next((share for share in shares if share), 1.0))
+    if not 0 <= dims <= head_dim:
+        raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
     interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
     base = float(parameters["rope_theta"])
     frequencies = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)

@@ -13,6 +13,7 @@ from keyquery.checkpoints.family import Attention, Family, families, places, rec
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
+from keyquery.files import beside
 
 TORCH = (".bin", ".pt", ".pth")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -71,8 +72,10 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
 def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None) -> Source:
     """A file, or the weights of a folder."""
     file = weights_in(path) if path.is_dir() else path
-    beside = file.parent / "config.json"
-    facts = _config(config) if config is not None else read_json(beside) if beside.is_file() else {}
+    if not file.is_file():
+        raise ValueError(f"{file} is a device or a pipe; name a file")
+    near = beside(file.parent, "config.json")
+    facts = _config(config) if config is not None else read_json(near) if near.is_file() else {}
     label = str(path)
     if file.name.endswith(".index.json"):
         return _sharded(file, label, facts)
@@ -111,12 +114,12 @@ def weights_in(folder: Path) -> Path:
     """
     whole = ("model.safetensors", "pytorch_model.bin")
     for name in (name for file in whole for name in (f"{file}.index.json", file)):
-        if (folder / name).is_file():
+        if beside(folder, name).is_file():
             return folder / name
     for pattern in ("*.safetensors", "*.gguf", "*.bin", "*.pt"):
         found = sorted(folder.glob(pattern))
         if len(found) == 1:
-            return found[0]
+            return beside(folder, found[0].name)
         if found:
             raise ValueError(f"{folder} holds several {pattern} files and no index; name one of them")
     raise FileNotFoundError(f"{folder} holds no weights: no .safetensors, .bin, .pt or .gguf file")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from keyquery.files import beside
+from keyquery.reading import digest
+
+DEEPEST = 100  # levels of a JSON file
 # Parts of the names of what is not the language tower.
 OTHER_TOWERS = ("vision", "visual", "image", "audio", "multi_modal")
 
@@ -105,20 +110,93 @@ class Live(Loaded):
         return getattr(self.model.get_submodule(module), "num_heads", None)
 
 
+class Recorded:
+    """Another source, and of what was read of it the digests: by name, and by rows where those were not all."""
+
+    def __init__(self, source: Source, digests: dict[str, str]) -> None:
+        self._source, self.digests = source, digests
+        self.label, self.config, self.shapes = source.label, source.config, source.shapes
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor, as the source reads them."""
+        found = self._source.rows(name, start, stop)
+        said = name if start == 0 and stop is None else f"{name}[{start}:{'' if stop is None else stop}]"
+        if said not in self.digests:
+            self.digests[said] = digest(found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    with _open(path) as file:
+        return {name: file.get_tensor(name) for name in list(file.keys())}
+
+
 def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> Loaded:
     """The .bin, .pt or .pth files of a model, with `weights_only`: a pickle that would run code is refused."""
     return Loaded({name: tensor for path in paths for name, tensor in _torch_file(path).items()}, label, config)
 
 
-def _torch_file(path: Path) -> Mapping[str, Tensor]:
+def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
+    """What `torch.save` wrote, with `weights_only`; sizes are checked before memory is asked for.
+
+    The pickle is read twice: first without any data, so that what it says of its storages can be held against the
+    size of the file. A tensor that says it is larger than its storage, as one of stride 0 does, is refused.
+    """
     try:
+        zipped = _check_zip(path)
         with warnings.catch_warnings(action="ignore"):  # about odd pickles, which are refused below anyway
-            data = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+            claimed = torch.load(path, map_location="meta", weights_only=True)
+            _check_sizes(_tensors(claimed), path.stat().st_size)
+            data = torch.load(path, map_location=device, weights_only=True, mmap=zipped and mapped)
     except pickle.UnpicklingError as error:
         reason = first_line(error).split(". ")[0]
         raise ValueError(f"{path} is refused: it holds more than weights ({reason})") from None
-    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # unpickling raises whatever a broken file makes it stumble over
         raise ValueError(f"{path} is not a readable torch file: {first_line(error)}") from None
+    return data
+
+
+def _check_zip(path: Path) -> bool:
+    """Whether the file is a zip; in those of torch nothing is packed, so that nothing can be larger than the file."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            return False
+    with zipfile.ZipFile(path) as archive:
+        if sum(info.file_size for info in archive.infolist()) > path.stat().st_size:
+            raise ValueError("its members say that they are larger than the file")
+    return True
+
+
+def _tensors(data: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors of nested plain data."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, (Mapping, list, tuple)) and depth < 100:
+        for item in data.values() if isinstance(data, Mapping) else data:
+            yield from _tensors(item, depth + 1)
+
+
+def _check_sizes(tensors: Iterable[Tensor], size: int) -> None:
+    storages = {}
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError("it holds sparse or quantised tensors, which are not read")
+        storage = tensor.untyped_storage()
+        if tensor.numel() * tensor.element_size() > storage.nbytes():
+            raise ValueError(f"a tensor says that it is {tuple(tensor.shape)}, more than its storage holds")
+        storages[storage._cdata] = storage.nbytes()
+    if sum(storages.values()) > size:
+        raise ValueError(f"its tensors say that they have {sum(storages.values())} bytes; the file has {size}")
+
+
+def _torch_file(path: Path) -> Mapping[str, Tensor]:
+    data = load_pickled(path, mapped=True)
     for key in ("state_dict", "model_state_dict", "model", "module"):
         if isinstance(data, Mapping) and isinstance(data.get(key), Mapping):
             data = data[key]
@@ -134,9 +212,7 @@ def read_index(path: Path) -> dict[str, Path]:
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise ValueError(f"{path} has no weight_map of file names")
     for name in set(shards.values()):
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise ValueError(f"{path} names {name!r}, which is not a file beside it: refused")
-        if not (path.parent / name).is_file():
+        if not beside(path.parent, name).is_file():
             raise FileNotFoundError(f"{path.parent} lacks the shard {name}")
     return {tensor: path.parent / name for tensor, name in shards.items()}
 
@@ -145,14 +221,30 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
         text = path.read_text(encoding="utf-8")
-        if not text.strip():
-            raise ValueError(f"{path} is empty; expected a JSON object")
-        data = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text) if text.strip() else None
+        _check_depth(data)
+    except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of numbers too long to read
         raise ValueError(f"{path} is not JSON: {error}") from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty; expected a JSON object")
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
     return data
+
+
+def _check_depth(data: Any) -> None:
+    """Refuse data so deep that what walks through it, or writes it out, would not come back."""
+    level, depth = [data], 0
+    while level:
+        if (depth := depth + 1) > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, (dict, list))
+        ]
 
 
 def first_line(error: Exception) -> str:
@@ -169,8 +261,3 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
-
-
-def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"

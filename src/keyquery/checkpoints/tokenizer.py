@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.sources import read_json
+from keyquery.files import beside, write_text
+
+# Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
+PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
+WORDS = re.compile(PATTERN)
 
 
 class Tokenizer:
@@ -22,29 +27,42 @@ class Tokenizer:
     is_fast = False
 
     def __init__(self, facts: dict[str, Any]) -> None:
+        try:
+            self._take(facts)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"this tokenizer.json is not whole: {type(error).__name__}: {error}") from None
+        self._pieces = lru_cache(maxsize=50_000)(self._merge)
+
+    def _take(self, facts: dict[str, Any]) -> None:
         model, steps = facts["model"], (facts.get("pre_tokenizer") or {}).get("pretokenizers") or []
         patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
-        if model.get("type") != "BPE" or len(patterns) != 1 or steps[-1]["type"] != "ByteLevel":
-            raise ValueError("this tokenizer.json is not byte-level BPE with one pattern; it needs transformers")
+        # Another pattern is not run: matching one that a stranger wrote may take for ever.
+        if model.get("type") != "BPE" or patterns != [PATTERN] or steps[-1]["type"] != "ByteLevel":
+            raise ValueError("this tokenizer.json is not byte-level BPE with keyquery's pattern; it needs transformers")
         self.facts = facts
-        self.vocabulary: dict[str, int] = model["vocab"]
+        self.vocabulary: dict[str, int] = dict(model["vocab"])
+        if not all(isinstance(number, int) and number >= 0 for number in self.vocabulary.values()):
+            raise ValueError("this tokenizer.json is not whole: ids must be numbers from 0")
+        absent = [symbol for symbol in symbols() if symbol not in self.vocabulary]
+        if absent:
+            raise ValueError(f"this tokenizer.json is not whole: it has no token {absent[0]!r}, which is a byte")
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-        self._ranks = {tuple(pair): rank for rank, pair in enumerate(pairs)}
-        self._words = re.compile(patterns[0])
+        # A merge whose result is no token would make pieces without an id.
+        known = ((str(one), str(other)) for one, other in pairs if str(one) + str(other) in self.vocabulary)
+        self._ranks = {pair: rank for rank, pair in enumerate(known)}
         special = {token["content"]: token["id"] for token in facts.get("added_tokens", [])}
         self.pad_token_id, self.mask_token_id = special.get("[PAD]"), special.get("[MASK]")
         self._texts = {number: text for text, number in self.vocabulary.items()}
-        self._pieces = lru_cache(maxsize=50_000)(self._merge)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a folder, or of a tokenizer.json."""
         path = Path(path)
-        return cls(dict(read_json(path / "tokenizer.json" if path.is_dir() else path)))
+        return cls(read_json(beside(path, "tokenizer.json") if path.is_dir() else path))
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, as the `tokenizers` library reads it too."""
-        (Path(folder) / "tokenizer.json").write_text(json.dumps(self.facts, ensure_ascii=False), encoding="utf-8")
+        write_text(Path(folder) / "tokenizer.json", json.dumps(self.facts, ensure_ascii=False))
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -71,7 +89,7 @@ class Tokenizer:
     def _cut(self, text: str) -> list[str]:
         """Words as strings of byte symbols; what the pattern leaves between words is a word too."""
         words, end = [], 0
-        for found in self._words.finditer(text):
+        for found in WORDS.finditer(text):
             words += [text[end : found.start()], found.group()]
             end = found.end()
         table = symbols()

@@ -8,6 +8,9 @@ from typing import Any
 from keyquery.checkpoints import gguf
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import from_symbols
+from keyquery.files import beside, read_text
+
+HOLES = 100_000  # ids that may have no token: a single large one must not make a long list
 
 
 def vocabulary(path: str | Path) -> list[str] | None:
@@ -15,12 +18,13 @@ def vocabulary(path: str | Path) -> list[str] | None:
     if Path(path).suffix == ".gguf" and Path(path).is_file():
         return gguf.words(Path(path))
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    if (folder / "tokenizer.json").is_file():
-        return _readable(_by_id(read_json(folder / "tokenizer.json").get("model", {}).get("vocab")))
-    if (folder / "vocab.json").is_file():
-        return _readable(_by_id(read_json(folder / "vocab.json")))
-    if (folder / "vocab.txt").is_file():
-        return (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    if (file := beside(folder, "tokenizer.json")).is_file():
+        model = read_json(file).get("model")
+        return _readable(_by_id(model.get("vocab"))) if isinstance(model, dict) else None
+    if (file := beside(folder, "vocab.json")).is_file():
+        return _readable(_by_id(read_json(file)))
+    if (file := beside(folder, "vocab.txt")).is_file():
+        return read_text(file).splitlines()
     return None
 
 
@@ -54,4 +58,6 @@ def _by_id(words: Any) -> list[str] | None:
     if not isinstance(words, dict) or not all(isinstance(number, int) for number in words.values()):
         return None
     texts = {number: text for text, number in words.items()}
+    if max(texts, default=0) > len(texts) + HOLES:
+        raise ValueError(f"a vocabulary of {len(texts)} tokens cannot have the id {max(texts)}")
     return [texts.get(number, f"#{number}") for number in range(max(texts, default=-1) + 1)]

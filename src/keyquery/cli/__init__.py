@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
+from contextlib import nullcontext, redirect_stdout
 from typing import Annotated
 
 import typer
@@ -69,8 +71,10 @@ def main() -> None:
 
     With KEYQUERY_DEBUG in the environment it is the traceback.
     """
+    several = int(os.environ.get("RANK", "0")) > 0  # of the processes of torchrun the first one speaks
     try:
-        app()
+        with redirect_stdout(io.StringIO()) if several else nullcontext():
+            app()
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of an interrupt, without a word
             raise KeyboardInterrupt from None

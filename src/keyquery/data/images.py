@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from keyquery.files import read_arrays
+
 SUFFIXES = (".png", ".jpg", ".jpeg")
-ARRAYS = ("images", "jpeg", "offsets", "labels", "classes")
+FORMATS = ("PNG", "JPEG")  # of what Pillow knows: some others are programs
+PIXELS = 2**24  # of one image
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,9 +62,8 @@ def load_images(path: str | Path) -> Images:
         raise FileNotFoundError(f"there is no {path}")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} must be an .npz file or a folder with one subfolder a class")
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: _array(path, file, name) for name in ARRAYS if name in file}
-        found = ", ".join(file.files)
+    arrays = read_arrays(path)
+    found = ", ".join(arrays)
     if "images" in arrays:
         pixels = _as_pixels(path, arrays["images"])
     elif {"jpeg", "offsets"} <= set(arrays):
@@ -86,13 +89,6 @@ def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
         raise FileNotFoundError(f"there is no image {path}")
     pixels = _decode(_pillow(), str(path), path.read_bytes())
     return np.repeat(pixels, 3, -1) if pixels.shape[-1] == 1 else pixels
-
-
-def _array(path: Path, file: Any, name: str) -> Any:
-    try:
-        return file[name]
-    except ValueError as error:
-        raise ValueError(f"{path}: {name} cannot be read: {error}") from None
 
 
 def _as_pixels(path: Path, images: np.ndarray) -> UInt8[np.ndarray, "n h w c"]:
@@ -163,10 +159,12 @@ def _pillow() -> Any:
 
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
     try:
-        with library.open(io.BytesIO(data)) as image:
+        with library.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.mode[0] in "IF":
                 raise ValueError(f"{name} must have 8 bits a channel, got mode {image.mode}")
+            if math.prod(image.size) > PIXELS:
+                raise ValueError(f"{name} has {image.size[0]} × {image.size[1]} pixels; at most {PIXELS} are read")
             pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except (OSError, SyntaxError) as error:
+    except Exception as error:  # Pillow raises whatever a broken file makes it stumble over
         raise ValueError(f"{name} is no image that Pillow can decode: {error}") from None
     return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -11,6 +11,8 @@ from jaxtyping import Float64, Shaped
 from keyquery.data.numbers import to_number
 from keyquery.files import read_text
 
+SPARSE, FILLED = 1_000_000, 100  # values that a series may have: so many, and so many times those that are written
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Series:
@@ -106,7 +108,7 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
     if says("timestamps"):
         raise ValueError(f"{path} has time stamps (@timestamps true), which are not read")
     given = " ".join(facts.get("dimensions", []))
-    if given and not (given.isdecimal() and int(given) > 0):
+    if given and not (given.isdecimal() and len(given) < 10 and int(given) > 0):
         raise ValueError(f"{path}: @dimensions must be a number from 1, got {given!r}")
     dims = int(given) if given else 1 if says("univariate") else None
     if says("classlabel"):
@@ -125,6 +127,8 @@ def _row(line: str, header: _Header, dims: int | None) -> tuple[Float64[np.ndarr
     length = max(map(len, columns))
     if length == 0:
         raise ValueError("a series without values")
+    if length * len(columns) > SPARSE + FILLED * sum(map(len, columns)):
+        raise ValueError(f"{len(columns)} dimensions of which one has {length} values and most have next to none")
     values = np.full((length, len(columns)), np.nan)
     for dim, column in enumerate(columns):
         values[: len(column), dim] = column

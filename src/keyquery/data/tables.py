@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,7 @@ def _is_header(rows: list[list[str]], missing: frozenset[str]) -> bool:
 def _names(path: str | Path, row: list[str]) -> tuple[str, ...]:
     """The header's names; a column without a name is called by its index."""
     names = tuple(name or str(index) for index, name in enumerate(row))
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         listed = ", ".join(map(repr, twice))
         raise ValueError(f"{path}: columns must have different names, got {listed} more than once in the header")

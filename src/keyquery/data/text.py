@@ -11,12 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.checkpoints.tokenizer import PATTERN, Tokenizer
 from keyquery.files import read_text
 from keyquery.forms.checks import check_choice
-
-# Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
-PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
 
 
 def read_corpus(path: str | Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -325,6 +326,8 @@ def label_facts(classes: Shaped[np.ndarray, " classes"]) -> dict[str, Any]:
 
 def classes_of(facts: dict[str, Any]) -> Shaped[np.ndarray, " classes"]:
     """Labels that `label_facts` wrote."""
+    if not re.fullmatch(r"[<>|=]?[a-zA-Z]\d{0,6}(\[\w{1,8}\])?", str(facts["dtype"])):  # numpy would parse it as Python
+        raise ValueError("labels cannot be of such a dtype")
     dtype, listed = np.dtype(str(facts["dtype"])), np.array(facts["labels"])
     if dtype.kind not in LABELS or dtype.itemsize > max(listed.itemsize, 4 * LETTERS):
         raise ValueError(f"labels cannot be of dtype {dtype}")

@@ -44,7 +44,7 @@ from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
 from keyquery.progress import bars
-from keyquery.reading import provenance
+from keyquery.reading import digests, provenance
 
 Own = TypeVar("Own", bound="Datapoints")
 
@@ -182,7 +182,11 @@ class Datapoints(Estimator, ABC):
                 }
                 for place in found.order
             ],
-            provenance=provenance(estimator=repr(type(self)(**self.params_)), context=len(self.context_rows_)),
+            provenance=provenance(
+                tensors=digests(self.network_.state_dict()),
+                estimator=repr(type(self)(**self.params_)),
+                context=len(self.context_rows_),
+            ),
         )
 
     def save(self, path: str | Path) -> None:

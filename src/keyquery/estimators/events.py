@@ -44,7 +44,7 @@ from keyquery.estimators.windows import Batch, Clock, Windows, cut, ends
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.time.attention import WAYS
 from keyquery.progress import bars
-from keyquery.reading import provenance
+from keyquery.reading import digests, provenance
 
 INFORMATION = ("past", "target_time")
 
@@ -208,7 +208,9 @@ class EventModel(Estimator):
             events=len(stream.gaps),
             firsts=len(stream.groups),
             rows=[found, *counted(self.transitions_, self.log_gaps_, self.floor_, *pairs)],
-            provenance=provenance(estimator=repr(type(self)(**self.params_))),
+            provenance=provenance(
+                tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
+            ),
         )
 
     def sample(self, events: Any, times: Any, groups: Any = None, n: int = 10, random_state: Any = None) -> Events:
@@ -262,7 +264,9 @@ class EventModel(Estimator):
             lags=(chosen * self.scale_).tolist(),
             clock=self.clock_,
             information=self.params_["information"],
-            provenance=provenance(estimator=repr(type(self)(**self.params_))),
+            provenance=provenance(
+                tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
+            ),
             **found,
         )
 

@@ -31,5 +31,5 @@ def saved_network(path: str | Path) -> nn.Module | None:
             facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
     except (SafetensorError, json.JSONDecodeError, RecursionError):
         return None
-    kind = KINDS.get(facts.get("kind", "")) if isinstance(facts, dict) else None
+    kind = KINDS.get(str(facts.get("kind"))) if isinstance(facts, dict) else None
     return None if kind is None else kind.load(path, device="cpu").network_

@@ -32,7 +32,7 @@ from keyquery.estimators.network import KINDS, SeriesNetwork
 from keyquery.estimators.sequences import Padded, axes_of, columns_of, padded, series_of, statistics
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.progress import bars
-from keyquery.reading import provenance
+from keyquery.reading import digests, provenance
 from keyquery.training import Recipe, train
 
 RANK = 20  # of primal layers, where heads are as wide
@@ -153,7 +153,9 @@ class SeriesClassifier(Estimator):
                 for one, (relevance, width, number, probability) in zip(series, found, strict=True)
             ],
             columns=self.columns_,
-            provenance=provenance(estimator=repr(type(self)(**self.params_))),
+            provenance=provenance(
+                tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
+            ),
         )
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:

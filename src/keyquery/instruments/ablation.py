@@ -18,7 +18,7 @@ from keyquery.instruments.geometry import Look
 from keyquery.instruments.intervals import paired
 from keyquery.instruments.losses import Loss, next_token_loss
 from keyquery.progress import Progress, silent
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digests, provenance
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import PARTS, Means, dial
 from keyquery.surgery.selection import Selection, select
@@ -114,7 +114,9 @@ def ablate(
         sequences=len(before),
         by=by,
         rows=rows,
-        provenance=provenance(),
+        provenance=provenance(
+            tensors=digests(model.state_dict()),
+        ),
     )
 
 

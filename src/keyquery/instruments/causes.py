@@ -22,7 +22,7 @@ from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, fci, icd
 from keyquery.instruments.mapped import Mapped, listed, mapped
 from keyquery.progress import Progress, silent
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digest, provenance
 
 METHODS = ("icd", "fci")
 SAMPLES = 768  # the hidden size of the models that the method was published with
@@ -179,7 +179,9 @@ def causes(
     graphs = [{"layer": source.layer, "head": number, **search.of(found, chosen)} for number, found in watched]
     told: dict[str, Any] = {"model": source.model, "tokens": source.tokens, "nodes": chosen, "graphs": graphs}
     origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
-    told["provenance"] = provenance(samples=origin, merged=source.merged, **search.options)
+    told["provenance"] = provenance(
+        samples=origin, merged=source.merged, tensors={"attention": digest(source.maps)}, **search.options
+    )
     return Causes(**told, method=method, alpha=alpha, samples=effective)
 
 

@@ -11,6 +11,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from keyquery.reading import digest
+
 
 @runtime_checkable
 class Course(Protocol):
@@ -64,6 +66,10 @@ class ArrayCourse:
             gone = gone + (now - before).norm(dim=-1)
             self._lengths.append(gone)
             before = now
+
+    def digests(self) -> dict[str, str]:
+        """Of the start and of the end, as they are in float64."""
+        return {name: digest(self.place(step)) for name, step in (("start", 0), ("end", self.steps[-1]))}
 
     def place(self, record: int) -> Float[Tensor, "n d"]:
         """Where the points are at a step."""

@@ -138,7 +138,7 @@ def look(
         found = read(source, heads, query, key, config)
         kept = take(source, batches, found, sample, spoken)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
-    chosen, speaker = _chosen(found, layers), tokenizer or (None if live else named)
+    tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
     tokens_of = _Embedded.of(found, (directions, words), corpus, speaker, window, watching)
 
     def measure(index: int) -> Measured:
@@ -149,7 +149,7 @@ def look(
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     shown = None if seen.sample is None else seen.sample.told()
     facts = {**found.model, "width": found[chosen[0]].form.dim, **called}
-    return _whole(facts, measured, data=seen.facts, sample=shown, corpus=tokens_of.facts)
+    return _whole(facts, measured, tensors, data=seen.facts, sample=shown, corpus=tokens_of.facts)
 
 
 def look_at_layer(layer: Layer, found: Heads) -> Measured:
@@ -163,21 +163,27 @@ def look_at_layer(layer: Layer, found: Heads) -> Measured:
     return _measured(layer, found, _Seen(), Thresholds())
 
 
-def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured]) -> Look:
+def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: Mapping[str, str]) -> Look:
     """The look of a model from what is said of each of its layers; `facts` are `Heads.model` and the width.
+
+    `tensors` are the digests of what was read of it, as `Heads.recorded` gives them.
 
     >>> model = torch.nn.MultiheadAttention(8, 2)
     >>> heads = kq.read(model)
-    >>> whole_look({**heads.model, "width": 8}, [look_at_layer(heads[0], heads)]) == kq.look(model)
+    >>> tensors = heads.recorded()
+    >>> whole_look({**heads.model, "width": 8}, [look_at_layer(heads[0], heads)], tensors) == kq.look(model)
     True
     """
-    return _whole(facts, list(measured))
+    return _whole(facts, list(measured), tensors)
 
 
-def _whole(facts: Mapping[str, Any], measured: list[Measured], data: Any = None, **more: Any) -> Look:
+def _whole(
+    facts: Mapping[str, Any], measured: list[Measured], tensors: Mapping[str, str], data: Any = None, **more: Any
+) -> Look:
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**facts, "heads": len(cells)}
-    return Look(model=model, layers=rows, heads=cells, **more, provenance=provenance(data=data))
+    said = provenance(data=data, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
+    return Look(model=model, layers=rows, heads=cells, **more, provenance=said)
 
 
 @dataclass(frozen=True)

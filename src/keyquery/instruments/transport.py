@@ -107,7 +107,7 @@ def transport(
     (0.0, 1.826, 0.0)
     """
     course = ArrayCourse(path)
-    told = {"model": {"name": name}, "provenance": provenance(records=len(course.steps))}
+    told = {"model": {"name": name}, "provenance": provenance(records=len(course.steps), tensors=course.digests())}
     return measured(course, labels, published, frames, points, exact_limit, progress, told)
 
 

@@ -16,7 +16,7 @@ from keyquery.capture.watch import evaluating
 from keyquery.instruments.ablation import facts_of, losses_of
 from keyquery.instruments.intervals import paired
 from keyquery.instruments.losses import default_loss, hide, logits, real_tokens
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digests, provenance
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import Means, dial
 from keyquery.surgery.selection import Selection
@@ -86,7 +86,7 @@ def turned(
         low=low,
         high=high,
         samples=[{**one, "turned": other["says"]} for one, other in zip(said, then, strict=True)],
-        provenance=provenance(means="data"),
+        provenance=provenance(tensors=digests(model.state_dict()), means="data"),
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from keyquery.checkpoints.sources import first_line, read_json, read_tensors
+from keyquery.files import beside, write_all
 from keyquery.forms import Rope
 from keyquery.layers.blocks import Decoder, Encoder
 from keyquery.layers.cache import Cache
@@ -88,14 +90,40 @@ class LanguageModel(nn.Module):
         """config.json and model.safetensors."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config.to_dict(), indent=1) + "\n")
         tensors = {name: tensor.detach().to(dtype).contiguous().cpu() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors")
+        facts = json.dumps(self.config.to_dict(), indent=1) + "\n"
+        write_all({folder / "config.json": facts, folder / "model.safetensors": save(tensors)})
 
     @classmethod
     def load(cls, folder: str | Path) -> LanguageModel:
-        """The model of a folder, in float32 and in eval mode."""
-        facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        model = cls(Shape(**facts))
-        model.load_state_dict({k: v.float() for k, v in load_file(Path(folder) / "model.safetensors").items()})
+        """The model of a folder, in float32 and in eval mode.
+
+        It is built when the sizes that config.json names are known to be those of the weights, and no sooner.
+        """
+        shape = _shape_of(read_json(beside(folder, "config.json")))
+        weights = read_tensors(beside(folder, "model.safetensors"))
+        if shape.depth > len(weights):
+            raise ValueError(f"{folder}: a model of depth {shape.depth} has more than {len(weights)} tensors")
+        try:
+            with torch.device("meta"):
+                sizes = {name: weight.shape for name, weight in cls(shape).state_dict().items()}
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder}: no model is as its config.json says: {first_line(error)}") from None
+        for name in sorted(sizes.keys() | weights.keys()):
+            if name not in sizes or name not in weights or sizes[name] != weights[name].shape:
+                raise ValueError(f"{folder}: {name} is not what a model of its config.json has")
+        model = cls(shape)
+        model.load_state_dict({name: weight.float() for name, weight in weights.items()})
         return model.eval()
+
+
+def _shape_of(facts: dict[str, Any]) -> Shape:
+    """A Shape of plain data, each fact of its own kind."""
+    known = {one.name: str(one.type).split(" | ") for one in fields(Shape)}
+    for name, value in facts.items():
+        kinds = {"NoneType": "None", "int": "int" if "int" in known.get(name, ()) else "float"}
+        if kinds.get(type(value).__name__, type(value).__name__) not in known.get(name, ()):
+            raise ValueError(f"config.json: {name} cannot be {value!r:.60}")
+    if "vocab_size" not in facts:
+        raise ValueError("config.json: there is no vocab_size")
+    return Shape(**facts)

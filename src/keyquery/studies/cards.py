@@ -9,6 +9,7 @@ from typing import Any
 
 from keyquery._version import __version__
 from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.files import write_text
 from keyquery.layers import LanguageModel, Shape
 
 CARD = """# {title}
@@ -32,8 +33,8 @@ def write_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer, facts:
     model.save(folder)
     tokenizer.save(folder)
     count = sum(weight.numel() for weight in model.parameters())
-    (folder / "README.md").write_text(card(folder.name, model.config, count, facts), encoding="utf-8")
-    (folder / "log.json").write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
+    write_text(folder / "README.md", card(folder.name, model.config, count, facts))
+    write_text(folder / "log.json", json.dumps(dict(facts), indent=1) + "\n")
 
 
 def card(name: str, shape: Shape, parameters: int, facts: Mapping[str, Any]) -> str:

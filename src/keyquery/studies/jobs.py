@@ -44,7 +44,8 @@ def finish(
 ) -> list[dict[str, Any]]:
     """The rows of all jobs, in their order; only those are run of which `folder` has no file yet, or a partial one.
 
-    With several `workers` as many processes share the device. A job that fails does not stop the others; the first
+    With several `workers` as many processes share the device; under torchrun its processes share each training
+    instead, and `workers` does not count. A job that fails does not stop the others; the first
     failure is raised when they are done.
     """
     results = folder / "results"
@@ -52,6 +53,7 @@ def finish(
     results.mkdir(parents=True, exist_ok=True)
     todo = [job for job in {job.name: job for job in jobs}.values() if not _done(results / job.name)]
     watch = progress or silent
+    workers = 1 if int(os.environ.get("WORLD_SIZE", "1")) > 1 else workers
     if workers == 1 or len(todo) < 2:
         for job in watch(todo, "training", len(todo)) if todo else ():
             _work(job, folder, device)

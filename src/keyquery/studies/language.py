@@ -155,7 +155,9 @@ class Training:
         begin(model, self.init)
         model = model.to(device)
         start = perf_counter()
-        log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate)
+        kept = folder / "checkpoints" / self.name.replace(".json", ".pt")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate, checkpoint=kept)
         return {
             **asdict(self),
             "batch": BATCH,

@@ -130,8 +130,12 @@ def objectives(
                 run.finish()
             heads += run.rows
             losses.append({name: run.result[name] for name in ("objective", "seed", "loss", "tokens")})
-    facts = provenance(corpus=Path(corpus).name, device=chosen, seeds=seeds)
+    facts = provenance(corpus=Path(corpus).name, digest=_digest(text)[:16], device=chosen, seeds=seeds)
     return Objectives(heads=heads, losses=losses, shape=shape.to_dict(), recipe=asdict(recipe), provenance=facts)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Place:
@@ -141,9 +145,9 @@ class Place:
     """
 
     def __init__(self, folder: Path, text: str, shape: Shape, steps: int, force: bool) -> None:
-        settings = json.dumps([hashlib.sha256(text.encode()).hexdigest(), shape.to_dict(), steps])
+        settings = json.dumps([_digest(text), shape.to_dict(), steps])
         self.folder = folder
-        self.work = folder / "work" / hashlib.sha256(settings.encode()).hexdigest()[:12]
+        self.work = folder / "work" / _digest(settings)[:12]
         there = [name for name in NAMES.values() if (folder / name).exists()]
         if there and not self.work.exists() and not force:
             raise FileExistsError(f"{folder / there[0]} is of another study; --force replaces it")

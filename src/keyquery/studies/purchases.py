@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-from keyquery.files import read_text
+from keyquery.files import read_arrays, read_text
 
 DAY = 86_400.0
 
@@ -37,9 +37,12 @@ def read_badges(path: str | Path) -> Timed:
     ([0.0, 1.0, 0.0], [0, 0, 1])
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            times, types, offsets = (arrays[name] for name in ("time", "event", "offsets"))
-    except (KeyError, ValueError, OSError) as error:
+        arrays = read_arrays(path, "time", "event", "offsets")
+        times, types, offsets = (arrays[name] for name in ("time", "event", "offsets"))
+        times, offsets = times.astype(np.float64), offsets.astype(np.int64)
+        if not times.ndim == types.ndim == offsets.ndim == 1 or len(offsets) < 2:
+            raise ValueError("each must be a list")
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise ValueError(f"{path} must be an .npz file with arrays time, event and offsets: {error}") from None
     lengths = np.diff(offsets)
     if len(times) != len(types) or offsets[0] != 0 or offsets[-1] != len(times) or (lengths < 0).any():
@@ -60,10 +63,15 @@ def read_retail(path: str | Path) -> Timed:
         if not row["CustomerID"]:
             unknown += 1
             continue
-        bill = int(float(row["CustomerID"])), row["InvoiceNo"]
-        sums[bill] = sums.get(bill, 0.0) + float(row["Quantity"]) * float(row["UnitPrice"])
-        if bill not in when:
-            when[bill] = retail_time(row)
+        try:
+            bill = int(float(row["CustomerID"])), str(row["InvoiceNo"])
+            sums[bill] = sums.get(bill, 0.0) + float(row["Quantity"]) * float(row["UnitPrice"])
+            if bill not in when:
+                when[bill] = retail_time(row)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: an invoice cannot be read: {error}") from None
+    if not any(not bill[1].startswith("C") for bill in sums):
+        raise ValueError(f"{path} holds no purchase")
     bills = sorted(sums, key=lambda bill: (bill[0], when[bill], bill[1]))
     spent = np.array([sums[bill] for bill in bills])
     back = np.array([bill[1].startswith("C") for bill in bills])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints import read
 from keyquery.forms.checks import check_float
 from keyquery.layers import Attention, PrimalAttention
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digests, provenance
 from keyquery.surgery.build import build, check_layer, start_nearest
 
 RIDGES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)  # shares of the mean energy of a regressor; data chooses
@@ -71,7 +71,8 @@ def distill(layer: nn.Module, data: Float[Tensor, "batch n d"], rank: int, **opt
     student = _fitted(teacher, student, data[:-share], ridge)
     kept, heads = _kept(teacher, student, held)
     facts = {"ridge": ridge, "sequences": len(data), "held_out": share, "rope": teacher.rope is not None}
-    return Distilled(student, Distillation(rank=rank, kept=kept, heads=heads, provenance=provenance(**facts)))
+    said = provenance(**facts, tensors=digests(teacher.state_dict()))
+    return Distilled(student, Distillation(rank=rank, kept=kept, heads=heads, provenance=said))
 
 
 def _teacher(layer: nn.Module) -> Attention:

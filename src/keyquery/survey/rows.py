@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery.files import replacing
+from keyquery.files import writing
 from keyquery.survey.work import FIGURES, PLACE, VIEWS
 
 MODEL = {"model": "string", "run": "string", "step": "int64", "family": "string", "model_type": "string"}
@@ -37,7 +37,7 @@ def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str
     pa, parquet = arrow(), arrow("pyarrow.parquet")
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in (MODEL | HEAD).items()])
     count = 0
-    with replacing(path) as beside, parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
+    with writing(path) as beside, parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
         for tables in _groups(pa, schema, models):
             table = pa.concat_tables(tables).combine_chunks()
             writer.write_table(table, row_group_size=GROUP)

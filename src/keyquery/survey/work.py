@@ -94,7 +94,7 @@ def perform(job: Job) -> dict[str, Any]:
 def _open(job: Job) -> tuple[dict[str, Any], Files]:
     """How many layers the model has, which of them are recorded, and whether all is done."""
     stamp = _stamp(job.entry.source, job.read, job.versions)
-    heads = _opened(job.entry.source, job.read, stamp)
+    heads, _ = _opened(job.entry.source, job.read, stamp)
     job = replace(job, stamp=stamp)
     done = _done(job)
     facts = {"stamp": stamp, "layers": len(heads), "missing": [], "joined": False}
@@ -114,10 +114,11 @@ def _layer(job: Job) -> tuple[dict[str, Any], Files]:
         raise FileNotFoundError(f"{source} is gone")
     if _stamp(source, job.read, job.versions) != job.stamp:
         raise ValueError(f"{source} changed while it was surveyed: the same command looks at it anew")
-    heads = _opened(source, job.read, job.stamp)
+    heads, tensors = _opened(source, job.read, job.stamp)
     layer = heads[job.layer]
     row, cells = look_at_layer(layer, heads)
-    found = {"width": layer.form.dim, "row": row, "cells": cells}
+    # Also those of other layers that this worker has read, maybe at this moment: of all layers together they are all.
+    found = {"width": layer.form.dim, "row": row, "cells": cells, "tensors": dict(tensors)}
     return {"heads": len(cells)}, {_record(job, job.layer): json.dumps(found, allow_nan=False)}
 
 
@@ -125,12 +126,13 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
     """One look of all layers: its JSON, its page, and what the survey needs of it."""
     done = _done(job)
     if done is None:
-        heads = _opened(job.entry.source, job.read, job.stamp)
+        heads, _ = _opened(job.entry.source, job.read, job.stamp)
         layers, bad = _records(job, len(heads))
         if bad:
             return {"again": bad}, {}
         model = {**heads.model, "width": layers[0]["width"], "name": job.entry.name}
-        look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers))
+        tensors = {name: digest for layer in layers for name, digest in layer["tensors"].items()}
+        look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers), tensors)
         parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
     else:  # only what the model is called has changed
         old = Reading.load(job.models / f"{done['file']}.json")
@@ -188,10 +190,11 @@ def _record(job: Job, layer: int) -> Path:
 
 
 @lru_cache(maxsize=2)
-def _opened(source: str, how: Read, stamp: str) -> Heads:
-    """Names and shapes, read once by each worker that has to do with the model."""
+def _opened(source: str, how: Read, stamp: str) -> tuple[Heads, dict[str, str]]:
+    """Names and shapes, read once by each worker that has to do with the model, and digests of what is read of it."""
     network = saved_network(source)
-    return read(source, *how) if network is None else read(network)
+    heads = read(source, *how) if network is None else read(network)
+    return heads, heads.recorded()
 
 
 def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:

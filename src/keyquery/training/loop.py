@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,8 +13,11 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
+from keyquery.checkpoints.sources import first_line, load_pickled
+from keyquery.files import writing
 from keyquery.forms.checks import check_count
 from keyquery.progress import Progress, silent
+from keyquery.training.board import Board, open_board
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
 
 Draw = Callable[[int, torch.Generator], Any]
@@ -81,6 +83,7 @@ def train(
     until: Callable[[int], bool] | None = None,
     checkpoint: str | Path | None = None,
     spare: bool = False,
+    board: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Log:
     """Train a model in place and say how it went.
@@ -91,6 +94,7 @@ def train(
     early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
     `until(step)` is asked before the first step and after each: True breaks the run off, and its checkpoint stays.
     With `spare` that is the only time when one is written: of a large model it is gigabytes.
+    `board` is a folder for TensorBoard (the extra `board`); KEYQUERY_TENSORBOARD in the environment names one, too.
     Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
 
     >>> model = torch.nn.Linear(2, 1)
@@ -104,11 +108,10 @@ def train(
     optimiser = make_optimiser(recipe.optimiser, model, recipe.lr, recipe.weight_decay)
     run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint), recipe, spare)
     first = run.restore()
+    run.board = open_board(board, run.path, recipe.seed, rank, first)
     if after is not None and first == 0:
         after(0, model)
-    steps: Iterable[int] = range(first, recipe.steps)
-    if until is not None and until(first):
-        steps = ()
+    steps: Iterable[int] = () if until is not None and until(first) else range(first, recipe.steps)
     if rank == 0:
         steps = (progress or silent)(steps, "training", recipe.steps - first)
     generator, done = torch.Generator(), first
@@ -175,6 +178,7 @@ class _Run:
     spare: bool = False
     best: dict[str, Tensor] | None = None
     recent: list[Tensor] = field(default_factory=list)  # losses since the last check
+    board: Board | None = None
 
     def note(self, step: int, validate: Callable[[nn.Module], float] | None, rank: int) -> None:
         recipe = self.recipe
@@ -191,6 +195,8 @@ class _Run:
             since = (step - self.log.best_step) / recipe.check_every
             self.log.stopped = recipe.patience is not None and since >= recipe.patience
         self.log.rows.append(row)
+        if self.board is not None:
+            self.board.tell(row, self.optimiser.param_groups[0]["lr"])
         if rank == 0 and self.path is not None and not self.spare:
             self._save(step)
 
@@ -209,9 +215,8 @@ class _Run:
         state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
         state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe)}
         state["recent"] = self.recent
-        part = self.path.with_name(self.path.name + ".part")
-        torch.save(state, part)
-        part.replace(self.path)
+        with writing(self.path) as part:
+            torch.save(state, part)
 
     def restore(self) -> int:
         """The step to go on from."""
@@ -219,18 +224,25 @@ class _Run:
             return 0
         device = next(self.model.parameters()).device
         try:
-            state = torch.load(self.path, map_location=device, weights_only=True)
-        except (EOFError, RuntimeError, KeyError, pickle.UnpicklingError):
+            state = load_pickled(self.path, device)
+            older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # what checkpoints did not always tell
+            same = {**older, **state["recipe"]} == asdict(self.recipe)
+            step, log, best, recent = int(state["step"]), Log(**state["log"]), state["best"], state.get("recent", [])
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{self.path} is no whole checkpoint: delete it to begin anew") from None
-        older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # what checkpoints did not always tell
-        if {**older, **state["recipe"]} != asdict(self.recipe):
+        if not same:
             raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.log, self.best, self.recent = Log(**state["log"]), state["best"], state.get("recent", [])
-        return int(state["step"])
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{self.path} does not fit the model: {first_line(error)}") from None
+        self.log, self.best, self.recent = log, best, recent
+        return step
 
     def finish(self, step: int, validated: bool, rank: int) -> None:
+        if self.board is not None:
+            self.board.close()
         whole = self.log.stopped or step == self.recipe.steps
         lost = self.recent or (self.spare and not whole and step > 0)  # broken off between two checks, or none wrote
         if rank == 0 and self.path is not None and lost:

@@ -30,7 +30,7 @@ from keyquery.layers.primal.objective import (
 from keyquery.layers.primal.reference import features as reference_features
 from keyquery.layers.primal.sample import evenly, project, sampled, take, weigh
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
-from keyquery.reading import provenance
+from keyquery.reading import digests, provenance
 
 Source = tuple[Tensor, Tensor]  # tokens, and the places of those that f(X) takes
 
@@ -144,6 +144,11 @@ class PrimalAttention(nn.Module):
         After a forward without gradients the loss has none either: refused in training, a plain number in `eval()`.
         """
         batches = self._batches("regularizer")
+        if hasattr(self.directions, "full_tensor"):  # a DTensor, of which torch loads the compiler
+            raise RuntimeError(
+                "regularizer needs the weights of the last forward, which are sharded again: give fully_shard "
+                "reshard_after_forward=False where it shards this layer"
+            )
         if self.loss == "ksvd" and batches and batches[0].weights is None:
             raise RuntimeError(
                 'loss="ksvd" has no causal form, and the last forward was causal (is_causal=True or step): KSVD is of '
@@ -179,6 +184,7 @@ class PrimalAttention(nn.Module):
         heads = spectrum(batches, self.directions, self.log_lambda)
         named = self.feature if self.features is None else type(self.features).__name__
         facts = {"features": named, "data_dependent": self.data_dependent, "loss": self.loss, "eta": self.eta}
+        facts["tensors"] = digests(dict(self.named_parameters()))
         return PrimalReading(rank=self.rank, heads=heads, provenance=provenance(**facts))
 
     @torch.no_grad()

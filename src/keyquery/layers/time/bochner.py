@@ -49,8 +49,8 @@ class BochnerTime(TimeCode):
         super().__init__(dim)
         self.spectrum, self.sampled = spectrum, spectrum != "free"
         place, count = {"device": device, "dtype": dtype}, dim // 2
-        if spectrum == "normal":
-            self.mean, self.log_std = (nn.Parameter(torch.full((), start, **place)) for start in (1.0, math.log(STD)))
+        if spectrum == "normal":  # vectors of one number: `fully_shard` takes no scalars
+            self.mean, self.log_std = (nn.Parameter(torch.full((1,), start, **place)) for start in (1.0, math.log(STD)))
         elif spectrum == "inverse_cdf":
             self.network = Monotone(HIDDEN, **place)
         else:
@@ -116,7 +116,7 @@ class Monotone(nn.Module):
     def __init__(self, hidden: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         place = {"device": device, "dtype": dtype}
-        self.line = nn.Parameter(torch.full((), math.log(math.expm1(1 / TAIL)), **place))
+        self.line = nn.Parameter(torch.full((1,), math.log(math.expm1(1 / TAIL)), **place))
         self.weight = nn.Parameter(torch.full((hidden,), -4.0, **place))
         self.slope = nn.Parameter(torch.zeros(hidden, **place))
         self.bias = nn.Parameter(torch.linspace(-2, 2, hidden, **place))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from keyquery.layers.time.clock import elapsed
 from keyquery.layers.time.kernel import TimeKernel, checked_lags, usual_lags
 from keyquery.layers.time.waves import waves
-from keyquery.reading import provenance
+from keyquery.reading import digests, provenance
 
 LEAST = 1e-30  # of a share: at 0 the root has no gradient
 
@@ -105,7 +105,7 @@ class TimeCode(nn.Module, ABC):
                 {"frequency": frequency, "share": share}
                 for frequency, share in zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
             ]
-        said = provenance(code=self._said())
+        said = provenance(code=self._said(), tensors=digests(self.state_dict()))
         return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=said)
 
     @contextmanager

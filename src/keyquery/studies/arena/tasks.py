@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from keyquery.data import load_images, read_column
-from keyquery.files import write_all
+from keyquery.files import read_arrays, write_all
 from keyquery.progress import Progress, silent
 from keyquery.studies.arena.listops import listops
 from keyquery.studies.arena.pathfinder import pathfinder
@@ -211,10 +211,10 @@ def _texts(path: Path, checked: int) -> dict[str, np.ndarray]:
 def _images(path: Path, checked: int) -> dict[str, np.ndarray]:
     """Grey as the eye weighs colours (ITU-R 601), row by row; the first n_train images are those to train on."""
     images = load_images(path)
-    with np.load(path, allow_pickle=False) as file:
-        if "n_train" not in file or images.labels is None:
-            raise ValueError(f"{path} must hold labels, and n_train, how many images are to be trained on")
-        count = int(file["n_train"])
+    said = read_arrays(path, "n_train")
+    if "n_train" not in said or images.labels is None:
+        raise ValueError(f"{path} must hold labels, and n_train, how many images are to be trained on")
+    count = int(said["n_train"])
     _, height, width, channels = images.pixels.shape
     if height * width != TASKS["image"].length:
         raise ValueError(f"{path}: images must be 32 × 32, got {height} × {width}")

@@ -1,0 +1,111 @@
+"""What a reader must not do, watched while it reads: end otherwise than promised, hang, grow, reach out, run code."""
+
+import os
+import signal
+import sys
+import sysconfig
+import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+BOUND, TIMES = 64 * 2**20, 64  # bytes that reading may take: so many, and so many times the files
+SECONDS = 10.0
+# Things that Python tells of before it does them. Reading a model needs none of these.
+FORBIDDEN = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "subprocess.",
+    "socket.",
+    "ctypes.dlopen",
+    "os.remove",
+)
+FORBIDDEN += ("shutil.", "os.link", "os.symlink", "os.putenv", "pty.", "webbrowser.", "pickle.find_class")
+# torch.load looks up the names of tensors and storages, and its own reader refuses all others.
+ALLOWED = ("torch", "collections", "_codecs")
+
+
+class Broken(AssertionError):  # noqa: N818
+    """A promise that was not kept."""
+
+
+class _Watch:
+    folder = None
+    seen: list[str]
+
+
+_watch = _Watch()
+_own = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platlib", "purelib")]
+_own += [
+    Path(__file__).resolve().parents[2] / "src",
+    Path("/proc"),
+    Path("/sys"),
+    Path("/dev"),
+    Path("/usr"),
+    Path("/etc/mime.types"),
+]
+
+
+def _hook(event, args):
+    if _watch.folder is None:
+        return
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        path = Path(os.path.realpath(os.fsdecode(args[0])))
+        written = isinstance(args[1], str) and any(letter in args[1] for letter in "wax+")
+        here = path == _watch.folder or _watch.folder in path.parents
+        if not here and (written or not any(one == path or one in path.parents for one in _own)):
+            _watch.seen.append(f"opened {path}")
+    elif event == "pickle.find_class" and str(args[0]).split(".")[0] in ALLOWED:
+        return
+    elif event.startswith(FORBIDDEN):
+        _watch.seen.append(f"{event} {args!r:.100}")
+
+
+sys.addaudithook(_hook)
+
+
+def resident(peak=False):
+    """Bytes that this process has in memory, now or at most since it was last asked."""
+    name = "VmHWM:" if peak else "VmRSS:"
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _forget_peak():
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextmanager
+def watched(folder, size):
+    """Read a file of so many bytes in a folder; whatever breaks a promise comes out as Broken."""
+
+    def late(number, frame):
+        raise Broken(f"hang: still reading after {SECONDS:g} s")
+
+    _forget_peak()
+    before, _watch.seen = resident(), []
+    old = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    _watch.folder = Path(os.path.realpath(folder))
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except Broken:
+        raise
+    except Exception as error:
+        if not (type(error) is ValueError or isinstance(error, OSError)) or not str(error).strip():
+            raise Broken(f"crash: {type(error).__name__}: {error!s:.300}") from error
+        if "alloc" in str(error):
+            raise Broken(f"memory was asked for and not had: {error!s:.300}") from error
+    finally:
+        _watch.folder = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    if _watch.seen:
+        raise Broken(f"reached out: {'; '.join(_watch.seen[:3])}")
+    if (grown := resident(peak=True) - before) > BOUND + TIMES * size:
+        raise Broken(f"memory: {grown / 2**20:.0f} MiB for {size} bytes")

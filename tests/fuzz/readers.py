@@ -1,0 +1,349 @@
+"""The table of readers: for each, real files to begin from, which of them is changed and how, and what reads it."""
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+import keyquery as kq
+from keyquery import Reading
+from keyquery.checkpoints.hub import Hub
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.checkpoints.vocabulary import vocabulary
+from keyquery.data import load_images, load_table, load_ts
+from keyquery.data.text import read_column, read_corpus
+from keyquery.estimators.kinds import saved_network
+from keyquery.files import read_text
+from keyquery.layers import LanguageModel, Shape
+from keyquery.studies.purchases import read_badges, read_cdnow, read_retail
+from keyquery.surgery.swap import FORMAT, _read_saved
+from keyquery.training import Recipe, train
+from tests.fuzz import mutations as m
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`make` puts real files into a folder, `file` is the one that is changed, by `change`, and `read` reads."""
+
+    make: Callable[[Path], None]
+    file: str
+    change: Callable
+    read: Callable[[Path], object]
+
+
+CONFIG = {
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 16,
+    "head_dim": 4,
+    "num_hidden_layers": 2,
+    "rope_theta": 1e4,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+LATENT = {
+    "model_type": "deepseek_v2",
+    "num_attention_heads": 2,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 4,
+    "kv_lora_rank": 6,
+    "q_lora_rank": None,
+    "hidden_size": 8,
+    "max_position_embeddings": 64,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 32},
+}
+FUSED = {
+    "model_type": "phi3",
+    "num_attention_heads": 4,
+    "hidden_size": 16,
+    "max_position_embeddings": 64,
+    "original_max_position_embeddings": 32,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 4.0]},
+}
+
+
+def weights():
+    torch.manual_seed(0)
+    tensors = {"model.embed_tokens.weight": torch.randn(20, 16)}
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        for role, rows in (("q", 16), ("k", 8), ("v", 8)):
+            tensors[f"{name}.self_attn.{role}_proj.weight"] = torch.randn(rows, 16)
+        tensors[f"{name}.self_attn.o_proj.weight"] = torch.randn(16, 16)
+        tensors[f"{name}.input_layernorm.weight"] = torch.rand(16)
+    return tensors
+
+
+def latent(folder):
+    torch.manual_seed(0)
+    name = "model.layers.0.self_attn"
+    sizes = {"q_proj": (16, 8), "kv_a_proj_with_mqa": (10, 8), "kv_b_proj": (16, 6), "o_proj": (8, 8)}
+    tensors = {f"{name}.{role}.weight": torch.randn(size) for role, size in sizes.items()}
+    tensors |= {f"{name}.kv_a_layernorm.weight": torch.rand(6), "model.layers.0.input_layernorm.weight": torch.rand(8)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(LATENT))
+
+
+def fused(folder):
+    save_file({"model.layers.0.self_attn.qkv_proj.weight": torch.randn(32, 16)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(FUSED))
+
+
+def llama(folder):
+    save_file(weights(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "vocab.json").write_text(json.dumps({f"Ġ{place}": place for place in range(20)}))
+
+
+def sharded(folder):
+    tensors, index = weights(), {}
+    for file, names in (("a.safetensors", sorted(tensors)[::2]), ("b.safetensors", sorted(tensors)[1::2])):
+        save_file({name: tensors[name] for name in names}, folder / file)
+        index |= dict.fromkeys(names, file)
+    said = {"metadata": {"total_size": 1000}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(said))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+
+
+def pickled(zipped):
+    def make(folder):
+        data = {"state_dict": weights(), "epoch": 3}
+        torch.save(data, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+
+    return make
+
+
+def gguf_file(folder):
+    import gguf
+
+    writer, tensors = gguf.GGUFWriter(folder / "model.gguf", "gemma2"), weights()
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(4)
+    writer.add_embedding_length(16)
+    writer.add_block_count(2)
+    writer.add_sliding_window(8)
+    writer.add_context_length(64)
+    writer.add_rope_freq_base(1e4)
+    writer.add_token_list([f"▁{place}" for place in range(20)])
+    writer.add_token_scores([0.0] * 20)
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        for role in "qkv":
+            value = tensors[f"{name}.self_attn.{role}_proj.weight"].numpy()
+            writer.add_tensor(f"blk.{layer}.attn_{role}.weight", value.astype(np.float16) if role == "k" else value)
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", tensors[f"{name}.input_layernorm.weight"].numpy())
+    kind = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("token_embd.weight", gguf.quants.quantize(np.ones((20, 32), np.float32), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def look(source):
+    """All that `keyquery look` reads, and for one file in twenty the whole of it, with the words along directions."""
+    file = source if source.is_file() else next(source.glob("*mod*"))
+    if zlib.crc32(file.read_bytes()) % 20 == 0:
+        return kq.look(source, directions=1)
+    found = kq.read(source)
+    layers = [(layer.form.norm2, layer.folded.norm2, layer.rope, layer.scale) for layer in found]
+    return layers, found.embedding(), vocabulary(source)
+
+
+def look_gguf(folder):
+    return look(folder / "model.gguf")
+
+
+class Served(Hub):
+    """A hub whose answers are the files of a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        super().__init__("org/name")
+
+    def _range(self, file, start, length):
+        data = (self.folder / file).read_bytes()[start : start + length]
+        if len(data) != length:
+            raise ValueError("ends early")
+        return data
+
+    def _whole(self, file):
+        return (self.folder / file).read_bytes() if (self.folder / file).is_file() else None
+
+
+def from_hub(folder):
+    found = Served(folder)
+    return [found.rows(name) for name in found.shapes]
+
+
+def own_model(folder):
+    LanguageModel(Shape(vocab_size=30, width=8, depth=1, num_attention_heads=2, length=16)).save(folder)
+
+
+def tokenizer(folder):
+    facts = json.loads((kq.models.ENCODER / "tokenizer.json").read_text())
+    model = facts["model"]
+    kept = dict(list(model["vocab"].items())[:300])
+    model["vocab"] = kept
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    model["merges"] = [pair for pair in pairs if "".join(pair) in kept]
+    (folder / "tokenizer.json").write_text(json.dumps(facts))
+
+
+def spoken(folder):
+    found = Tokenizer.load(folder)
+    ids = found.encode("the words, 12 of them — étude")
+    return found.decode(ids), found.convert_ids_to_tokens(ids), vocabulary(folder)
+
+
+def reading(folder):
+    kq.look(torch.nn.MultiheadAttention(8, 2), name="two").to_json(folder / "a.json")
+
+
+def graph(folder):
+    kq.causes(torch.tensor([[1, 0, 0], [0.3, 0.7, 0], [0.2, 0.3, 0.5]])).to_json(folder / "a.json")
+
+
+def load_reading(folder):
+    return Reading.load(folder / "a.json").to_dict()
+
+
+TS = "#c\n@problemName x\n@dimensions 2\n@classLabel true up down\n@data\n1,2,?:3,4:up\n5:6:down\n1.5e3,2:7,8,9:up\n"
+
+
+def text(name, content):
+    def make(folder):
+        data = content.encode()
+        packing = {".gz": gzip.compress, ".xz": lzma.compress}.get(Path(name).suffix, bytes)
+        (folder / name).write_bytes(packing(data))
+
+    return make
+
+
+def reads(function, name):
+    return lambda folder: function(folder / name)
+
+
+TABLE = 'kind,age,"a b"\ncat,3,x\ndog,?,y\n"c, at",5e1,z\n'
+RETAIL = (
+    "InvoiceNo,StockCode,Quantity,InvoiceDate,UnitPrice,CustomerID\n"
+    "536365,a,6,12/1/2010 8:26,2.55,17850\nC536366,b,-1,12/2/2010 9:00,1.85,17850\n536367,c,3,12/3/2010 9:00,4.25,\n"
+    "536368,d,8,12/4/2010 9:00,3,13047\n536369,e,1,12/5/2010 9:00,7.5,13047\n"
+)
+CDNOW = " 00001 19970101  1  11.77\n 00002 19970112  1  12.00\n 00002 19970112  5  77.00\n"
+
+
+def images(folder):
+    np.savez(folder / "a.npz", images=np.zeros((3, 4, 4), np.uint8), labels=np.arange(3), classes=list("abc"))
+
+
+def photos(folder):
+    from PIL import Image
+
+    (folder / "cat").mkdir()
+    (folder / "dog").mkdir()
+    for name in ("cat/a.png", "dog/b.jpg"):
+        Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(folder / name)
+
+
+def badges(folder):
+    np.savez(folder / "a.npz", time=[0.0, 86400.0, 5.0], event=[1, 2, 1], offsets=[0, 2, 3])
+
+
+def saved(kind):
+    def make(folder):
+        chance = np.random.default_rng(0)
+        if kind == "series":
+            made = kq.SeriesClassifier(width=8, heads=2, depth=1, epochs=1, device="cpu", random_state=0)
+            made.fit(chance.normal(size=(6, 5, 2)), list("aabbab"))
+        elif kind == "events":
+            made = kq.EventModel(width=8, heads=2, window=3, epochs=1, device="cpu", random_state=0)
+            made.fit(list("abcabcabcabc"), np.arange(12.0) + chance.random(12) / 2, [0] * 6 + [1] * 6)
+        else:
+            made = kq.NPTClassifier(embedding=8, heads=2, depth=1, steps=2, device="cpu", random_state=0)
+            made.fit(chance.normal(size=(12, 2)), list("aabbab") * 2)
+        made.save(folder / "a.safetensors")
+
+    return make
+
+
+def swapped(folder):
+    recipe = {"kernel": "symmetric", "symmetric_dims": None, "layers": [0], "names": ["h.0.attn"]}
+    save_file({"h.0.attn.query.weight": torch.ones(2, 2)}, folder / "a.safetensors", {FORMAT: json.dumps(recipe)})
+
+
+def run_of(folder):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    train(
+        model,
+        lambda step, chance: torch.randn(4, 2, generator=chance),
+        lambda model, x: model(x).square().mean(),
+        Recipe(4, check_every=1),
+        until=lambda step: step >= 2,
+        checkpoint=folder / "run.checkpoint",
+    )
+
+
+READERS = {
+    "safetensors": Reader(llama, "model.safetensors", m.as_safetensors, look),
+    "config": Reader(llama, "config.json", m.as_json, look),
+    "config, latent": Reader(latent, "config.json", m.as_json, look),
+    "config, fused": Reader(fused, "config.json", m.as_json, look),
+    "vocabulary": Reader(llama, "vocab.json", m.as_json, look),
+    "index": Reader(sharded, "model.safetensors.index.json", m.as_json, look),
+    "shard": Reader(sharded, "b.safetensors", m.as_safetensors, look),
+    "pickle, zipped": Reader(pickled(True), "pytorch_model.bin", m.as_zip, look),
+    "pickle, old": Reader(pickled(False), "pytorch_model.bin", m.as_bytes, look),
+    "gguf": Reader(gguf_file, "model.gguf", m.as_bytes, look_gguf),
+    "hub, header": Reader(llama, "model.safetensors", m.as_safetensors, from_hub),
+    "hub, index": Reader(sharded, "model.safetensors.index.json", m.as_json, from_hub),
+    "own model, config": Reader(own_model, "config.json", m.as_json, LanguageModel.load),
+    "own model, weights": Reader(own_model, "model.safetensors", m.as_safetensors, LanguageModel.load),
+    "tokenizer": Reader(tokenizer, "tokenizer.json", m.as_json, spoken),
+    "reading": Reader(reading, "a.json", m.as_json, load_reading),
+    "reading, graph": Reader(graph, "a.json", m.as_json, load_reading),
+    "ts": Reader(text("a.ts", TS), "a.ts", m.as_text, reads(load_ts, "a.ts")),
+    "ts.gz": Reader(text("a.ts.gz", TS), "a.ts.gz", m.as_gzip, reads(load_ts, "a.ts.gz")),
+    "ts.xz": Reader(text("a.ts.xz", TS), "a.ts.xz", m.as_xz, reads(load_ts, "a.ts.xz")),
+    "csv": Reader(text("a.csv", TABLE), "a.csv", m.as_text, reads(load_table, "a.csv")),
+    "tsv": Reader(text("a.tsv", TABLE.replace(",", "\t")), "a.tsv", m.as_text, reads(load_table, "a.tsv")),
+    "column": Reader(text("a.tsv", "label\ttext\n1\tfine\n0\tlong\n"), "a.tsv", m.as_text, reads(read_column, "a.tsv")),
+    "text": Reader(text("a.txt.gz", "one\n\ntwo\n" * 9), "a.txt.gz", m.as_gzip, reads(read_corpus, "a.txt.gz")),
+    "words": Reader(text("a.txt", "one\n\ntwo\n" * 9), "a.txt", m.as_text, reads(read_text, "a.txt")),
+    "retail": Reader(text("a.csv", RETAIL), "a.csv", m.as_text, reads(read_retail, "a.csv")),
+    "cdnow": Reader(text("a.txt", CDNOW), "a.txt", m.as_text, reads(read_cdnow, "a.txt")),
+    "badges": Reader(badges, "a.npz", m.as_zip, reads(read_badges, "a.npz")),
+    "images": Reader(images, "a.npz", m.as_zip, reads(load_images, "a.npz")),
+    "photos, png": Reader(photos, "cat/a.png", m.as_bytes, load_images),
+    "photos, jpeg": Reader(photos, "dog/b.jpg", m.as_bytes, load_images),
+    "estimator, series": Reader(
+        saved("series"), "a.safetensors", m.as_safetensors, reads(saved_network, "a.safetensors")
+    ),
+    "estimator, events": Reader(
+        saved("events"), "a.safetensors", m.as_safetensors, reads(saved_network, "a.safetensors")
+    ),
+    "estimator, rows": Reader(saved("rows"), "a.safetensors", m.as_safetensors, reads(saved_network, "a.safetensors")),
+    "swap": Reader(swapped, "a.safetensors", m.as_safetensors, reads(_read_saved, "a.safetensors")),
+    "run": Reader(run_of, "run.checkpoint", m.as_zip, run_of),
+}

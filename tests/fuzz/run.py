@@ -1,0 +1,148 @@
+"""`make fuzz`: many cases of every reader, in processes of their own, so that a crash is a finding and not the end.
+
+python -m tests.fuzz.run --cases 100000 --workers 2 --seed 0
+python -m tests.fuzz.run --seed 0 --case 4711      one case again, with its traceback
+"""
+
+import argparse
+import json
+import mmap
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+STUCK = 60  # seconds without a new case, after which a process is ended from outside
+SPARE = 4 * 2**30  # address space that a process may take beyond what it has at the start
+
+
+class Bench:
+    """Real files of each reader in a folder of its own, one of them changed for every case."""
+
+    def __init__(self, folder, names=None):
+        from tests.fuzz.readers import READERS
+
+        self.readers = {name: reader for name, reader in READERS.items() if names is None or name in names}
+        self.names, self.folder, self.original = list(self.readers), Path(folder), {}
+        for number, (name, reader) in enumerate(self.readers.items()):
+            place = self.folder / str(number)
+            place.mkdir()
+            reader.make(place)
+            self.original[name] = (place, (place / reader.file).read_bytes())
+            reader.read(place)  # as it is, it can be read; and what is imported on use is now there
+
+    def case(self, number, seed):
+        """Read case `number`; Broken where a promise is not kept."""
+        name = self.names[number % len(self.names)]
+        self.one(name, random.Random(f"{seed} {number}"))
+
+    def one(self, name, chance):
+        from tests.fuzz.guard import watched
+
+        reader, (place, original) = self.readers[name], self.original[name]
+        changed = reader.change(chance, original)
+        file = place / reader.file
+        file.unlink(missing_ok=True)
+        file.write_bytes(changed)
+        with watched(place, len(changed)):
+            reader.read(place)
+
+
+def work(first, cases, step, seed, status):
+    """Cases first, first + step, …; what breaks is told on stdout, where it stands in the file `status`."""
+    import torch
+
+    torch.set_num_threads(1)
+    sys.setrecursionlimit(1000)
+    with tempfile.TemporaryDirectory() as folder, open(status, "r+b") as file, mmap.mmap(file.fileno(), 8) as place:
+        bench = Bench(folder)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, used + SPARE))
+        for number in range(first, cases, step):
+            place[:8] = number.to_bytes(8, "little")
+            try:
+                bench.case(number, seed)
+            except AssertionError as error:
+                told = {"case": number, "reader": bench.names[number % len(bench.names)], "what": str(error)}
+                print(json.dumps(told), flush=True)
+        place[:8] = (2**63).to_bytes(8, "little")
+
+
+def _watch(first, cases, step, seed, folder):
+    """Runs one lane of cases to its end, over crashes; yields what was found, and None while it waits."""
+    status, at = Path(folder, f"status{first}"), first
+    while at < cases:
+        status.write_bytes(at.to_bytes(8, "little"))
+        told = Path(folder, f"told{first}-{at}")
+        with open(told, "w") as sink, open(told) as out, open(Path(folder, f"err{first}"), "w+") as err:
+            command = [sys.executable, "-m", "tests.fuzz.run", "--lane", str(at), str(step), str(status)]
+            command += ["--cases", str(cases), "--seed", str(seed)]
+            process = subprocess.Popen(command, stdout=sink, stderr=err)
+            seen, since = at, time.monotonic() + 60  # the files are made first
+            while process.poll() is None:
+                yield None
+                yield from map(json.loads, out)
+                here = int.from_bytes(status.read_bytes(), "little")
+                if here != seen:
+                    seen, since = here, time.monotonic()
+                elif time.monotonic() - since > STUCK:
+                    process.kill()
+                    process.wait()
+            yield from map(json.loads, out)
+            here = int.from_bytes(status.read_bytes(), "little")
+            if here == 2**63:
+                return
+            err.seek(0)
+            last = (err.read().strip().splitlines() or [""])[-1]
+            yield {"case": here, "reader": None, "what": f"the process ended with {process.returncode}: {last}"}
+            at = here + step
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int)
+    parser.add_argument("--lane", nargs=3)
+    given = parser.parse_args()
+    if given.lane:
+        work(int(given.lane[0]), given.cases, int(given.lane[1]), given.seed, given.lane[2])
+        return 0
+    if given.case is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(folder)
+            print(bench.names[given.case % len(bench.names)])
+            try:
+                bench.case(given.case, given.seed)
+            except AssertionError:
+                traceback.print_exc()
+        return 0
+    start, found = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        lanes = [_watch(first, given.cases, given.workers, given.seed, folder) for first in range(given.workers)]
+        while lanes:
+            for lane in list(lanes):
+                try:
+                    told = next(lane)
+                except StopIteration:
+                    lanes.remove(lane)
+                    continue
+                if told is not None:
+                    found.append(told)
+                    print(json.dumps(told), flush=True)
+            time.sleep(0.02)
+    spent = time.monotonic() - start
+    print(f"{given.cases:,} cases, seed {given.seed}: {len(found)} broken promises, {given.cases / spent:.0f} cases/s")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""A short part of `make fuzz`, under hypothesis, which shrinks what it finds; and single files of the worst kind."""
+
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import keyquery as kq
+from keyquery import files
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.checkpoints.vocabulary import vocabulary
+from keyquery.data import load_images, load_ts
+from keyquery.layers import LanguageModel
+from tests.fuzz import readers
+from tests.fuzz.guard import BOUND, Broken, watched
+from tests.fuzz.readers import READERS
+from tests.fuzz.run import Bench
+
+pytest.importorskip("gguf", reason="needs the extra gguf")
+
+KEEP = ("estimator, events", "estimator, rows")  # fitting takes a second: `make fuzz` has them
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+few = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("name", [name for name in READERS if name not in KEEP])
+def test_changed_files_are_read_or_refused(name, tmp_path):
+    bench = Bench(tmp_path, [name])
+
+    @few
+    @given(st.randoms(use_true_random=False))
+    def read(chance):
+        bench.one(name, chance)
+
+    read()
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("family", [readers.llama, readers.latent, readers.fused])
+def test_a_config_may_say_anything(family, tmp_path):
+    family(tmp_path)
+    known = json.loads((tmp_path / "config.json").read_text())
+
+    @settings(few, max_examples=20)
+    @given(st.dictionaries(st.sampled_from([*known, "attention_multiplier", "rotary_dim", "rope_parameters"]), JSON))
+    def read(said):
+        (tmp_path / "config.json").write_text(json.dumps({**known, **said}))
+        with watched(tmp_path, 10_000):
+            readers.look(tmp_path)
+
+    read()
+
+
+# The guard itself: what it must not let pass
+
+
+def test_the_guard_sees_what_it_is_for(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "secret").write_text("secret")
+
+    def hold():
+        return len(b"x" * (BOUND + 2**24))
+
+    def crash():
+        raise KeyError("x")
+
+    deeds = {
+        "opened": lambda: (tmp_path / "secret").read_text(),
+        "memory": hold,
+        "crash": crash,
+        "os.system": lambda: os.system("true"),
+    }
+    for said, deed in deeds.items():
+        with pytest.raises(Broken, match=said), watched(tmp_path / "folder", 0):
+            deed()
+    with watched(tmp_path / "folder", 0):
+        raise ValueError("in one sentence")
+
+
+# Small files that ask for much
+
+
+def stretched(folder):
+    """A tensor of 4 TB in 4 bytes: its strides are 0."""
+    readers.pickled(True)(folder)
+    tensors = readers.weights()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    torch.save({**tensors, name: torch.zeros(1).expand(1_000_000, 1_000_000)}, folder / "pytorch_model.bin")
+
+
+def packed_pickle(folder):
+    readers.pickled(True)(folder)
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 20_000_000)
+        archive.writestr("archive/version", b"3\n")
+
+
+def running(folder):
+    class Code:
+        def __reduce__(self):
+            return (os.system, (f"touch {folder}/ran",))
+
+    readers.pickled(True)(folder)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"w": Code()}))
+
+
+def many_layers(folder):
+    """Gemma's layers are listed one by one, and the file says that there are 2³² − 1."""
+    readers.gguf_file(folder)
+    file = folder / "model.gguf"
+    data, name = file.read_bytes(), b"gemma2.block_count"
+    at = data.index(name) + len(name) + 4
+    file.write_bytes(data[:at] + struct.pack("<I", 2**32 - 1) + data[at + 4 :])
+
+
+def long_array(folder):
+    """An array of 2⁴⁰ numbers, of which the file has none."""
+    name = b"a"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(name)) + name
+    (folder / "model.gguf").write_bytes(head + struct.pack("<IIQ", 9, 4, 2**40))
+
+
+def wide_rope(folder):
+    readers.llama(folder)
+    (folder / "config.json").write_text(json.dumps({**readers.CONFIG, "rotary_dim": 10**11}))
+
+
+def linked_shard(folder):
+    readers.sharded(folder)
+    (folder / "b.safetensors").rename(folder.parent / "b.safetensors")
+    (folder / "b.safetensors").symlink_to(folder.parent / "b.safetensors")
+
+
+def linked_config(folder):
+    readers.llama(folder)
+    (folder / "config.json").rename(folder.parent / "config.json")
+    (folder / "config.json").symlink_to("../config.json")
+
+
+def shard_above(folder):
+    readers.sharded(folder)
+    text = (folder / "model.safetensors.index.json").read_text()
+    (folder / "model.safetensors.index.json").write_text(text.replace("b.safetensors", "../b.safetensors"))
+
+
+HOSTILE = {
+    "strides of 0": (stretched, "more than its storage holds"),
+    "a packed pickle": (packed_pickle, "larger than the file"),
+    "a pickle that runs": (running, "is refused|not a readable torch file"),
+    "a GGUF file of many layers": (many_layers, "4294967295 layers, and it holds"),
+    "a GGUF array without end": (long_array, "holds 1099511627776 values"),
+    "rotary positions without end": (wide_rope, "turn 100000000000 dimensions, and a head has 4"),
+    "a shard that is a link": (linked_shard, "leads out of its folder"),
+    "a config that is a link": (linked_config, "leads out of its folder"),
+    "a shard above": (shard_above, "no file in it: refused"),
+}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_models_are_refused_in_one_sentence(case, tmp_path):
+    make, said = HOSTILE[case]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    make(folder)
+    with watched(folder, 100_000), pytest.raises(ValueError, match=said):
+        list(kq.read(folder))
+    assert not (folder / "ran").exists()
+
+
+def test_links_within_the_hubs_cache_are_followed(tmp_path):
+    """The hub's own library keeps a model as links from `snapshots` into `blobs`."""
+    model = tmp_path / "models--org--name"
+    blobs, here, elsewhere = model / "blobs", model / "snapshots" / "abc", tmp_path / "downloaded"
+    for folder in (blobs, here, elsewhere):
+        folder.mkdir(parents=True)
+    readers.llama(blobs)
+    for folder in (here, elsewhere):
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).symlink_to(blobs / name)
+        assert len(kq.read(folder)) == 2
+        assert len(kq.read(folder / "model.safetensors")) == 2
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz"])
+def test_a_packed_text_comes_to_no_more_than_is_said(ending, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "UNPACKED", 2**20)
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}[ending]
+    (tmp_path / f"a{ending}").write_bytes(pack(b"a" * 2**22))
+    with pytest.raises(ValueError, match="unpacks to more than 1048576 bytes"):
+        files.read_text(tmp_path / f"a{ending}")
+    for whole in (b"", b"a" * 2**19, os.urandom(2**21).hex().encode()):  # one stream, or several after each other
+        (tmp_path / f"a{ending}").write_bytes(pack(whole) + pack(b"end"))
+        assert files.read_text(tmp_path / f"a{ending}") == whole.decode() + "end"
+    (tmp_path / f"a{ending}").write_bytes(pack(b"a" * 999)[:-9])
+    with pytest.raises(ValueError, match=f"is no whole {ending} file"):
+        files.read_text(tmp_path / f"a{ending}")
+
+
+def test_arrays_that_say_they_are_large_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, images=np.zeros((2, 4, 4), np.uint8))
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("images.npy").replace(b"(2, 4, 4)", b"(1<<40,)"[:9].ljust(9))
+    content = content.replace(b"(1<<40,)", b"(99999,)")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("images.npy", content)
+    with pytest.raises(ValueError, match="more than its 160 bytes hold"):
+        load_images(path)
+    np.savez_compressed(path, images=np.zeros((257, 1024, 1024), np.uint8))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        load_images(path)
+    np.savez(path, images=np.array([None]))
+    with pytest.raises(ValueError, match="images holds objects, which could run code: refused"):
+        load_images(path)
+
+
+def test_a_picture_that_is_a_program_is_not_run(tmp_path):
+    pytest.importorskip("PIL.Image", reason="needs the extra images")
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    )
+    with pytest.raises(ValueError, match="no image that Pillow can decode"):
+        load_images(tmp_path)
+
+
+def test_one_long_dimension_among_many_short_ones_is_refused(tmp_path):
+    line = ",".join(["1"] * 40_000) + ":1" * 40_000
+    (tmp_path / "a.ts").write_text(f"@data\n{line}\n")
+    with pytest.raises(ValueError, match="line 2: 40001 dimensions of which one has 40000 values"):
+        load_ts(tmp_path / "a.ts")
+
+
+def test_an_id_far_above_the_others_makes_no_long_list(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 10**12}))
+    with pytest.raises(ValueError, match="a vocabulary of 2 tokens cannot have the id 1000000000000"):
+        vocabulary(tmp_path)
+
+
+def test_a_strangers_pattern_is_not_run(tmp_path):
+    facts = json.loads((kq.models.ENCODER / "tokenizer.json").read_text())
+    facts["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a+)+$"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="not byte-level BPE with keyquery's pattern"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_config_of_huge_sizes_builds_nothing(tmp_path):
+    readers.own_model(tmp_path)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    for said in ({"vocab_size": 10**11}, {"depth": 10**9}, {"width": 2**20, "num_attention_heads": 2}):
+        (tmp_path / "config.json").write_text(json.dumps({**facts, **said}))
+        with pytest.raises(ValueError, match=r"is not what a model of its|has more than"):
+            LanguageModel.load(tmp_path)
+
+
+def test_deep_json_is_refused():
+    for text in ("[" * 100_000, '{"kind": ' * 50_000, '{"kind": "reading", "schema": ' + "1" * 5000 + "}"):
+        with pytest.raises(ValueError, match="not a reading"):
+            kq.Reading.load(text)
+
+
+def test_packed_texts_say_when_they_are_none(tmp_path):
+    made = io.BytesIO()
+    with gzip.GzipFile(fileobj=made, mode="wb") as file:
+        file.write(b"text")
+    (tmp_path / "a.gz").write_bytes(made.getvalue() + b"rubbish")
+    with pytest.raises(ValueError, match=r"is no whole \.gz file"):
+        files.read_text(tmp_path / "a.gz")
