@@ -166,9 +166,16 @@ def results(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+# One test, since tests that are shared out to several workers would have a session each.
 @pytest.mark.unchecked
-@pytest.mark.parametrize("how", HOWS)
-def test_two_processes_are_one_on_the_joined_batch(how, results):
+def test_two_processes_are_one_and_structure_survives(results):
+    for how in HOWS:
+        check_as_alone(how, results)
+    check_structure(results)
+
+
+def check_as_alone(how, results):
+    """Two processes with half of the batch each are one process with all of it."""
     close = {"atol": HOWS[how], "rtol": 0}
     for name in names_of(how):
         alone, untrained, said = start(name), start(name), f"{name}, {how}"
@@ -187,8 +194,7 @@ def test_two_processes_are_one_on_the_joined_batch(how, results):
         assert moved > 1e-3, said  # so that 1e-5 says something
 
 
-@pytest.mark.unchecked
-def test_a_structure_survives_sharding(results):
+def check_structure(results):
     """What the processes have learned together is as symmetric, or skew, as the kernel promises."""
     signs = {"symmetric": 1.0, "psd": 1.0, "skew": -1.0}
     seen = 0
