@@ -130,6 +130,7 @@ def test_public_names():
         "TimeAttention",
         "TransportClassifier",
         "TransportLens",
+        "VisualParser",
         "__version__",
         "ablate",
         "causes",

@@ -11,7 +11,14 @@ from keyquery._version import __version__
 if TYPE_CHECKING:
     from keyquery import data, models, testing
     from keyquery.checkpoints import read
-    from keyquery.estimators import EventModel, NPTClassifier, NPTRegressor, SeriesClassifier, TransportClassifier
+    from keyquery.estimators import (
+        EventModel,
+        NPTClassifier,
+        NPTRegressor,
+        SeriesClassifier,
+        TransportClassifier,
+        VisualParser,
+    )
     from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
     from keyquery.instruments.causes import causes
@@ -62,6 +69,7 @@ _LAZY = {
     "TimeAttention": "keyquery.layers",
     "TransportClassifier": "keyquery.estimators",
     "TransportLens": "keyquery.instruments.transport_lens",
+    "VisualParser": "keyquery.estimators",
     "ablate": "keyquery.instruments.ablation",
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
@@ -105,6 +113,7 @@ __all__ = [
     "TimeAttention",
     "TransportClassifier",
     "TransportLens",
+    "VisualParser",
     "__version__",
     "ablate",
     "causes",

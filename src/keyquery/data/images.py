@@ -164,9 +164,19 @@ def _pillow() -> Any:
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
     try:
         with library.open(io.BytesIO(data)) as image:
-            if image.mode[0] in "IF":
-                raise ValueError(f"{name} must have 8 bits a channel, got mode {image.mode}")
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+            return pixels_of(name, image)
     except (OSError, SyntaxError) as error:
         raise ValueError(f"{name} is no image that Pillow can decode: {error}") from None
+
+
+def pixels_of(name: str, image: Any) -> UInt8[np.ndarray, "h w c"]:
+    """The pixels of an image of Pillow, c = 1 for grey and 3 for colour: a palette is looked up, alpha dropped.
+
+    >>> from PIL import Image
+    >>> pixels_of("a", Image.new("RGBA", (5, 3))).shape
+    (3, 5, 3)
+    """
+    if image.mode[0] in "IF":
+        raise ValueError(f"{name} must have 8 bits a channel, got mode {image.mode}")
+    pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
     return pixels if pixels.ndim == 3 else pixels[..., None]

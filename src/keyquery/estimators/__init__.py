@@ -9,6 +9,7 @@ from keyquery.estimators.kinds import saved_network
 from keyquery.estimators.leaning import Leaning
 from keyquery.estimators.series import SeriesClassifier
 from keyquery.estimators.transport import TransportClassifier
+from keyquery.estimators.vision_language import VisualParser
 
 __all__ = [
     "EventModel",
@@ -20,5 +21,6 @@ __all__ = [
     "NPTRegressor",
     "SeriesClassifier",
     "TransportClassifier",
+    "VisualParser",
     "saved_network",
 ]

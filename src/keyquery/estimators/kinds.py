@@ -12,8 +12,11 @@ from torch import nn
 from keyquery.estimators.datapoints import NPTClassifier, NPTRegressor
 from keyquery.estimators.events import EventModel
 from keyquery.estimators.series import SeriesClassifier
+from keyquery.estimators.vision_language import VisualParser
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (EventModel, NPTClassifier, NPTRegressor, SeriesClassifier)}
+KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (EventModel, NPTClassifier, NPTRegressor, SeriesClassifier, VisualParser)
+}
 
 
 def saved_network(path: str | Path) -> nn.Module | None:
