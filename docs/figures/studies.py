@@ -19,6 +19,7 @@ PICTURES = (
     ("causes_study.svg", "causes", None),
     ("datapoints_study.svg", "datapoints", None),
     ("transport_study.svg", "transport", None),
+    ("vision_language_study.svg", "vision_language", None),
 )
 
 

@@ -17,6 +17,7 @@ from keyquery.cli.flow import flow
 from keyquery.cli.looking import compare, look
 from keyquery.cli.study import study
 from keyquery.cli.study_tables import datapoints
+from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(ablate)
 app.command()(causes)
 app.command()(flow)
 study.command()(datapoints)
+study.command("vision-language")(vision_language)
 app.command()(depth)
 study.command("depth")(study_depth)
 app.add_typer(study, name="study")

@@ -31,6 +31,7 @@ from keyquery.report.leaning import leaning
 from keyquery.report.maps import ablation_map
 from keyquery.report.panels import panels
 from keyquery.report.plane import plane
+from keyquery.report.seen import seen
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
 from keyquery.report.ways import ways
@@ -45,6 +46,7 @@ from keyquery.studies import (
     PrimalStudy,
     TimeStudy,
     TransportStudy,
+    VisionLanguageStudy,
 )
 
 KINDS = (".pdf", ".png", ".svg")
@@ -69,6 +71,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     CausesStudy: {"changed": changed},
     DatapointStudy: {"between": between},
     TransportStudy: {"carried": carried},
+    VisionLanguageStudy: {"seen": seen},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Flow: {"map": flow_map},

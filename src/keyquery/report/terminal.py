@@ -25,6 +25,7 @@ from keyquery.report.explained import causes_study_tables
 from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
+from keyquery.report.parsed import vision_language_tables
 from keyquery.report.primal import primal_tables
 from keyquery.report.tokens import tokens_tables
 from keyquery.report.told import datapoint_tables
@@ -40,6 +41,7 @@ from keyquery.studies import (
     PrimalStudy,
     TimeStudy,
     TransportStudy,
+    VisionLanguageStudy,
 )
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
@@ -227,6 +229,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Depth: lambda reading: depth_lines(reading, _table),
     DepthStudy: lambda reading: depth_study_tables(reading, _table),
     TransportStudy: lambda reading: transport_study_tables(reading, _table),
+    VisionLanguageStudy: lambda reading: vision_language_tables(reading, _table),
     Explanation: explanation_lines,
     Flow: flow_lines,
     Transport: lambda reading: transport_lines(reading, _table),

@@ -9,6 +9,7 @@ from keyquery.studies.objectives import Objectives, objectives
 from keyquery.studies.primal import PrimalStudy, primal
 from keyquery.studies.time import TimeStudy, foretell
 from keyquery.studies.transport import TransportStudy, carry
+from keyquery.studies.vision_language import VisionLanguageStudy, parse
 
 __all__ = [
     "Abilities",
@@ -21,12 +22,14 @@ __all__ = [
     "TimeStudy",
     "depths",
     "TransportStudy",
+    "VisionLanguageStudy",
     "carry",
     "dial_abilities",
     "explain_blanks",
     "foretell",
     "kernels",
     "objectives",
+    "parse",
     "primal",
     "tell_tables",
 ]
