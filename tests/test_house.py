@@ -151,6 +151,7 @@ def test_public_names():
         "TimeAttention",
         "TransportClassifier",
         "TransportLens",
+        "VisualParser",
         "__version__",
         "ablate",
         "causes",

@@ -22,6 +22,7 @@ PICTURES = (
     ("transport_study.svg", "transport", None),
     ("depth_study.svg", "depth", None),
     ("words_study.svg", "words", None),
+    ("vision_language_study.svg", "vision_language", None),
 )
 
 

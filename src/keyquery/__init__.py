@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Reranker,
         SeriesClassifier,
         TransportClassifier,
+        VisualParser,
     )
     from keyquery.forms import Form, Rope, ksvd, monge_gap, nystrom
     from keyquery.instruments.ablation import ablate
@@ -81,6 +82,7 @@ _LAZY = {
     "TimeAttention": "keyquery.layers",
     "TransportClassifier": "keyquery.estimators",
     "TransportLens": "keyquery.instruments.transport_lens",
+    "VisualParser": "keyquery.estimators",
     "ablate": "keyquery.instruments.ablation",
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
@@ -132,6 +134,7 @@ __all__ = [
     "TimeAttention",
     "TransportClassifier",
     "TransportLens",
+    "VisualParser",
     "__version__",
     "ablate",
     "causes",

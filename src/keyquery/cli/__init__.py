@@ -21,6 +21,7 @@ from keyquery.cli.rerank import rerank
 from keyquery.cli.study import study
 from keyquery.cli.study_rerank import study_rerank
 from keyquery.cli.study_tables import datapoints
+from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
@@ -43,6 +44,7 @@ app.command()(causes)
 app.command()(flow)
 app.command()(rerank)
 study.command()(datapoints)
+study.command("vision-language")(vision_language)
 app.command()(depth)
 study.command("depth")(study_depth)
 study.command("rerank")(study_rerank)

@@ -159,12 +159,25 @@ def _pillow() -> Any:
 
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
     try:
-        with library.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.mode[0] in "IF":
-                raise ValueError(f"{name} must have 8 bits a channel, got mode {image.mode}")
-            if math.prod(image.size) > PIXELS:
-                raise ValueError(f"{name} has {image.size[0]} × {image.size[1]} pixels; at most {PIXELS} are read")
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+        image = library.open(io.BytesIO(data), formats=FORMATS)
+        large = math.prod(image.size) > PIXELS
+        if not large:
+            image.load()
     except Exception as error:  # Pillow raises whatever a broken file makes it stumble over
         raise ValueError(f"{name} is no image that Pillow can decode: {error}") from None
+    if large:
+        raise ValueError(f"{name} has {image.size[0]} × {image.size[1]} pixels; at most {PIXELS} are read")
+    return pixels_of(name, image)
+
+
+def pixels_of(name: str, image: Any) -> UInt8[np.ndarray, "h w c"]:
+    """The pixels of an image of Pillow, c = 1 for grey and 3 for colour: a palette is looked up, alpha dropped.
+
+    >>> from PIL import Image
+    >>> pixels_of("a", Image.new("RGBA", (5, 3))).shape
+    (3, 5, 3)
+    """
+    if image.mode[0] in "IF":
+        raise ValueError(f"{name} must have 8 bits a channel, got mode {image.mode}")
+    pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
     return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -13,6 +13,7 @@ from keyquery.estimators.rerankers import AffinityReranker, AlphaQueryExpansion
 from keyquery.estimators.reranking import Reranking
 from keyquery.estimators.series import SeriesClassifier
 from keyquery.estimators.transport import TransportClassifier
+from keyquery.estimators.vision_language import VisualParser
 
 __all__ = [
     "AffinityReranker",
@@ -29,5 +30,6 @@ __all__ = [
     "Reranking",
     "SeriesClassifier",
     "TransportClassifier",
+    "VisualParser",
     "saved_network",
 ]

@@ -13,8 +13,9 @@ from keyquery.estimators.datapoints import NPTClassifier, NPTRegressor
 from keyquery.estimators.events import EventModel
 from keyquery.estimators.rerank import Reranker
 from keyquery.estimators.series import SeriesClassifier
+from keyquery.estimators.vision_language import VisualParser
 
-SAVED = (EventModel, NPTClassifier, NPTRegressor, Reranker, SeriesClassifier)
+SAVED = (EventModel, NPTClassifier, NPTRegressor, Reranker, SeriesClassifier, VisualParser)
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in SAVED}
 
 

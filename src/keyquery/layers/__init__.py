@@ -7,6 +7,7 @@ from keyquery.layers.datapoints import AttributeAttention, DatapointAttention, D
 from keyquery.layers.primal import PrimalAttention, regularizer
 from keyquery.layers.structured import Attention
 from keyquery.layers.time import BochnerTime, MercerTime, TimeAttention, TimeKernel
+from keyquery.layers.vision import VisionEncoder
 from keyquery.layers.words import LanguageModel, Shape
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "Shape",
     "TimeAttention",
     "TimeKernel",
+    "VisionEncoder",
     "regularizer",
 ]

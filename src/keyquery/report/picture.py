@@ -33,6 +33,7 @@ from keyquery.report.moves import moves
 from keyquery.report.panels import panels
 from keyquery.report.plane import plane
 from keyquery.report.ranks import ranks
+from keyquery.report.seen import seen
 from keyquery.report.starts import starts
 from keyquery.report.stretches import stretches
 from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
@@ -49,6 +50,7 @@ from keyquery.studies import (
     RerankStudy,
     TimeStudy,
     TransportStudy,
+    VisionLanguageStudy,
     WordsStudy,
 )
 
@@ -75,6 +77,7 @@ OWN: dict[type[Reading], Mapping[str, Callable[..., Any]]] = {
     RerankStudy: {"ranks": ranks},
     DatapointStudy: {"between": between},
     TransportStudy: {"carried": carried},
+    VisionLanguageStudy: {"seen": seen},
     Ablation: {"map": ablation_map},
     Causes: {"graphs": graph_figure},
     Flow: {"map": flow_map},

@@ -40,6 +40,7 @@ from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.moved import reranking_lines, scores_lines
+from keyquery.report.parsed import vision_language_tables
 from keyquery.report.primal import primal_tables
 from keyquery.report.ranked import rerank_study_tables
 from keyquery.report.surveyed import survey_lines
@@ -58,6 +59,7 @@ from keyquery.studies import (
     RerankStudy,
     TimeStudy,
     TransportStudy,
+    VisionLanguageStudy,
     WordsStudy,
 )
 from keyquery.survey.answers import Survey
@@ -248,6 +250,7 @@ LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Depth: lambda reading: depth_lines(reading, _table),
     DepthStudy: lambda reading: depth_study_tables(reading, _table),
     TransportStudy: lambda reading: transport_study_tables(reading, _table),
+    VisionLanguageStudy: lambda reading: vision_language_tables(reading, _table),
     Explanation: explanation_lines,
     Flow: flow_lines,
     RankingScores: lambda reading: scores_lines(reading, _table),

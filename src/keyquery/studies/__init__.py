@@ -10,6 +10,7 @@ from keyquery.studies.primal import PrimalStudy, primal
 from keyquery.studies.rerank import RerankStudy, rerank
 from keyquery.studies.time import TimeStudy, foretell
 from keyquery.studies.transport import TransportStudy, carry
+from keyquery.studies.vision_language import VisionLanguageStudy, parse
 from keyquery.studies.words import WordsStudy, count_words
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "depths",
     "TransportStudy",
     "WordsStudy",
+    "VisionLanguageStudy",
     "carry",
     "count_words",
     "dial_abilities",
@@ -32,6 +34,7 @@ __all__ = [
     "foretell",
     "kernels",
     "objectives",
+    "parse",
     "primal",
     "rerank",
     "tell_tables",

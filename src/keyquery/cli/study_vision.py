@@ -1,0 +1,89 @@
+"""`keyquery study vision-language`: images with things in cells, and sentences about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from keyquery.cli.options import INT, STR, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
+from keyquery.report import terminal
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="<path>",
+        help="Images of things, such as CIFAR-10: an .npz file, or a folder with one subfolder a class.",
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="<file>", help="A DINOv2 backbone, .safetensors; without it, that variant is left out."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=STR, help="digits or cifar; may be given several times. Without: digits, and cifar with --data."
+    ),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=STR,
+        help="parser, 'no MFR', 'random MFR', 'frozen patches', symmetric, split or DINOv2; several may be given.",
+    ),
+]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option(metavar=INT, help="A seed; may be given several times. Without: three, of some variants two."),
+]
+Scenes = Annotated[
+    int | None,
+    typer.Option(min=1, help="Images that are learned from. Without: 4,000 of digits, 2,000 of photographs."),
+]
+
+
+def vision_language(
+    data: Data = None,
+    weights: Weights = None,
+    out: Out = None,
+    dataset: Sets = None,
+    variant: Variants = None,
+    seed: Seeds = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of every training. Without: 12, of photographs 30.")
+    ] = None,
+    scenes: Scenes = None,
+    workers: Workers = 1,
+    device: Device = "auto",
+    json: Json = None,
+    csv: Csv = None,
+    picture: Picture = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Is a visual parser that learns worth it, is "left of" carried by skew scores, and does flow say what matters?
+
+    `kq.VisualParser` and its variants learn from images with things in cells and sentences about two of them, and are
+    asked about pairs never said: matching, relations, retrieval, filling words. Parts of the scores are turned off, and
+    flow between image and text is held against what shuffled images cost. A minute or two of one core a training.
+    """
+    from keyquery.studies.vision_language import parse
+
+    files = targets(force, json=json, csv=csv, picture=picture)
+    chosen: dict[str, Any] = {"sets": dataset or (), "variants": variant or (), "seeds": seed or (0, 1, 2)}
+    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+        reading = parse(
+            data,
+            out,
+            weights,
+            **chosen,
+            epochs=epochs,
+            scenes=scenes,
+            device=device,
+            workers=workers,
+            progress=progress,
+        )
+    deliver(reading, files, quiet)

@@ -1,0 +1,80 @@
+"""Captions as numbers of words, by a vocabulary that is learned from them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+PAD, MASK = 0, 1  # what stands after the end of shorter texts, and for words that are hidden or not known
+FIRST = 2  # the number of the first word
+PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[^\w\s]|_")
+
+
+class Vocabulary:
+    """Words of texts, in small letters, the most frequent first; signs are words, too. A word not known is hidden.
+
+    >>> words = Vocabulary.of(["A cat.", "a dog"])
+    >>> words.names, words.encode("A bird!").tolist()
+    (['a', '.', 'cat', 'dog'], [2, 1, 1])
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        if len(set(self.names)) != len(self.names) or not all(isinstance(name, str) for name in self.names):
+            raise ValueError("the words of a vocabulary must be texts, each there once")
+        self._numbers = {name: number for number, name in enumerate(self.names, FIRST)}
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Vocabulary:
+        """All words of the texts."""
+        counts = Counter(word for text in texts for word in cut(text))
+        return cls(sorted(counts, key=lambda word: (-counts[word], word)))
+
+    def __len__(self) -> int:
+        """How many numbers there are, those of padding and of hidden words among them."""
+        return FIRST + len(self.names)
+
+    def encode(self, text: str) -> Int[np.ndarray, " words"]:
+        """The number of each word."""
+        return np.array([self._numbers.get(word, MASK) for word in cut(text)], dtype=np.int64)
+
+    def batch(self, texts: Sequence[str]) -> Int[Tensor, "batch longest"]:
+        """Texts as rows, padded at the end."""
+        rows = [torch.from_numpy(self.encode(text)) for text in texts]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+
+
+def cut(text: str) -> list[str]:
+    """The words of a text, in small letters.
+
+    >>> cut("The dog's left of it.")
+    ['the', "dog's", 'left', 'of', 'it', '.']
+    """
+    return PATTERN.findall(text.lower())
+
+
+def texts_of(texts: Any) -> list[str]:
+    """Texts, checked: a list, each with at least one word.
+
+    >>> texts_of(["a cat", "  "])
+    Traceback (most recent call last):
+    ValueError: texts[1] has no word: '  '
+    """
+    if isinstance(texts, str) or not hasattr(texts, "__len__") or not hasattr(texts, "__iter__"):
+        raise TypeError(f"texts must be a list of texts, one for each image, got {type(texts).__name__}")
+    found = list(texts)
+    if not found:
+        raise ValueError("texts must hold at least one text, got none")
+    for place, text in enumerate(found):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{place}] must be a text, got {type(text).__name__}")
+        if not cut(text):
+            raise ValueError(f"texts[{place}] has no word: {text!r}")
+    return [str(text) for text in found]

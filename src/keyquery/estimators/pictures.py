@@ -1,0 +1,82 @@
+"""Images of any size and mode as one array: uint8, in colour, of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from keyquery.data.images import Images, pixels_of, read_image
+
+CHANNELS = {1: "grey", 2: "grey and alpha", 3: "colour", 4: "colour and alpha"}
+
+
+def images_of(images: Any, size: int) -> UInt8[Tensor, "n 3 size size"]:
+    """Images, checked, in colour, `size` pixels high and wide, by antialiased bilinear interpolation; alpha is dropped.
+
+    `images` is an array (n, h, w) or (n, h, w, c), what `kq.data.load_images` gives, or a list of arrays (h, w) or
+    (h, w, c), of images of Pillow, and of paths, of any sizes. Arrays are uint8, or floats from 0 to 1.
+
+    >>> grey, colour = np.zeros((5, 7), np.uint8), np.ones((9, 4, 3))
+    >>> images_of([grey, colour], 8).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    if isinstance(images, Images):
+        images = images.pixels
+    if isinstance(images, Tensor):
+        images = images.detach().cpu().numpy()
+    if isinstance(images, np.ndarray) and images.dtype != object:
+        alone = images.ndim == 3 and images.shape[-1] in (3, 4)  # a colour image: nobody has grey ones 3 pixels wide
+        if images.ndim not in (3, 4) or alone:
+            raise ValueError(f"images must be (n, h, w) or (n, h, w, c), got {images.shape}: one alone is [image]")
+        return _sized(_colour("images", images if images.ndim == 4 else images[..., None]), size)
+    if isinstance(images, (str, Path)) or not isinstance(images, (Sequence, np.ndarray)):
+        raise TypeError(
+            f"images must be an array or a list of images, got {type(images).__name__}: one alone is [image]"
+        )
+    if not len(images):
+        raise ValueError("images must hold at least one image, got none")
+    return torch.cat([_sized(_one(f"images[{place}]", image), size) for place, image in enumerate(images)])
+
+
+def _one(name: str, image: Any) -> UInt8[np.ndarray, "1 h w 3"]:
+    if isinstance(image, (str, Path)):
+        return read_image(image)[None]
+    if hasattr(image, "convert") and hasattr(image, "mode"):  # an image of Pillow
+        return _colour(name, pixels_of(name, image)[None])
+    given = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+    if given.ndim not in (2, 3):
+        raise ValueError(f"{name} must be (h, w) or (h, w, c), a path, or an image of Pillow, got shape {given.shape}")
+    return _colour(name, given[None] if given.ndim == 3 else given[None, ..., None])
+
+
+def _colour(name: str, pixels: np.ndarray) -> UInt8[np.ndarray, "n h w 3"]:
+    if pixels.size == 0:
+        raise ValueError(f"{name} must not be empty, got shape {pixels.shape}")
+    if (channels := pixels.shape[-1]) not in CHANNELS:
+        known = ", ".join(f"{count} ({said})" for count, said in CHANNELS.items())
+        raise ValueError(f"{name} must have its channels last, {known}, got shape {pixels.shape}")
+    if pixels.dtype.kind == "f":
+        if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+            raise ValueError(f"{name}: floats must be from 0 to 1, got {pixels.min():g} to {pixels.max():g}")
+        pixels = np.rint(255 * pixels).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"{name} must be uint8, or floats from 0 to 1, got {pixels.dtype}")
+    return np.repeat(pixels[..., :1], 3, -1) if channels < 3 else pixels[..., :3]
+
+
+def _sized(pixels: UInt8[np.ndarray, "n h w 3"], size: int) -> UInt8[Tensor, "n 3 size size"]:
+    rows = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(0, 3, 1, 2)
+    if rows.shape[-2:] == (size, size):
+        return rows.contiguous()
+    parts = [
+        interpolate(some.float(), (size, size), mode="bilinear", antialias=True).round().clamp(0, 255).to(torch.uint8)
+        for some in rows.split(256)
+    ]
+    return torch.cat(parts)

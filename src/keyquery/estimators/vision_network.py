@@ -1,0 +1,181 @@
+"""The network of a VisualParser: a vision Transformer gives visual tokens, which meet words in a joint encoder."""
+
+from __future__ import annotations
+
+import copy
+import math
+from importlib import import_module
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from keyquery.estimators.captions import PAD
+from keyquery.layers.blocks import Encoder
+from keyquery.layers.vision import VisionEncoder
+
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that released models have learned from
+
+
+PLACES = 0.5  # the spread of learned places at the start: beside vectors of spread 1, order is heard at once
+
+
+class Seen(NamedTuple):
+    """Features of patches, and where it was asked for how much each patch takes of each."""
+
+    features: Float[Tensor, "batch tokens features"]
+    attention: Float[Tensor, "batch tokens tokens"] | None = None
+
+    def take(self, index: Any) -> Seen:
+        """Of some images, in full precision: what is kept is short."""
+        some = [None if part is None else part[index].float() for part in self]
+        assert some[0] is not None
+        return Seen(some[0], some[1])
+
+
+class Backbone(nn.Module):
+    """A vision model of transformers, as a visual parser of images `size` pixels high and wide.
+
+    Patches are the last of its tokens. Where its last layer attends over all of them, that is their attention; where it
+    attends in windows, or not at all, it is softmax(f fᵀ/√d) of their normalised features f.
+    """
+
+    def __init__(self, model: Any, size: int) -> None:
+        super().__init__()
+        self.model, self.size = model, size
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # what it gives is not used, and not every copy of a model has it
+        if hasattr(model, "set_attn_implementation"):
+            model.set_attn_implementation("eager")  # fused attention gives no maps
+        accepted = signature(model.forward).parameters
+        self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
+        with torch.no_grad():
+            place = next(model.parameters()).device
+            found = self._run(torch.zeros(1, 3, size, size, device=place), attention=False)[0]
+        patch = getattr(model.config, "patch_size", None)
+        patches = (size // patch) ** 2 if isinstance(patch, int) else found.shape[1]
+        self.tokens = patches if 0 < patches <= found.shape[1] else found.shape[1]
+        self.dim = found.shape[2]
+
+    def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch tokens dim"]:
+        """Features of the patches."""
+        return self._run(images, attention=False)[0][:, -self.tokens :]
+
+    def with_attention(
+        self, images: Float[Tensor, "batch 3 h w"]
+    ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens tokens"]]:
+        """The features, and how much each patch takes of each, heads averaged, without gradients."""
+        whole, maps = self._run(images, attention=True)
+        features, last = whole[:, -self.tokens :], maps[-1] if maps else None
+        if last is not None and last.shape[0] == len(whole) and last.shape[-1] == whole.shape[1]:
+            return features, last.detach().mean(1)[:, -self.tokens :, -self.tokens :]
+        alike = layer_norm(features.detach(), features.shape[-1:])
+        return features, (alike @ alike.mT / math.sqrt(self.dim)).softmax(-1)
+
+    def _run(self, images: Tensor, attention: bool) -> tuple[Tensor, Any]:
+        out: Any = self.model(pixel_values=images, output_attentions=attention, **self._options)
+        whole = out.last_hidden_state
+        # What is no Transformer gives channels first.
+        return whole.flatten(2).mT if whole.ndim == 4 else whole, getattr(out, "attentions", None)
+
+
+def backbone_of(given: Any, size: int) -> Backbone:
+    """A copy of a vision model of transformers, so that the one that was given stays as it is."""
+    if not isinstance(given, nn.Module) or not hasattr(given, "config"):
+        raise TypeError(f"backbone must be a vision model of transformers, or its folder, got {type(given).__name__}")
+    if getattr(given, "main_input_name", "pixel_values") != "pixel_values":
+        raise ValueError(f"backbone must take pixel_values, and {type(given).__name__} takes {given.main_input_name}")
+    return Backbone(copy.deepcopy(given), size)
+
+
+def built(facts: dict[str, Any], size: int) -> Backbone:
+    """A backbone of a configuration, its weights as they come; nothing but what transformers knows is run."""
+    library = import_module("transformers")
+    told = dict(facts)
+    config = library.AutoConfig.for_model(told.pop("model_type"), **told)
+    return Backbone(library.AutoModel.from_config(config), size)
+
+
+class VisionLanguageNetwork(nn.Module):
+    """[match; visual tokens; words] through an Encoder: do they belong together, which word is hidden, what feature.
+
+    `vision` gives features of `vision.tokens` patches, `vision.dim` numbers each. A linear map and a norm make visual
+    tokens of them. Word logits come from the embeddings of words.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(
+        self,
+        vision: VisionEncoder | Backbone,
+        words: int,
+        longest: int,
+        width: int,
+        depth: int,
+        heads: int,
+        kernel: str = "general",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.vision, self.longest = vision, longest
+        self.project = nn.Sequential(nn.Linear(vision.dim, width), nn.LayerNorm(width))
+        self.words = nn.Embedding(words, width, padding_idx=PAD)
+        self.word_places = nn.Parameter(torch.empty(longest, width))
+        self.visual_places = nn.Parameter(torch.empty(vision.tokens, width))
+        self.first = nn.Parameter(torch.empty(width))  # where the match is read off
+        self.hidden = nn.Parameter(torch.empty(width))  # what stands for a patch that is not shown
+        self.word_norm = nn.LayerNorm(width)
+        nn.init.normal_(self.words.weight, std=width**-0.5)
+        for weight in (self.word_places, self.visual_places, self.first, self.hidden):
+            nn.init.normal_(weight, std=PLACES)
+        self.joint = Encoder(width, depth, heads, kernel=kernel, dropout=dropout)
+        self.matcher = nn.Linear(width, 1)
+        self.regressor = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, vision.dim))
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1))
+        self.register_buffer("spread", torch.tensor(SPREAD).view(3, 1, 1))
+
+    def see(self, images: Num[Tensor, "batch 3 h w"], attention: bool = False) -> Seen:
+        """What the visual parser makes of images, from 0 to 255."""
+        shown = (images.float() / 255 - self.mean) / self.spread
+        return Seen(*self.vision.with_attention(shown)) if attention else Seen(self.vision(shown))
+
+    def joined(
+        self,
+        features: Float[Tensor, "batch tokens features"],
+        ids: Int[Tensor, "batch n"],
+        hidden: Bool[Tensor, "batch tokens"] | None = None,
+    ) -> tuple[Float[Tensor, "batch all width"], Bool[Tensor, "batch all"]]:
+        """What goes into the joint encoder: vectors, and which of them are real. `hidden` patches are not shown."""
+        seen = self.project(features)
+        if hidden is not None:
+            seen = torch.where(hidden.unsqueeze(-1), self.hidden, seen)
+        words = self.word_norm(self.words(ids)) + self.word_places[: ids.shape[1]]
+        first = self.first.expand(len(ids), 1, -1)
+        real = torch.cat((ids.new_ones(len(ids), 1 + seen.shape[1], dtype=torch.bool), ids != PAD), 1)
+        return torch.cat((first, seen + self.visual_places, words), 1), real
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch tokens features"],
+        ids: Int[Tensor, "batch n"],
+        hidden: Bool[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch all width"]:
+        """What the joint encoder makes of features and words."""
+        x, real = self.joined(features, ids, hidden)
+        return self.joint(x, real)
+
+    def match(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, " batch"]:
+        """Log-odds that image and text belong together."""
+        return self.matcher(out[:, 0]).squeeze(-1).float()
+
+    def spell(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, "batch n words"]:
+        """Logits of every word."""
+        return (out[:, 1 + self.vision.tokens :] @ self.words.weight.mT).float()
+
+    def regress(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, "batch tokens features"]:
+        """Normalised features of every patch."""
+        return self.regressor(out[:, 1 : 1 + self.vision.tokens]).float()

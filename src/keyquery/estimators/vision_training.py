@@ -1,0 +1,161 @@
+"""How a VisualParser's network learns: from hidden words, texts of other images, and patches hidden together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, layer_norm
+
+from keyquery.estimators.captions import FIRST, MASK
+from keyquery.estimators.fitting import epochs_of
+from keyquery.estimators.vision_network import Seen, VisionLanguageNetwork
+from keyquery.layers.vision import together
+from keyquery.progress import Progress
+from keyquery.training import Recipe, train
+
+MASKINGS = ("attention", "random")
+NEAR = 0.5  # the share of negatives that are the nearest of a pool, in words
+POOL = 128  # texts that negatives are drawn from
+
+
+class Pairs(NamedTuple):
+    """Images, or what a frozen parser makes of them, and the words of their texts."""
+
+    images: UInt8[Tensor, "n 3 size size"] | Seen
+    ids: Int[Tensor, "n longest"]
+
+    def seen(self, network: VisionLanguageNetwork, index: Any, attention: bool) -> Seen:
+        """What the visual parser makes of some images."""
+        if isinstance(self.images, Seen):
+            return self.images.take(index)
+        return network.see(self.images[index], attention)
+
+
+class Batch(NamedTuple):
+    """Pairs, and everything that is drawn for them."""
+
+    rows: Int[Tensor, " batch"]  # which pairs
+    ids: Int[Tensor, "batch n"]
+    hidden_words: Bool[Tensor, "batch n"]
+    other: Int[Tensor, "batch n"]  # the text that is the negative
+    usable: Bool[Tensor, " batch"]  # where there is another text
+    dice: Float[Tensor, "batch tokens"]  # the largest is the seed; the largest ones are a random mask
+
+
+def hide_words(ids: Int[Tensor, "batch n"], share: float, generator: torch.Generator) -> Bool[Tensor, "batch n"]:
+    """A share of the known words, one of each text at least."""
+    dice = torch.rand(ids.shape, generator=generator).masked_fill(ids < FIRST, 2.0)
+    return (ids >= FIRST) & ((dice < share) | (dice == dice.amin(1, keepdim=True)))
+
+
+def others(
+    ids: Int[Tensor, "batch n"], pool: Int[Tensor, "texts n"], words: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " batch"], Bool[Tensor, " batch"]]:
+    """For each text another one of a pool, and whether there is one: half of them at random, half the nearest.
+
+    Near are texts with many words in common, such as those that say the same words in another order; a text that is
+    the same is no other one.
+
+    >>> ids, pool = torch.tensor([[2, 3, 4]]), torch.tensor([[5, 6, 7], [2, 3, 4], [4, 3, 2]])
+    >>> {int(others(ids, pool, 8, torch.Generator().manual_seed(seed))[0]) for seed in range(9)}
+    {0, 2}
+    """
+    unlike = (ids.unsqueeze(1) != pool.unsqueeze(0)).any(-1)
+    mine, its = (torch.zeros(len(rows), words).scatter_add(1, rows, (rows >= FIRST).float()) for rows in (ids, pool))
+    common = torch.minimum(mine.unsqueeze(1), its.unsqueeze(0)).sum(-1)
+    dice = torch.rand(unlike.shape, generator=generator)  # below 1: among equals, it chooses
+    near = torch.rand(len(ids), 1, generator=generator) < NEAR
+    return (dice + common * near).masked_fill(~unlike, -1.0).argmax(1), unlike.any(1)
+
+
+def losses(network: Any, pairs: Pairs, batch: Batch, masking: str | None, count: int) -> dict[str, Float[Tensor, ""]]:
+    """Of hidden words, of matching, and with a `masking` of `count` hidden patches, in nats and squared units.
+
+    A pair goes through the joint encoder as it is, with another's text, with words hidden, and with patches hidden.
+    Features to regress are normalised, and no gradient goes through them.
+    """
+    found = pairs.seen(network, batch.rows, attention=masking == "attention")
+    features, words, n = found.features, batch.ids, len(batch.rows)
+    texts = [words, batch.other, words.masked_fill(batch.hidden_words, MASK)]
+    shown = torch.zeros(n, features.shape[1], dtype=torch.bool, device=words.device)
+    hidden = [shown] * 3
+    if masking is not None:
+        texts.append(words)
+        hidden.append(_patches(found, batch.dice, masking, count))
+    out = network(features.repeat(len(texts), 1, 1), torch.cat(texts), torch.cat(hidden)).split(n)
+    own, other, spelled = (network.match(out[0]), network.match(out[1]), network.spell(out[2]))
+    odds, truth = torch.cat((own, other[batch.usable])), torch.ones(n + int(batch.usable.sum()), device=words.device)
+    truth[n:] = 0
+    parts = {
+        "words": cross_entropy(spelled[batch.hidden_words], words[batch.hidden_words]),
+        "match": binary_cross_entropy_with_logits(odds, truth),
+    }
+    if masking is not None:
+        target = layer_norm(features.detach().float(), features.shape[-1:])
+        parts["features"] = (network.regress(out[3])[hidden[3]] - target[hidden[3]]).square().mean()
+    return parts
+
+
+def _patches(seen: Seen, dice: Tensor, masking: str, count: int) -> Bool[Tensor, "batch tokens"]:
+    if masking == "random":
+        return torch.zeros_like(dice, dtype=torch.bool).scatter(1, dice.topk(count, 1).indices, True)
+    assert seen.attention is not None
+    return together(seen.attention, dice.argmax(1), count)
+
+
+def learn(
+    network: VisionLanguageNetwork,
+    pairs: Pairs,
+    *,
+    masking: str | None,
+    masked: float,
+    size: int,
+    epochs: int,
+    lr: float,
+    seed: int,
+    progress: Progress | None = None,
+    after: Callable[[int, nn.Module], None] | None = None,
+) -> list[dict[str, float]]:
+    """Train in place, and say how it went, a row an epoch; `after` is that of `train`."""
+    words, device, tokens = len(network.words.weight), pairs.ids.device, network.vision.tokens
+    which, every = epochs_of(lambda index: index, len(pairs.ids), size, seed)
+    count, texts = max(round(masked * tokens), 1), pairs.ids.cpu()
+    told: list[dict[str, Tensor]] = []
+
+    def draw(step: int, generator: torch.Generator) -> Batch:
+        index = torch.from_numpy(which(step, generator))
+        ids = texts[index]
+        pool = texts[torch.randint(len(texts), (POOL,), generator=generator)]
+        other, usable = others(ids, pool, words, generator)
+        dice = torch.rand(len(index), tokens, generator=generator)
+        drawn = (index, ids, hide_words(ids, masked, generator), pool[other], usable, dice)
+        return Batch(*(part.to(device) for part in drawn))
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        parts = losses(model, pairs, batch, masking, count)
+        told.append({name: part.detach() for name, part in parts.items()})
+        return torch.stack(list(parts.values())).sum()
+
+    recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
+    try:
+        log = train(network, draw, loss, recipe, after=after, progress=progress)
+    except FloatingPointError as error:  # the loop names more than an estimator can be told
+        raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
+    rows = []
+    for number, row in enumerate(log.rows):
+        each = told[number * every : (number + 1) * every]
+        means = {name: float(torch.stack([one[name] for one in each]).mean()) for name in each[0]}
+        rows.append({"epoch": number + 1, "loss": row["loss"], **means})
+    return rows
+
+
+@torch.no_grad()
+def watched(network: VisionLanguageNetwork, images: UInt8[Tensor, "n 3 size size"], attention: bool) -> Seen:
+    """What a parser that does not learn makes of all images, kept in short floats."""
+    found = [network.see(some, attention) for some in images.split(64)]
+    maps = [one.attention for one in found if one.attention is not None]
+    return Seen(torch.cat([one.features.half() for one in found]), torch.cat(maps).half() if maps else None)

@@ -1,0 +1,81 @@
+"""Images as tokens: patches, a Transformer over them, and patches that are hidden together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from keyquery.forms.checks import check_count
+from keyquery.layers.blocks import Encoder
+
+
+class VisionEncoder(nn.Module):
+    """Patches of an image, by one linear map and a learned place each, through an Encoder; `depth=0` leaves that out.
+
+    `attention` holds the options of `kq.Encoder`. Images are `size` pixels high and wide, or (height, width), which
+    `patch` divides.
+
+    >>> parser = VisionEncoder(16, patch=4, dim=32, depth=2, heads=4)
+    >>> parser(torch.randn(2, 3, 16, 16)).shape
+    torch.Size([2, 16, 32])
+    """
+
+    def __init__(
+        self, size: int, patch: int, dim: int, depth: int, heads: int, channels: int = 3, **attention: Any
+    ) -> None:
+        super().__init__()
+        for name, value in (("size", size), ("patch", patch), ("dim", dim), ("channels", channels)):
+            check_count(name, value)
+        check_count("depth", depth, least=0)
+        if size % patch:
+            raise ValueError(f"patch must divide size: {patch} does not divide {size}")
+        self.size, self.patch, self.dim, self.channels = size, patch, dim, channels
+        self.tokens = (size // patch) ** 2
+        self.patches = nn.Conv2d(channels, dim, patch, patch)
+        self.places = nn.Parameter(0.5 * torch.randn(self.tokens, dim))
+        self.encoder = Encoder(dim, depth, heads, **attention) if depth else None
+
+    def forward(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch tokens dim"]:
+        """Features of the patches, row by row."""
+        x = self._embedded(images)
+        return x if self.encoder is None else self.encoder(x)
+
+    def with_attention(
+        self, images: Float[Tensor, "batch c h w"]
+    ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens tokens"]]:
+        """The features, and how much each patch takes of each in the last layer, heads averaged, without gradients."""
+        if self.encoder is None:
+            raise ValueError("an encoder of depth 0 has no attention")
+        last: Any = self.encoder.blocks[-1]
+        x = self._embedded(images)
+        for block in self.encoder.blocks[:-1]:
+            x = block(x)
+        with torch.no_grad():
+            maps = last.attention.maps(last.attention_norm(x)).mean(1)
+        return self.encoder.norm(last(x)), maps
+
+    def _embedded(self, images: Tensor) -> Tensor:
+        shape = (self.channels, self.size, self.size)
+        if images.ndim != 4 or images.shape[1:] != shape:
+            raise ValueError(f"images must be (batch, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
+        return self.patches(images).flatten(2).mT + self.places
+
+
+def together(
+    attention: Float[Tensor, "batch n n"], seeds: Int[Tensor, " batch"], count: int
+) -> Bool[Tensor, "batch n"]:
+    """`count` patches of each image to hide: its seed, and the others that the seed attends to most.
+
+    In a Transformer a patch's feature lies in those of its neighbours, too: hidden alone, it could be copied.
+
+    >>> attention = torch.tensor([[[0.1, 0.2, 0.7], [0.3, 0.4, 0.3], [0.5, 0.3, 0.2]]])
+    >>> together(attention, torch.tensor([0]), 2)
+    tensor([[ True, False,  True]])
+    """
+    check_count("count", count, least=1, most=attention.shape[-1])
+    rows = attention[torch.arange(len(attention), device=attention.device), seeds]
+    rows = rows.scatter(1, seeds[:, None], torch.inf)
+    return torch.zeros_like(rows, dtype=torch.bool).scatter(1, rows.topk(count, dim=1).indices, True)

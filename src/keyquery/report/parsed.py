@@ -1,0 +1,62 @@
+"""The study of vision and language as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.report.seen import PARTS
+from keyquery.report.trainings import seeds_of
+from keyquery.studies.vision_language import VisionLanguageStudy
+
+
+def vision_language_tables(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
+    """Scores of every variant, what parts of the scores carry, and flow beside the rise of the loss."""
+    rows, shown = reading.summary(), list[Any]()
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        found = [row for row in rows if row["dataset"] == dataset]
+        made = table("variant", "matching", "relations", "R@1", "R@5", "R@10", "filled", "both", "CPU s")
+        made.columns[0].no_wrap = True
+        for row in found:
+            names = ("texts_at_1", "texts_at_5", "texts_at_10", "filled", "filled_both")
+            cells = [_spread(row, name) for name in ("matching", "relations")] + [f"{row[name]:.2f}" for name in names]
+            made.add_row(row["variant"], *cells, f"{row['seconds']:.0f}")
+        said = f"{dataset}: shares of right answers about pairs never said, {seeds_of(found)}"
+        shown += [*([""] if shown else []), Text(said, style="bold"), made]
+    shown += ["Half of what is asked to match is true. R: the right sentence for an image, among 40.", ""]
+    return [*shown, *_turned(reading, table), "", *_flow(reading, table)]
+
+
+def _turned(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
+    made = table("set", "variant", "task", *PARTS)
+    for column in made.columns[:3]:
+        column.justify, column.no_wrap = "left", True
+    rows = reading.turned()
+    for dataset, variant, task in dict.fromkeys((row["dataset"], row["variant"], row["task"]) for row in rows):
+        at = {
+            row["part"]: row
+            for row in rows
+            if (row["dataset"], row["variant"], row["task"]) == (dataset, variant, task)
+        }
+        made.add_row(dataset, variant, task, *(f"{at[part]['change']:+.2f}" for part in PARTS))
+    return [Text("matching loss without a part of the joint encoder's scores, change in nats", style="bold"), made]
+
+
+def _flow(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
+    made = table("set", "over", "flow", "correlation", "95 %", "points")
+    for column in made.columns[:3]:
+        column.justify, column.no_wrap = "left", True
+    for row in reading.correlations():
+        interval = f"{row['low']:+.2f} to {row['high']:+.2f}"
+        made.add_row(
+            row["dataset"], row["over"], row["reading"], f"{row['correlation']:+.2f}", interval, str(row["points"])
+        )
+    return [Text("flow above chance and the rise of the text loss with shuffled images", style="bold"), made]
+
+
+def _spread(row: dict[str, Any], name: str) -> str:
+    spread = row[f"{name}_sd"]
+    return f"{row[name]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")

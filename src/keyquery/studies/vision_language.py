@@ -1,0 +1,216 @@
+"""Study `vision-language`: is a visual parser that learns worth it, and does flow between modalities say what matters?
+
+Variants learn from images with things in cells and sentences about two of them, and are asked about pairs of things
+that were never said. Their flow is held against what the loss of words becomes when images are shuffled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from keyquery.capture.load import pick_device
+from keyquery.files import write_all
+from keyquery.forms.checks import check_choice, check_count
+from keyquery.progress import Progress
+from keyquery.reading import Reading, provenance
+from keyquery.studies.jobs import check_folder, device_name, finish
+from keyquery.studies.pictured import cifar
+from keyquery.studies.rows import over_seeds
+from keyquery.studies.vision_trials import LEARNED, READINGS, SIZES, VARIANTS, ParserTrial
+
+SCORES = (
+    "matching",
+    "relations",
+    "matching_of_two",
+    "relations_of_two",
+    "things",
+    "filled",
+    "filled_both",
+    "shuffled_matching",
+    "shuffled_relations",
+)
+RANKS = tuple(f"{way}_at_{most}" for way in ("texts", "images") for most in (1, 5, 10))
+FLOWS = (*READINGS, "to_text")
+FEW = ("frozen patches", "parser", "DINOv2")  # variants that learn from photographs
+FIRST = ("parser", "frozen patches", "DINOv2")  # variants that have all seeds; the others have two
+SCENES = {"digits": 4000, "cifar": 2000}  # that are learned from
+EPOCHS = {"digits": 12, "cifar": 30}
+FEWEST = 3  # trainings of a set, for an interval
+DRAWS = 1000  # of the bootstrap
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionLanguageStudy(Reading, kind="vision-language study"):
+    """What every variant can do, what its joint encoder loses with parts of its scores, and how flow goes with loss."""
+
+    rows: Sequence[Mapping[str, Any]]  # one a training
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a training, without its course."""
+        return [{k: v for k, v in row.items() if k not in ("course", "layers", "turned")} for row in self.rows]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and spread over seeds, a row a set and a variant."""
+        return over_seeds(self.rows, ("dataset", "variant"), (*SCORES, *RANKS, "seconds"))
+
+    def turned(self) -> list[dict[str, Any]]:
+        """By how much the loss of matching rises without a part, mean and spread over seeds, a row a variant and task.
+
+        Changes are of the loss in nats; `loss` is that of the whole network.
+        """
+        rows = [
+            {"dataset": row["dataset"], "variant": row["variant"], "seed": row["seed"], **one}
+            for row in self.rows
+            for one in row["turned"]
+        ]
+        return over_seeds(rows, ("dataset", "variant", "task", "part"), ("change", "loss"))
+
+    def correlations(self) -> list[dict[str, Any]]:
+        """Spearman's correlation of flow above chance with the rise of the text loss, a row a set, reading and kind.
+
+        Over "training": checkpoints of all trainings, images shuffled, against flow, mean over the layers. Over
+        "layers": the layers of all trained networks, words reading other images in that layer alone, against its flow.
+        `within` is the mean of the correlations within each training. Intervals are 95 %, by drawing trainings anew;
+        sets with fewer than three trainings have none, and are left out.
+        """
+        found = []
+        for dataset in dict.fromkeys(row["dataset"] for row in self.rows):
+            rows = [row for row in self.rows if row["dataset"] == dataset]
+            if len(rows) < FEWEST:
+                continue
+            for kind, name in (("training", "course"), ("layers", "layers")):
+                for reading in FLOWS:
+                    groups = [[(float(np.mean(p[reading])), p["rise"]) for p in row[name]] for row in rows]
+                    found.append({"dataset": dataset, "over": kind, "reading": reading, **correlated(groups)})
+        return found
+
+
+def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | None = None) -> dict[str, Any]:
+    """Spearman's correlation of all points, and its 95 % interval by drawing groups anew, 1,000 times unless given.
+
+    >>> correlated([[(0.0, 1.0), (1.0, 2.0)], [(0.0, 0.0), (2.0, 3.0)]])["correlation"]
+    0.9486832980505138
+    """
+    arrays, rng = [np.array(group, dtype=np.float64) for group in groups], np.random.default_rng(0)
+    drawn = []
+    for _ in range(draws or DRAWS):
+        some = np.concatenate([arrays[i] for i in rng.integers(len(arrays), size=len(arrays))])
+        drawn.append(spearman(some[:, 0], some[:, 1]))
+    whole, inner = np.concatenate(arrays), [spearman(one[:, 0], one[:, 1]) for one in arrays]
+    low, high = np.nanquantile(drawn, (0.025, 0.975))
+    return {
+        "correlation": spearman(whole[:, 0], whole[:, 1]),
+        "low": float(low),
+        "high": float(high),
+        "within": float(np.nanmean(inner)),
+        "points": len(whole),
+        "trainings": len(arrays),
+    }
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """The correlation of ranks, those of equals averaged; NaN where one side is constant.
+
+    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 5.0, 90.0]))
+    1.0
+    """
+    ranks = [(np.sign(v[:, None] - v[None]).sum(1)) for v in (x, y)]
+    sizes = [float(np.sqrt((rank**2).sum())) for rank in ranks]
+    return float(ranks[0] @ ranks[1] / (sizes[0] * sizes[1])) if min(sizes) > 0 else float("nan")
+
+
+def parse(
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    weights: str | Path | None = None,
+    sets: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int | None = None,
+    scenes: int | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> VisionLanguageStudy:
+    """Run the study of `sets`: "digits", scikit-learn's, and "cifar", the images of `data`, for `kq.data.load_images`.
+
+    `weights` are those of a DINOv2 backbone; without them that variant is left out, and without `data` "cifar". Every
+    training goes `epochs` times through `scenes` images, unless given 12 times through 4,000 of digits, and 30 times
+    through 2,000 of photographs. The parser, frozen patches and DINOv2 have all `seeds`, the other variants the first
+    two. With `out`, every result is kept there, and what is done is not done again.
+    """
+    check_count("epochs", epochs, optional=True)
+    check_count("workers", workers)
+    check_count("scenes", scenes, optional=True)
+    chosen, wanted = pick_device(device), tuple(sets) or ("digits", *(["cifar"] if data is not None else []))
+    _check(wanted, variants, data, weights)
+    runs = tuple(dict.fromkeys(seeds))
+    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
+        folder = Path(place)
+        check_folder(folder)
+        digest = keep_images(str(data), folder) if "cifar" in wanted else None
+        jobs = [
+            ParserTrial(
+                dataset=name,
+                variant=variant,
+                seed=seed,
+                epochs=EPOCHS[name] if epochs is None else epochs,
+                count=SCENES[name] if scenes is None else scenes,
+                digest=digest if name == "cifar" else None,
+                weights=None if weights is None else str(weights),
+            )
+            for number, seed in enumerate(runs)
+            for name in wanted
+            for variant in variants or variants_of(name, weights is not None)
+            if number < 2 or variant in FIRST
+        ]
+        rows = finish(jobs, folder, chosen, workers, progress)
+    facts = {
+        "learned": LEARNED,
+        "sizes": SIZES,
+        "variants": VARIANTS,
+        "epochs": epochs or EPOCHS,
+        "scenes": scenes or SCENES,
+    }
+    return VisionLanguageStudy(rows=rows, provenance=provenance(device=device_name(chosen), seeds=runs, **facts))
+
+
+def _check(wanted: Sequence[str], variants: Sequence[str], data: Any, weights: Any) -> None:
+    for name in wanted:
+        check_choice("set", name, tuple(SIZES))
+    for name in variants:
+        check_choice("variant", name, tuple(VARIANTS))
+    if "cifar" in wanted and data is None:
+        raise ValueError("cifar needs images: give a file or a folder as data (--data)")
+    if "DINOv2" in variants and weights is None:
+        raise ValueError("DINOv2 needs the weights of its backbone: give them as weights (--weights)")
+
+
+def variants_of(dataset: str, dino: bool) -> tuple[str, ...]:
+    """All variants of digits but DINOv2, which is for photographs; of photographs few.
+
+    >>> variants_of("cifar", dino=False)
+    ('frozen patches', 'parser')
+    """
+    names = FEW if dataset == "cifar" else tuple(name for name in VARIANTS if name != "DINOv2")
+    return tuple(name for name in names if dino or name != "DINOv2")
+
+
+def keep_images(source: str | Path, folder: Path) -> str:
+    """Put some images of each class into `folder`, and say their digest."""
+    things = cifar(source)
+    digest = hashlib.sha256(things.pixels.tobytes() + things.labels.tobytes()).hexdigest()[:16]
+    packed = io.BytesIO()
+    np.savez_compressed(packed, pixels=things.pixels, labels=things.labels, names=np.array(things.names))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_all({folder / f"cifar-{digest}.npz": packed.getvalue()})
+    return digest
