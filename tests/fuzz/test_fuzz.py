@@ -197,7 +197,7 @@ def test_links_within_the_hubs_cache_are_followed(tmp_path):
         assert len(kq.read(folder / "model.safetensors")) == 2
 
 
-@pytest.mark.parametrize("ending", [".gz", ".xz"])
+@pytest.mark.parametrize("ending", [".gz", pytest.param(".xz", marks=pytest.mark.slow)])
 def test_a_packed_text_comes_to_no_more_than_is_said(ending, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "UNPACKED", 2**20)
     pack = {".gz": gzip.compress, ".xz": lzma.compress}[ending]

@@ -110,7 +110,7 @@ def test_skeletons_at_768_samples(sems, true_pags, order_free):
     assert right / told >= 0.94
 
 
-@pytest.mark.parametrize("order_free", [True, False])
+@pytest.mark.parametrize("order_free", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_icd_equals_fci_and_asks_less(sems, true_pags, order_free):
     asked = np.zeros(2)
     for sem, truth in zip(sems, true_pags, strict=True):

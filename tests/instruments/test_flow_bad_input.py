@@ -165,7 +165,7 @@ def test_a_text_that_is_too_long():
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])
 def test_images_of_any_mode(mode, tmp_path):
-    path = tmp_path / ("image.tiff" if mode == "CMYK" else "image.png")
+    path = tmp_path / ("image.jpg" if mode == "CMYK" else "image.png")
     vision.photograph(mode).save(path)
     reading = kq.flow(vision.vilt(), text=vision.TEXT, image=path, processor=vision.vilt_processor())
     assert reading.counts["image"] == 20

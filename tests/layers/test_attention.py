@@ -26,8 +26,8 @@ def partial(kernel, dims):
     return kq.Attention(10, heads=3, head_dim=6, kernel=kernel, bias=False, rope=kq.Rope(dims))
 
 
-# Nearly all of a check is the time to compile. Every kernel is traced as one graph here; a rotary and a grouped layer
-# are compiled (a plain one by the examples of check_kernel), and all others by `test_all_pairs_compile`.
+# Nearly all of a check is the time to compile. Every kernel is traced as one graph here; a rotary layer is compiled (a
+# plain one by the examples of check_kernel), and all others by `test_all_pairs_compile`.
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -49,7 +49,7 @@ def test_every_kernel_is_one_graph(kernel):
 @pytest.mark.parametrize("kernel", GROUPED)
 def test_grouped_queries(kernel):
     layer = grouped(kernel)
-    check_kernel(layer, backend="aot_eager" if kernel == "pairwise" else None)
+    check_kernel(layer, backend=None)
     for weight in layer.parameters():
         nn.init.normal_(weight)
     form = layer.form()

@@ -125,7 +125,8 @@ def whole(weight):
 def names_of(how):
     if "compiled" in how:
         return COMPILED
-    return [name for name in CASES if how in ("ddp", "fsdp") or not name.startswith("decoder")]
+    plain = how in ("ddp", "fsdp")
+    return [name for name in CASES if plain or not name.startswith(("decoder", "encoder")) or "split" in name]
 
 
 def work(folder):

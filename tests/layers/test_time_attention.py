@@ -239,6 +239,7 @@ def learned(code, steps, how="concatenated"):
     return (model(*new[:2]).argmax(1) == new[2]).double().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked
 def test_a_span_is_learned_from_times():
     assert learned(kq.MercerTime(80, degree=5, periods=8), 500) >= 0.9

@@ -188,7 +188,10 @@ def job(**changes):
     return ArenaTraining(**{**settings, **changes})
 
 
-@pytest.mark.parametrize("attention", ["primal", "primal+", "general"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("primal", "general")]
+
+
+@pytest.mark.parametrize("attention", ["primal+", *SLOW])
 def test_a_training_learns(toy, attention, monkeypatch):
     chosen = job(attention=attention, steps=60)
     recipe = replace(chosen.recipe(), lr=6e-3, check_every=20)
@@ -218,6 +221,7 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(toy, tmp_path):
     assert not list((folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_out_of_time_is_partial_and_goes_on(toy, tmp_path, monkeypatch):
     (tmp_path / "arena").symlink_to(toy / "arena")
     [row] = finish([job(minutes=0.0)], tmp_path, "cpu")

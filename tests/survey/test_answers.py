@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyquery.survey.answers import answer, final, spearman
+from keyquery.forms.ranks import spearman
+from keyquery.survey.answers import answer, final
 
 NUMBERS = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=12)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 from keyquery.capture.load import pick_device
 from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
+from keyquery.forms.ranks import spearman
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.jobs import check_folder, device_name, finish
@@ -104,11 +106,11 @@ def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | Non
     drawn = []
     for _ in range(draws or DRAWS):
         some = np.concatenate([arrays[i] for i in rng.integers(len(arrays), size=len(arrays))])
-        drawn.append(spearman(some[:, 0], some[:, 1]))
-    whole, inner = np.concatenate(arrays), [spearman(one[:, 0], one[:, 1]) for one in arrays]
+        drawn.append(_rises(some))
+    whole, inner = np.concatenate(arrays), [_rises(one) for one in arrays]
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return {
-        "correlation": spearman(whole[:, 0], whole[:, 1]),
+        "correlation": _rises(whole),
         "low": float(low),
         "high": float(high),
         "within": float(np.nanmean(inner)),
@@ -117,15 +119,9 @@ def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | Non
     }
 
 
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """The correlation of ranks, those of equals averaged; NaN where one side is constant.
-
-    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 5.0, 90.0]))
-    1.0
-    """
-    ranks = [(np.sign(v[:, None] - v[None]).sum(1)) for v in (x, y)]
-    sizes = [float(np.sqrt((rank**2).sum())) for rank in ranks]
-    return float(ranks[0] @ ranks[1] / (sizes[0] * sizes[1])) if min(sizes) > 0 else float("nan")
+def _rises(pairs: np.ndarray) -> float:
+    found = spearman(pairs[:, 0], pairs[:, 1])
+    return math.nan if found is None else found
 
 
 def parse(

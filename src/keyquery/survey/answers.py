@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from keyquery.forms.ranks import spearman
 from keyquery.reading import Reading
 
 FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "directionality", "rank_used")
@@ -65,24 +66,6 @@ def final(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if key not in last or row["step"] > last[key]["step"]:
             last[key] = row
     return list(last.values())
-
-
-def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; None where one of the two does not change.
-
-    >>> spearman([1, 2, 3], [10, 30, 20])
-    0.5
-    """
-    one, other = (_ranks(np.asarray(values, dtype=np.float64)) for values in (x, y))
-    spread = np.sqrt((one @ one) * (other @ other))
-    return float(one @ other / spread) if spread > 0 else None
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks about their mean; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(counts) - counts / 2)[inverse] - len(values) / 2
-    return ranks
 
 
 def _runs(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
