@@ -10,8 +10,8 @@ demo: $(READY)  ## run the main job on what ships
 	@mkdir -p build
 	$(BIN)/keyquery look --html build/demo.html --force
 
-test: $(READY)  ## the fast tests
-	$(BIN)/pytest -q -n auto -m "not slow"
+test: $(READY)  ## the fast tests; a file is one process's, so that what its tests share is made once
+	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow"
 
 test-all: $(READY)  ## every test, and four times the examples of each property
 	$(BIN)/pytest -q -n auto --hypothesis-profile thorough

@@ -23,6 +23,7 @@ def two_parents(rng):
             return sem, target, sorted(sem.graph.predecessors(target))
 
 
+@pytest.mark.slow
 def test_two_known_parents_are_found_with_few_calls():
     # The prediction flips if and only if both parents are masked.
     rng, found, calls, exhaustive = np.random.default_rng(0), 0, [], []

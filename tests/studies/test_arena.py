@@ -117,7 +117,8 @@ def test_the_distance_of_the_marks_hardly_tells_the_label(drawing):
     assert best < 0.62  # chance and the search for the best give .55
 
 
-@pytest.mark.parametrize("task", ["listops", pytest.param("pathfinder", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["listops", "pathfinder"])
 def test_sequences_do_not_depend_on_who_makes_them(task, tmp_path, monkeypatch):
     monkeypatch.setattr("keyquery.studies.arena.tasks.CHUNK", 20)
     facts = [prepare_arena(task, tmp_path / str(workers), examples=(45, 5, 10), workers=workers) for workers in (1, 2)]

@@ -35,7 +35,7 @@ def changes(subject, ability):
     return {(row["part"], row["layer"], row["means"]): row["change"] for row in rows}
 
 
-@pytest.mark.parametrize(("by", "levels"), [("all", 1), ("layer", 2), ("head", 3)])
+@pytest.mark.parametrize(("by", "levels"), [pytest.param("all", 1, marks=pytest.mark.slow), ("layer", 2), ("head", 3)])
 def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, levels):
     rows = list(study(subject(causal=True), {"tale": TALE}, by, [0, 1], 2, 16))
     # Without rotary positions there are three parts; all heads: a dial of ones and each part, about two kinds of means.
@@ -184,6 +184,7 @@ def test_what_is_asked_for_is_checked_before_any_work(options, message):
         dial_abilities(**{"models": [kq.models.DECODER], "texts": [kq.models.TEXT], **options})
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_what_ships(tmp_path):
     files = [tmp_path / "dial.json", tmp_path / "dial.csv", tmp_path / "dial.png"]
     options = [text for file in files for text in (f"--{file.suffix[1:].replace('png', 'picture')}", str(file))]

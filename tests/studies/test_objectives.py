@@ -91,6 +91,7 @@ def test_a_study_that_was_broken_off_goes_on(corpus, tmp_path):
     assert third.to_dict()["losses"] == again.to_dict()["losses"]
 
 
+@pytest.mark.slow
 def test_studies_of_other_settings_never_mix(corpus, tmp_path):
     options = {"steps": 20, "shape": TINY, "device": "cpu"}
     objectives(corpus, tmp_path, **options)
