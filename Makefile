@@ -13,7 +13,7 @@ demo: $(READY)  ## run the main job on what ships
 test: $(READY)  ## the fast tests; a file is one process's, so that what its tests share is made once
 	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow"
 
-test-all: $(READY)  ## every test, and four times the examples of each property
+test-all: $(READY)  ## every test, and ten times the examples of each property
 	$(BIN)/pytest -q -n auto --hypothesis-profile thorough
 
 fuzz: $(READY)  ## every reader on changed files, 100,000 times; CASES=, SEED=

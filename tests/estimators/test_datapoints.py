@@ -195,7 +195,9 @@ def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("kernel", ["symmetric", "rbf", "split"])
+@pytest.mark.parametrize(
+    "kernel", ["symmetric", pytest.param("rbf", marks=pytest.mark.slow), pytest.param("split", marks=pytest.mark.slow)]
+)
 def test_every_kernel_learns(kernel):
     X = np.random.default_rng(0).normal(size=(60, 2))
     model = kq.NPTRegressor(**SMALL, steps=120, kernel=kernel).fit(X, X[:, 0])

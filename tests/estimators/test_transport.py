@@ -44,7 +44,7 @@ def test_the_oracle_is_the_closed_form():
     assert [round(bayes(3, i), 3) for i in (1, 2, 3, 4)] == [0.628, 0.852, 0.958, 0.991]
 
 
-@pytest.mark.parametrize("i", [1, 2, 3, 4])
+@pytest.mark.parametrize("i", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_it_comes_within_two_points_of_bayes(classes, i):
     model = kq.TransportClassifier(random_state=0, device="cpu").fit(*drawn(classes, i, 1200, 1, seed=i))
@@ -52,7 +52,10 @@ def test_it_comes_within_two_points_of_bayes(classes, i):
     assert abs(found - bayes(classes, i)) < 0.02
 
 
-@pytest.mark.parametrize(("geometry", "match"), [("circle", "random"), ("simplex", "mean"), ("learned", "ot")])
+@pytest.mark.parametrize(
+    ("geometry", "match"),
+    [pytest.param("circle", "random", marks=pytest.mark.slow), ("simplex", "mean"), ("learned", "ot")],
+)
 def test_so_do_the_controls_and_the_other_geometries(geometry, match):
     model = kq.TransportClassifier(geometry, match, random_state=0, device="cpu").fit(*drawn(3, 2, 900, 1, seed=0))
     assert abs(model.score(*drawn(3, 2, 30_000, 1, seed=1)) - bayes(3, 2)) < 0.02
@@ -194,7 +197,10 @@ def test_labels_may_stand_in_the_data(tmp_path):
     assert kq.TransportClassifier(random_state=0, device="cpu").fit(series).score(series) > 0.9
 
 
-@pytest.mark.parametrize("geometry", ["circle", "simplex", "learned"])
+@pytest.mark.parametrize(
+    "geometry",
+    [pytest.param("circle", marks=pytest.mark.slow), pytest.param("simplex", marks=pytest.mark.slow), "learned"],
+)
 def test_one_feature_has_room_for_any_geometry(geometry):
     rng = np.random.default_rng(0)
     y = rng.integers(4, size=600)

@@ -35,7 +35,10 @@ def changes(subject, ability):
     return {(row["part"], row["layer"], row["means"]): row["change"] for row in rows}
 
 
-@pytest.mark.parametrize(("by", "levels"), [pytest.param("all", 1, marks=pytest.mark.slow), ("layer", 2), ("head", 3)])
+@pytest.mark.parametrize(
+    ("by", "levels"),
+    [pytest.param("all", 1, marks=pytest.mark.slow), pytest.param("layer", 2, marks=pytest.mark.slow), ("head", 3)],
+)
 def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, levels):
     rows = list(study(subject(causal=True), {"tale": TALE}, by, [0, 1], 2, 16))
     # Without rotary positions there are three parts; all heads: a dial of ones and each part, about two kinds of means.

@@ -72,6 +72,7 @@ def test_the_models_written_stand_alone(study):
     assert not list(out.rglob("*.checkpoint"))
 
 
+@pytest.mark.slow
 def test_a_study_that_was_broken_off_goes_on(corpus, tmp_path):
     def interrupted(items, what, total):
         for count, item in enumerate(items):

@@ -32,7 +32,15 @@ def small(dropout=0.0):
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "radam", "lamb", "lamb+lookahead", "npt"])
-@pytest.mark.parametrize("schedule", ["flat", "linear", "cosine", "flat+cosine"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "flat",
+        pytest.param("linear", marks=pytest.mark.slow),
+        pytest.param("cosine", marks=pytest.mark.slow),
+        "flat+cosine",
+    ],
+)
 def test_every_optimiser_learns(optimiser, schedule):
     model = small()
     recipe = Recipe(300, lr=0.02, optimiser=optimiser, schedule=schedule, warmup=10, weight_decay=0.0)
