@@ -17,7 +17,8 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.cli import looking
 from keyquery.report.colours import DARK, LIGHT
-from keyquery.report.page import ASSETS, pack, page
+from keyquery.report.page import pack, page
+from keyquery.report.shell import ASSETS
 from tests.report.readings import EVIL, crowd, tiny
 
 run = CliRunner().invoke

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +10,10 @@ import numpy as np
 from keyquery.instruments.flow import Flow
 from keyquery.instruments.modality import IMAGE
 from keyquery.reading import short
-from keyquery.report.embedded import as_json
 from keyquery.report.packed import pack
-from keyquery.report.policy import policy
+from keyquery.report.shell import document
 
-ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("elements.js", "flow.js")
 HEADS = 24  # whose maps a page asks for
 DIGITS = 5
 
@@ -28,18 +24,8 @@ def flow_page(reading: Flow) -> str:
     >>> flow_page(kq.flow(torch.full((4, 4), 0.25), ["a", "a", "b", "b"], keep=1))[:15]
     '<!doctype html>'
     """
-    style = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "flow.css"))
-    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("elements.js", "flow.js"))
-    parts = {
-        "policy": policy(script, style, images=reading.picture is not None),
-        "title": escape(str(reading.model["name"])),
-        "style": style,
-        "script": script,
-        "data": as_json(_data(reading)),
-    }
-    template = (ASSETS / "flow.html").read_text(encoding="utf-8")
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    seen = reading.picture is not None
+    return document("flow", str(reading.model["name"]), SCRIPTS, _data(reading), "flow", images=seen)
 
 
 def grid(reading: Flow, values: Any) -> np.ndarray:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
-from pathlib import Path
 
 from keyquery.instruments.causes import Causes
 from keyquery.report import graphs
-from keyquery.report.policy import policy
 from keyquery.report.rings import MEANS, kind_of, kinds, ring, strong, written
-
-ASSETS = Path(__file__).parent / "assets"
+from keyquery.report.shell import document
 
 
 def graph_page(reading: Causes) -> str:
@@ -20,25 +16,20 @@ def graph_page(reading: Causes) -> str:
     >>> graph_page(kq.causes(torch.eye(3)))[:15]
     '<!doctype html>'
     """
-    style = (ASSETS / "page.css").read_text(encoding="utf-8") + graphs.STYLE
-    style += (ASSETS / "graph.css").read_text(encoding="utf-8")
-    script = (ASSETS / "graph.js").read_text(encoding="utf-8")
-    parts = {
-        "policy": policy(script, style),
-        "title": escape(str(reading.model["name"])),
-        "style": style,
-        "script": script,
-        "facts": escape(_facts(reading)),
-        "words": _words(reading),
-        "legend": _legend(reading),
-        "graph": graphs.inline(ring(reading), reading),
-        "explained": _explained(reading),
-        "table": _table(reading),
-        "heads": _heads(reading),
-    }
-    template = (ASSETS / "graph.html").read_text(encoding="utf-8")
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return document(
+        "graph",
+        str(reading.model["name"]),
+        ("graph.js",),
+        kind="causes",
+        own_style=graphs.STYLE,
+        facts=escape(_facts(reading)),
+        words=_words(reading),
+        legend=_legend(reading),
+        graph=graphs.inline(ring(reading), reading),
+        explained=_explained(reading),
+        table=_table(reading),
+        heads=_heads(reading),
+    )
 
 
 def _facts(reading: Causes) -> str:

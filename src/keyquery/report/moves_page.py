@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from keyquery.estimators.reranking import Reranking, moved
-from keyquery.report.policy import policy
+from keyquery.report.shell import document
 
-ASSETS = Path(__file__).parent / "assets"
 MOST = 50  # queries that are shown
 CARD, GAP, TALL = 84, 8, 46  # pixels: of a card, between two, and of the lines between before and after
 
@@ -23,19 +20,15 @@ def moves_page(reading: Reranking) -> str:
     >>> moves_page(kq.AffinityReranker(top=4, anchors=2, device="cpu").moves(database[:1], database))[:15]
     '<!doctype html>'
     """
-    style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "moves.css").read_text(encoding="utf-8")
-    parts = {
-        "policy": policy("", style, images=True),
-        "title": escape(reading.method),
-        "style": style,
-        "facts": escape(_facts(reading)),
-        "legend": _legend(reading),
-        "queries": "".join(_query(reading, one) for one in reading.queries[:MOST]),
-        "rest": _rest(reading),
-    }
-    template = (ASSETS / "moves.html").read_text(encoding="utf-8")
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return document(
+        "moves",
+        reading.method,
+        images=True,
+        facts=escape(_facts(reading)),
+        legend=_legend(reading),
+        queries="".join(_query(reading, one) for one in reading.queries[:MOST]),
+        rest=_rest(reading),
+    )
 
 
 def direction(item: Mapping[str, Any]) -> str:

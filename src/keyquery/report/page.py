@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +16,16 @@ from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
-from keyquery.report.embedded import as_json
 from keyquery.report.flow_page import flow_page
 from keyquery.report.graph_page import graph_page
 from keyquery.report.moves_page import moves_page
 from keyquery.report.packed import pack
 from keyquery.report.picture import looks_of
-from keyquery.report.policy import policy
+from keyquery.report.shell import document
 from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
 from keyquery.survey.answers import Survey
 
-ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
@@ -60,19 +56,9 @@ def page(reading: Reading) -> str:
         return OWN[type(reading)](reading)
     looks = looks_of(reading)
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
-    style = (ASSETS / "page.css").read_text(encoding="utf-8") + triangle.STYLE
-    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    parts = {
-        "policy": policy(script, style),
-        "title": escape(" and ".join(str(look.model["name"]) for look in looks)),
-        "style": style,
-        "script": script,
-        "triangles": "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks),
-        "data": as_json(data),
-    }
-    template = (ASSETS / "page.html").read_text(encoding="utf-8")
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    title = " and ".join(str(look.model["name"]) for look in looks)
+    triangles = "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks)
+    return document("page", title, SCRIPTS, data, own_style=triangle.STYLE, triangles=triangles)
 
 
 def frame(reading: Reading) -> str:

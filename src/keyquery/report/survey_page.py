@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from keyquery.reading import short
 from keyquery.report.colours import depth_colour, tones
-from keyquery.report.embedded import as_json
-from keyquery.report.policy import policy
+from keyquery.report.shell import document
 from keyquery.report.surveyed import counted, told
 from keyquery.survey.answers import FIGURES, Survey, final
 
-ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "survey.js", "survey_table.js")
 DIGITS = 4
 FACTS = ("name", "file", "family", "attention", "run", "step", "parameters", "layers", "heads", "width")
@@ -29,20 +25,8 @@ def survey_page(reading: Survey) -> str:
     >>> survey_page(Survey(models=[]))[:15]
     '<!doctype html>'
     """
-    style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "survey.css").read_text(encoding="utf-8")
-    style += tones()
-    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    parts = {
-        "policy": policy(script, style),
-        "title": escape(f"Survey of {counted(len(reading.models), 'model')}"),
-        "facts": escape(_facts(reading)),
-        "style": style,
-        "script": script,
-        "data": as_json(_data(reading)),
-    }
-    template = (ASSETS / "survey.html").read_text(encoding="utf-8")
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    title = f"Survey of {counted(len(reading.models), 'model')}"
+    return document("survey", title, SCRIPTS, _data(reading), own_style=tones(), facts=escape(_facts(reading)))
 
 
 def _facts(reading: Survey) -> str:

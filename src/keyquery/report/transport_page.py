@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from keyquery.instruments.transport import CURVES, TOLD, Transport
 from keyquery.reading import short
 from keyquery.report.colours import depth_colour, tones
-from keyquery.report.embedded import as_json
-from keyquery.report.policy import policy
+from keyquery.report.shell import document
 from keyquery.report.wording import heads_said, recorded, said
 
-ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("elements.js", "transport.js")
 DIGITS = 5
 
@@ -27,20 +23,9 @@ def transport_page(reading: Transport) -> str:
     """
     if reading.sketch is None:
         raise ValueError("a path without frames has no page: give frames of 2 or more")
-    style = (ASSETS / "page.css").read_text(encoding="utf-8") + (ASSETS / "transport.css").read_text(encoding="utf-8")
-    style += tones()
-    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    parts = {
-        "policy": policy(script, style),
-        "title": escape(str(reading.model["name"])),
-        "facts": escape(" · ".join(filter(None, [reading.model.get("module"), recorded(reading)]))),
-        "style": style,
-        "script": script,
-        "data": as_json(_data(reading)),
-    }
-    template = (ASSETS / "transport.html").read_text(encoding="utf-8")
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    facts = escape(" · ".join(filter(None, [reading.model.get("module"), recorded(reading)])))
+    name = str(reading.model["name"])
+    return document("transport", name, SCRIPTS, _data(reading), "transport", own_style=tones(), facts=facts)
 
 
 def _data(reading: Transport) -> dict[str, Any]:

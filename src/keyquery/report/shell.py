@@ -1,0 +1,63 @@
+"""What every page is: one file that carries its style, its script and its data, and may do nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from keyquery.report.embedded import as_json
+
+ASSETS = Path(__file__).parent / "assets"
+DATA = """<noscript>
+<p>This page draws itself with a script that it carries inside. Every figure is also in the JSON.</p>
+</noscript>
+<script type="application/json" id="data">{{data}}</script>
+"""
+SCRIPT = "<script>{{script}}</script>\n"
+
+
+def document(
+    body: str,
+    title: str,
+    scripts: Sequence[str] = (),
+    data: Any = None,
+    kind: str | None = None,
+    own_style: str = "",
+    images: bool = False,
+    **parts: str,
+) -> str:
+    """A page out of assets: body.html in the shell, page.css and body.css, `scripts` and the `data` they draw.
+
+    The tab is named by the title and the `kind` of page. `parts` are markup for places in the body, and `images` says
+    that the page holds some.
+
+    >>> document("moves", "a <title>", facts="", legend="", queries="", rest="")[:15]
+    '<!doctype html>'
+    """
+    common, own_sheet = ASSETS / "page.css", ASSETS / f"{body}.css"
+    style = common.read_text(encoding="utf-8") + own_style
+    style += own_sheet.read_text(encoding="utf-8") if own_sheet != common else ""
+    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in scripts)
+    carried = (DATA if data is not None else "") + (SCRIPT if script else "")
+    shell = (ASSETS / "shell.html").read_text(encoding="utf-8").replace("{{carried}}", carried)
+    template = shell.replace("{{body}}", (ASSETS / f"{body}.html").read_text(encoding="utf-8"))
+    own = {"policy": policy(script, style, images), "style": style, "script": script, "title": escape(title)}
+    own |= {"tab": escape(f"{title}: {kind}" if kind else title), "data": "" if data is None else as_json(data)}
+    # In one pass, so that nothing in the data is taken for a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: {**own, **parts}[found[1]], template)
+
+
+def policy(script: str, style: str, images: bool = False) -> str:
+    """A content security policy that names both by their digests, and allows `images` that the page itself holds."""
+    only = f"script-src '{_digest(script)}'" if script else "script-src 'none'"
+    only += f"; style-src '{_digest(style)}'" + ("; img-src data:" if images else "")
+    return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
