@@ -140,7 +140,7 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vision_trials, "TESTED", 24)
         patch.setattr(vision_trials, "FOLLOWED", 2)
-        patch.setattr(vision_trials, "SIZES", {"digits": {"size": 16, "patch": 8}, "cifar": {"size": 16, "patch": 8}})
+        patch.setitem(vision_trials.SIZES, "cifar", {"size": 16, "patch": 8, "masked": 0.4})
         options = {
             "seeds": (0,),
             "epochs": 1,
@@ -182,7 +182,7 @@ def test_the_command_names_what_is_missing_and_reuses_what_is_done(study, tmp_pa
     for more, said in (
         (["--dataset", "cifar"], "cifar needs images: give a file or a folder as data"),
         (["--variant", "DINOv2"], "DINOv2 needs the weights of its backbone"),
-        (["--dataset", "mnist"], "set must be one of 'digits', 'cifar'"),
+        (["--dataset", "mnist"], "set must be one of 'digits', 'fine digits', 'cifar'"),
         (["--variant", "symetric"], "did you mean 'symmetric'"),
     ):
         found = runner.invoke(cli.app, [*command, *more])

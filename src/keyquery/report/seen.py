@@ -6,66 +6,84 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.studies.vision_language import VisionLanguageStudy
+from keyquery.studies.vision_language import FEWEST, FLOWS, VisionLanguageStudy
 
-TASKS = {
-    "directed, exchanged": "left of, above:\nthings exchanged",
-    "directed, replaced": "left of, above:\na thing replaced",
-    "reciprocal, replaced": "and, beside:\na thing replaced",
-}
+TASKS = {"directed, exchanged": "with a direction", "reciprocal, replaced": "without"}
 PARTS = {"reciprocal": "#2166ac", "directional": "#d6701c", "popularity": "#8c959f"}
 FIGURES = {"matching": "#24292f", "relations": "#d6701c", "texts_at_1": "#2166ac", "filled_both": "#2a9d8f"}
 CALLED = {"matching": "matching", "relations": "relations", "texts_at_1": "R@1", "filled_both": "both things filled"}
+READ = {"raw": "across", "weighted": "weighted", "rollout": "rolled out", "to_text": "into words"}
+SHADES = ("#2a9d8f", "#24292f", "#c2408c")  # of sets
 
 
 def seen(reading: VisionLanguageStudy, pyplot: Any) -> Any:
-    """Above, what variants can do; below, what parts of the scores carry, and flow against the rise of the loss."""
+    """Above, what variants can do; below, what parts of the scores carry, and how flow goes with the loss."""
     rows = reading.summary()
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     figure = pyplot.figure(figsize=(7.4, 6.0), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[1.15, 1])
-    _scores(above.subplots(), rows)
-    left, middle, right = below.subplots(1, 3, width_ratios=[1.2, 1, 1])
-    dataset = rows[0]["dataset"]
-    _parts(left, reading, dataset)
-    _points(middle, reading, dataset, "course", "over training")
-    _points(right, reading, dataset, "layers", "layer by layer")
-    middle.set(ylabel="rise of the text loss, nats")
+    above, below = figure.subfigures(2, 1, height_ratios=[1.1, 1])
+    axes = np.atleast_1d(above.subplots(1, len(datasets), sharey=True))
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    for axis, dataset in zip(axes, datasets, strict=True):
+        _scores(axis, [row for row in rows if row["dataset"] == dataset], variants)
+        axis.set_title(dataset)
+    above.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7)
+    left, *others = below.subplots(1, 3, width_ratios=[1.25, 1, 1])
+    _parts(left, reading, datasets)
+    for axis, over, title in zip(others, ("training", "layers"), ("over training", "layer by layer"), strict=True):
+        _correlations(axis, reading, over, datasets)
+        axis.set_title(title)
+    others[1].tick_params(labelleft=False)
+    below.legend(*others[0].get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False, fontsize=7)
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _scores(axis: Any, rows: list[dict[str, Any]]) -> None:
-    labels = [f"{row['variant']}\n{row['dataset']}" for row in rows]
+def _scores(axis: Any, rows: list[dict[str, Any]], variants: list[str]) -> None:
     for place, (name, colour) in enumerate(FIGURES.items()):
-        at = np.arange(len(rows)) + 0.2 * (place - 1.5)
+        at = [variants.index(row["variant"]) + 0.15 * (place - 1.5) for row in rows]
         spread = [row[f"{name}_sd"] or 0.0 for row in rows]
-        axis.bar(at, [row[name] for row in rows], 0.18, yerr=spread, color=colour, label=CALLED[name], ecolor="#6e7781")
-    axis.axhline(0.5, color="#24292f", linewidth=0.6, linestyle=":")
-    axis.set_xticks(range(len(rows)), labels, fontsize=6.5)
-    axis.set(ylim=(0, 1.02), ylabel="share right", title="pairs of things that were never said together")
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=7)
+        _dots(axis, [row[name] for row in rows], at, spread, colour, CALLED[name])
+    axis.axvline(0.5, color="#24292f", linewidth=0.6, linestyle=":")
+    axis.set_yticks(range(len(variants)), variants)
+    axis.set(xlim=(0, 1.05), ylim=(len(variants) - 0.5, -0.5), xlabel="share right, pairs never said")
 
 
-def _parts(axis: Any, reading: VisionLanguageStudy, dataset: str) -> None:
-    rows = [row for row in reading.turned() if row["dataset"] == dataset and row["variant"] == "parser"]
-    for place, (part, colour) in enumerate(PARTS.items()):
-        found = {row["task"]: row for row in rows if row["part"] == part}
-        at = np.arange(len(found)) + 0.25 * (place - 1)
-        spread = [row["change_sd"] or 0.0 for row in found.values()]
-        axis.bar(at, [row["change"] for row in found.values()], 0.22, yerr=spread, color=colour, label=part)
-    axis.axhline(0, color="#24292f", linewidth=0.6)
-    axis.set_xticks(range(len(TASKS)), list(TASKS.values()), fontsize=5.5)
-    axis.set(ylabel="matching loss without it, rise", title="parts of the scores")
-    axis.legend(frameon=False, fontsize=6)
+def _dots(axis: Any, x: Any, y: Any, spread: Any, colour: str, label: str | None = None) -> None:
+    axis.errorbar(x, y, xerr=spread, fmt="o", markersize=3, color=colour, elinewidth=0.8, label=label)
 
 
-def _points(axis: Any, reading: VisionLanguageStudy, dataset: str, name: str, title: str) -> None:
-    for row in reading.rows:
-        if row["dataset"] == dataset:
-            x = [float(np.mean(point["to_text"])) for point in row[name]]
-            y = [point["rise"] for point in row[name]]
-            line = "solid" if name == "course" else "none"
-            axis.plot(x, y, linestyle=line, marker=".", markersize=4, linewidth=0.5, color="#2166ac", alpha=0.6)
+def _parts(axis: Any, reading: VisionLanguageStudy, datasets: list[str]) -> None:
+    """Of the variant with most trainings of general kernels, the parser, or of what there is."""
+    rows = reading.turned()
+    known = "parser" if any(row["variant"] == "parser" for row in rows) else rows[0]["variant"]
+    places = [(dataset, task) for dataset in datasets for task in TASKS]
+    for number, (part, colour) in enumerate(PARTS.items()):
+        found = {(row["dataset"], row["task"]): row for row in rows if row["part"] == part and row["variant"] == known}
+        told = [found[place] for place in places if place in found]
+        at = [place + 0.18 * (number - 1) for place, which in enumerate(places) if which in found]
+        _dots(axis, [row["change"] for row in told], at, [row["change_sd"] or 0.0 for row in told], colour, part)
     axis.axvline(0, color="#24292f", linewidth=0.6)
-    axis.set(xlabel="flow into words above chance", title=title)
+    axis.set_yticks(range(len(places)), [f"{dataset},\n{TASKS[task]}" for dataset, task in places], fontsize=6.5)
+    axis.set(ylim=(len(places) - 0.5, -0.5), xlabel="rise of the matching loss, nats", title=f"{known}, without a part")
+    axis.legend(frameon=False, fontsize=6, loc="lower right")
+
+
+def _correlations(axis: Any, reading: VisionLanguageStudy, over: str, datasets: list[str]) -> None:
+    rows = [row for row in reading.correlations() if row["over"] == over]
+    for number, dataset in enumerate(datasets):
+        found = [row for row in rows if row["dataset"] == dataset]
+        x = [row["correlation"] for row in found]
+        at = [FLOWS.index(row["reading"]) + 0.2 * (number - 1) for row in found]
+        interval = [
+            [row["correlation"] - row["low"] for row in found],
+            [row["high"] - row["correlation"] for row in found],
+        ]
+        if found:
+            _dots(axis, x, at, interval, SHADES[number], dataset)
+    if not rows:
+        axis.text(0, 1.5, f"fewer than {FEWEST} trainings", ha="center", fontsize=7)
+    axis.axvline(0, color="#24292f", linewidth=0.6)
+    axis.set_yticks(range(len(FLOWS)), [READ[name] for name in FLOWS])
+    axis.set(xlim=(-1, 1), ylim=(len(FLOWS) - 0.5, -0.5), xlabel="flow and loss, Spearman")

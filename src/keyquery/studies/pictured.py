@@ -89,7 +89,7 @@ def digits() -> Things:
     return Things(pixels, found.target.astype(np.int64), DIGITS)
 
 
-def cifar(path: str | Path, most: int = 500) -> Things:
+def cifar(path: str | Path, most: int = 5000) -> Things:
     """Images of `kq.data.load_images`, `most` of a class; ten classes without names are those of CIFAR-10."""
     found = load_images(path)
     if found.labels is None:

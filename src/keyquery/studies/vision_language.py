@@ -23,10 +23,11 @@ from keyquery.files import write_all
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.ranks import spearman
 from keyquery.progress import Progress
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digests, provenance
 from keyquery.studies.jobs import check_folder, device_name, finish
 from keyquery.studies.pictured import cifar
 from keyquery.studies.rows import over_seeds
+from keyquery.studies.vectors import load_dino
 from keyquery.studies.vision_trials import LEARNED, READINGS, SIZES, VARIANTS, ParserTrial
 
 SCORES = (
@@ -42,10 +43,9 @@ SCORES = (
 )
 RANKS = tuple(f"{way}_at_{most}" for way in ("texts", "images") for most in (1, 5, 10))
 FLOWS = (*READINGS, "to_text")
-FEW = ("frozen patches", "parser", "DINOv2")  # variants that learn from photographs
-FIRST = ("parser", "frozen patches", "DINOv2")  # variants that have all seeds; the others have two
-SCENES = {"digits": 4000, "cifar": 2000}  # that are learned from
-EPOCHS = {"digits": 12, "cifar": 30}
+SCENES = {"digits": 20_000, "fine digits": 30_000, "cifar": 60_000}  # that are learned from
+EPOCHS = 10
+SEEDS = (0, 1, 2, 3, 4)
 FEWEST = 3  # trainings of a set, for an interval
 DRAWS = 1000  # of the bootstrap
 
@@ -130,51 +130,51 @@ def parse(
     weights: str | Path | None = None,
     sets: Sequence[str] = (),
     variants: Sequence[str] = (),
-    seeds: Sequence[int] = (0, 1, 2),
-    epochs: int | None = None,
+    seeds: Sequence[int] = SEEDS,
+    epochs: int = EPOCHS,
     scenes: int | None = None,
     device: str = "auto",
     workers: int = 1,
     progress: Progress | None = None,
 ) -> VisionLanguageStudy:
-    """Run the study of `sets`: "digits", scikit-learn's, and "cifar", the images of `data`, for `kq.data.load_images`.
+    """Run the study of `sets`: "digits" and "fine digits", scikit-learn's, and "cifar", the images of `data`.
 
-    `weights` are those of a DINOv2 backbone; without them that variant is left out, and without `data` "cifar". Every
-    training goes `epochs` times through `scenes` images, unless given 12 times through 4,000 of digits, and 30 times
-    through 2,000 of photographs. The parser, frozen patches and DINOv2 have all `seeds`, the other variants the first
-    two. With `out`, every result is kept there, and what is done is not done again.
+    `data` is for `kq.data.load_images`, and `weights` are those of a DINOv2 backbone; without them that variant is left
+    out, and without `data` "cifar". Every training goes `epochs` times through `scenes` images, unless given 20,000,
+    30,000 and 60,000. With `out`, every result is kept there, and what is done is not done again.
     """
-    check_count("epochs", epochs, optional=True)
+    check_count("epochs", epochs)
     check_count("workers", workers)
     check_count("scenes", scenes, optional=True)
-    chosen, wanted = pick_device(device), tuple(sets) or ("digits", *(["cifar"] if data is not None else []))
+    chosen = pick_device(device)
+    wanted = tuple(sets) or tuple(name for name in SCENES if name != "cifar" or data is not None)
     _check(wanted, variants, data, weights)
     runs = tuple(dict.fromkeys(seeds))
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
         folder = Path(place)
         check_folder(folder)
-        digest = keep_images(str(data), folder) if "cifar" in wanted else None
+        images = {"digest": keep_images(str(data), folder)} if "cifar" in wanted else {}
+        backbone = {} if weights is None else {"weights": str(weights), "backbone": digest_of(weights)}
         jobs = [
             ParserTrial(
                 dataset=name,
                 variant=variant,
                 seed=seed,
-                epochs=EPOCHS[name] if epochs is None else epochs,
+                epochs=epochs,
                 count=SCENES[name] if scenes is None else scenes,
-                digest=digest if name == "cifar" else None,
-                weights=None if weights is None else str(weights),
+                **(images if name == "cifar" else {}),
+                **(backbone if variant == "DINOv2" else {}),
             )
-            for number, seed in enumerate(runs)
+            for seed in runs
             for name in wanted
             for variant in variants or variants_of(name, weights is not None)
-            if number < 2 or variant in FIRST
         ]
         rows = finish(jobs, folder, chosen, workers, progress)
     facts = {
         "learned": LEARNED,
         "sizes": SIZES,
         "variants": VARIANTS,
-        "epochs": epochs or EPOCHS,
+        "epochs": epochs,
         "scenes": scenes or SCENES,
     }
     return VisionLanguageStudy(rows=rows, provenance=provenance(device=device_name(chosen), seeds=runs, **facts))
@@ -192,13 +192,18 @@ def _check(wanted: Sequence[str], variants: Sequence[str], data: Any, weights: A
 
 
 def variants_of(dataset: str, dino: bool) -> tuple[str, ...]:
-    """All variants of digits but DINOv2, which is for photographs; of photographs few.
+    """All variants; DINOv2 is for photographs.
 
-    >>> variants_of("cifar", dino=False)
-    ('frozen patches', 'parser')
+    >>> "DINOv2" in variants_of("digits", dino=True)
+    False
     """
-    names = FEW if dataset == "cifar" else tuple(name for name in VARIANTS if name != "DINOv2")
-    return tuple(name for name in names if dino or name != "DINOv2")
+    return tuple(name for name in VARIANTS if name != "DINOv2" or (dino and dataset == "cifar"))
+
+
+def digest_of(weights: str | Path) -> str:
+    """One digest of all tensors of a backbone."""
+    each = digests(load_dino(weights))
+    return hashlib.sha256("".join(each[name] for name in sorted(each)).encode()).hexdigest()[:16]
 
 
 def keep_images(source: str | Path, folder: Path) -> str:

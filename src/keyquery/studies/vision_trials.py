@@ -34,15 +34,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "frozen patches": {"parser_depth": 0, "frozen": True, "masking": "random"},
     "symmetric": {"kernel": "symmetric"},
     "split": {"kernel": "split"},
-    "DINOv2": {"size": 56, "parser_depth": 0},
+    "DINOv2": {"size": 112, "parser_depth": 0},
 }
-SIZES: dict[str, dict[str, int]] = {"digits": {"size": 16, "patch": 8}, "cifar": {"size": 64, "patch": 16}}
+SIZES: dict[str, dict[str, Any]] = {
+    "digits": {"size": 16, "patch": 8, "masked": 0.4},  # a patch is a cell
+    "fine digits": {"size": 16, "patch": 4, "masked": 0.25},
+    "cifar": {
+        "size": 64,
+        "patch": 8,
+        "masked": 0.25,
+        "width": 96,
+        "parser_depth": 4,
+        "batch_size": 128,
+        "lr": 2e-3,
+    },
+}
 LEARNED: dict[str, Any] = {
     "width": 48,
     "depth": 3,
     "heads": 4,
     "parser_depth": 1,
-    "masked": 0.4,
     "batch_size": 64,
     "lr": 4e-3,
 }
@@ -86,7 +97,7 @@ def asked_of(things: Things, seed: int) -> Tested:
 
 @lru_cache(maxsize=2)
 def _things(folder: Path, dataset: str, digest: str | None) -> Things:
-    if dataset == "digits":
+    if dataset != "cifar":
         return digits()
     with np.load(folder / f"{dataset}-{digest}.npz") as arrays:
         return Things(arrays["pixels"], arrays["labels"], tuple(map(str, arrays["names"])))
@@ -126,6 +137,7 @@ class ParserTrial:
     count: int  # of scenes that are learned from
     digest: str | None = None  # of data that come from a file
     weights: str | None = None  # of DINOv2
+    backbone: str | None = None  # their digest
 
     @property
     def name(self) -> str:
