@@ -5,6 +5,7 @@ Also the two that learn nothing and need no graph: affinities alone, and queries
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates that are scored at a time
 Own = TypeVar("Own", bound="ListReranker")
 
 
-class ListReranker(Estimator):
+class ListReranker(Estimator, ABC):
     """Vectors in; for each query the `top` nearest of a database, in a better order."""
 
     top: int
@@ -127,14 +128,24 @@ class ListReranker(Estimator):
     def _ordered(
         self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
     ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        """The first `top` by their scores; equal ones stay as they were."""
-        scores = self._scores(asked, lists[:, :top])
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
+        """The first `top` by their scores."""
+        return by_score(lists, self._scores(asked, lists[:, :top]))
 
+    @abstractmethod
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
         """What each candidate is worth, in the order of the lists."""
-        raise NotImplementedError
+
+
+def by_score(
+    lists: Int64[Tensor, "q m"], scores: Float[Tensor, "q top"]
+) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+    """The first `top` of each list in the order of their scores, equal ones as they were; the rest stays behind them.
+
+    >>> by_score(torch.tensor([[7, 8, 9]]), torch.tensor([[0.1, 0.9]]))[0]
+    tensor([[8, 7, 9]])
+    """
+    top, order = scores.shape[1], scores.argsort(dim=1, descending=True, stable=True)
+    return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
 
 
 def in_batches(asked: Asked, lists: Int64[Tensor, "q top"]) -> list[Int64[Tensor, " some"]]:

@@ -23,8 +23,7 @@ from keyquery.forms.checks import check_count
 from keyquery.forms.measures import directionality
 from keyquery.forms.offsets import energies
 from keyquery.forms.shares import Visible, part_ranks, shares
-from keyquery.instruments.corpus import Corpus, corpus_of
-from keyquery.instruments.directions import Directions
+from keyquery.instruments.embedded import Embedded, joined
 from keyquery.instruments.sample import Sample, take
 from keyquery.instruments.validity import check_look
 from keyquery.instruments.verdict import Thresholds, verdict
@@ -139,7 +138,7 @@ def look(
         kept = take(source, batches, found, sample, spoken)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
     tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
-    tokens_of = _Embedded.of(found, (directions, words), corpus, speaker, window, watching)
+    tokens_of = Embedded.of(found, (directions, words), corpus, speaker, window, watching)
 
     def measure(index: int) -> Measured:
         layer = found[index]
@@ -210,40 +209,6 @@ class _Seen:
             f"only {count} tokens for heads of {width // 2}: on data, figures are rough" if count < 4 * width else None
         )
         return cls(moments, {"tokens": count, "length": length, **facts, **({"note": few} if few else {})}, sample)
-
-
-@dataclass(frozen=True)
-class _Embedded:
-    """What the embeddings of tokens are needed for: directions by their tokens, and a corpus to be held against."""
-
-    directions: Directions | None
-    count: int
-    corpus: Corpus | None
-
-    @classmethod
-    def of(
-        cls, found: Heads, directions: tuple[int, Any], corpus: Any, speaker: Any, window: int, watching: Progress
-    ) -> _Embedded:
-        """Read only where they are needed; `directions` is how many, and the words of all tokens."""
-        count, words = directions
-        embedding = found.embedding() if count or corpus is not None else None
-        described = None if embedding is None or not count else Directions(embedding, words)
-        beside = None if corpus is None else corpus_of(corpus, embedding, speaker, window, watching)
-        return cls(described, count, beside)
-
-    @property
-    def facts(self) -> dict[str, Any] | None:
-        """Of the corpus."""
-        return None if self.corpus is None else self.corpus.facts
-
-    def joined(self, layer: Layer, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Each head's figures with these; a layer of another width has none."""
-        width = layer.form.dim
-        if self.directions is not None and self.directions.width == width:
-            cells = _joined(cells, self.directions.of(layer.form, self.count))
-        if self.corpus is not None and self.corpus.width == width and layer.kind != "cross":
-            cells = _joined(cells, [{"corpus": figures} for figures in self.corpus.of(layer)])
-        return cells
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
@@ -325,12 +290,8 @@ def _apart(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> l
         )
     if moments is not None and seen.sample is not None and layer.index in seen.sample.projected:
         scores = seen.sample.scores(layer, found, moments.mean)
-        cells = _joined(cells, [{"scores": of_head} for of_head in scores])
+        cells = joined(cells, [{"scores": of_head} for of_head in scores])
     return cells
-
-
-def _joined(cells: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**cell, **further} for cell, further in zip(cells, more, strict=True)]
 
 
 def _pieces(form: Form) -> Iterator[Form]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from keyquery.capture.load import pick_device
 from keyquery.estimators import AffinityReranker, AlphaQueryExpansion, KReciprocalReranker, Reranker
-from keyquery.estimators.rerankers import ListReranker
+from keyquery.estimators.rerankers import ListReranker, by_score
 from keyquery.estimators.search import search
 from keyquery.estimators.vectors import Asked, asked_of
 from keyquery.forms.checks import check_count
@@ -152,8 +152,7 @@ def _timed(model: Any, asked: Asked, lists: Tensor, top: int) -> dict[str, Any]:
         if isinstance(model, AlphaQueryExpansion) and top == lists.shape[1]:
             return model._reranked(asked, top, None)  # a search, which is faster than lists of everything
         scores = model._scores(asked, lists[:, :top]) if made is None else model.by_graph(asked, lists[:, :top], made)
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores
+        return by_score(lists, scores)
 
     scored()  # the first time is slower than all others
     taken, (ranked, _) = _clocked(scored, asked)
