@@ -39,8 +39,8 @@ def run(folder, *options, code=0):
     ],
 )
 def test_lists_of_methods_are_written(files, name, model):
-    options = ["--method", name, "--anchors", 8, "--top", 40, "--out", files / "a.npy", "--scores", files / "s.npy"]
-    said = run(files, *options, "--most", 4)
+    options = ["--method", name, "--top", 40, "--out", files / "a.npy", "--scores", files / "s.npy", "--most", 4]
+    said = run(files, *options, *(["--anchors", 8] if name == "affinity" else []))
     queries, database = (np.load(files / f"{part}.npy") for part in ("queries", "database"))
     order, scores = model.rerank(queries, database, top=40)
     assert np.array_equal(np.load(files / "a.npy"), order)
@@ -119,3 +119,14 @@ def test_nothing_is_learned_that_could_not_be_used(files, monkeypatch):
     assert "anchors is 50, so that lists need 49 candidates" in run(files, *learn, "--anchors", 50, "--top", 9, code=2)
     np.save(files / "queries.npy", np.ones((2, 5)))
     assert "vectors of one width, got 5 and 24" in run(files, *learn, *NETWORK, code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--method", "reciprocal", "--anchors", "8"], "--anchors is for --fit and --method affinity"),
+        (["--method", "affinity", "--anchors", "8", "--steps", "400"], "--steps is for --fit"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(files, options, said):
+    assert said in run(files, *options, code=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -27,7 +27,7 @@ METHODS: dict[str, Callable[..., ListReranker]] = {
     "reciprocal": KReciprocalReranker,
 }
 ENDS = (".npy", ".json")
-TOP = 1024
+TOP, ANCHORS = 1024, 512
 Lists = Annotated[
     Path | None, typer.Option(help="Lists of a first round of your own, .npy (q, m). Without: exact search.")
 ]
@@ -42,8 +42,11 @@ Top = Annotated[
         help="How many of each list to put in order, at most. Without: a model's own, else 1,024.",
     ),
 ]
-Anchors = Annotated[int, typer.Option(min=1, help="How many of them all are compared with; a model has its own.")]
-Kernel = Annotated[str, typer.Option(help="With --fit: a kernel of kq.Attention, such as general or psd.")]
+Anchors = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --fit and --method affinity: how many of them all are compared with. Without: 512."),
+]
+Kernel = Annotated[str | None, typer.Option(help="With --fit: a kernel of kq.Attention. Without: general.")]
 Images = Annotated[Path | None, typer.Option(help="Images of the database, to show: an .npz file or a folder.")]
 
 
@@ -61,11 +64,11 @@ def rerank(
     labels: Labels = None,
     save: Save = None,
     top: Top = None,
-    anchors: Anchors = 512,
-    width: Annotated[int, typer.Option(min=1, help="With --fit: the network's width.")] = 768,
-    steps: Annotated[int, typer.Option(min=1, help="With --fit: steps of training.")] = 400,
-    kernel: Kernel = "general",
-    seed: Annotated[int, typer.Option(min=0, help="With --fit: the seed.")] = 0,
+    anchors: Anchors = None,
+    width: Annotated[int | None, typer.Option(min=1, help="With --fit: the network's width. Without: 768.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="With --fit: steps of training. Without: 400.")] = None,
+    kernel: Kernel = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="With --fit: the seed. Without: 0.")] = None,
     most: Annotated[int, typer.Option(min=1, help="How many places of each list to show.")] = 10,
     images: Images = None,
     query_images: Annotated[Path | None, typer.Option(help="Images of the queries.")] = None,
@@ -84,6 +87,8 @@ def rerank(
     """
     files = targets(force, out=out, scores=scores, save=save, json=json, csv=csv, html=html, picture=picture)
     _check(model, method, fit, labels, save)
+    network = {"width": width, "steps": steps, "kernel": kernel, "seed": seed}
+    _check_used(network, anchors, fit is not None, method == "affinity")
     for name in {"out", "scores"} & set(files):
         check_choice(f"the end of --{name}", files[name].suffix.lower(), ENDS)
     asked, there, given = _vectors(queries, database, lists)
@@ -92,11 +97,13 @@ def rerank(
     loaded: dict[str, Any] = {name: load_images(path) for name, path in pictures.items() if path is not None}
     shown = Shown(**loaded)
     shown.check(len(asked), len(there))
-    options: dict[str, Any] = {"anchors": anchors, "width": width, "steps": steps, "kernel": kernel}
-    options |= {"random_state": seed, "verbose": not quiet, "top": min(top or TOP, most_there)}
-    if fit is not None:
-        check_anchors(anchors, options["top"])  # before something is learned that cannot be used
-    found = _learned(fit, labels, device, options) if fit and labels else _taken(model, method, device, anchors)
+    if fit is not None and labels is not None:
+        learning = {"top": min(top or TOP, most_there), "anchors": anchors or ANCHORS, "verbose": not quiet}
+        check_anchors(learning["anchors"], learning["top"])  # before something is learned that cannot be used
+        learning |= {"width": width, "steps": steps, "kernel": kernel, "random_state": seed or 0}
+        found = _learned(fit, labels, device, {name: value for name, value in learning.items() if value is not None})
+    else:
+        found = _taken(model, method, device, anchors or ANCHORS)
     top = min(top or (found.top if fit or model else TOP), most_there)
     before, after, values = found.before_and_after(asked, there, given, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(found)}
@@ -114,6 +121,14 @@ def _check(model: Path | None, method: str | None, fit: Path | None, labels: Pat
         raise ValueError("--fit and --labels go together")
     if save is not None and fit is None:
         raise ValueError("--save is for what --fit has learned")
+
+
+def _check_used(network: Mapping[str, Any], anchors: int | None, learns: bool, compares: bool) -> None:
+    """Refuse what was given and would change nothing."""
+    if not learns and (idle := [name for name, value in network.items() if value is not None]):
+        raise ValueError(f"--{idle[0]} is for --fit: nothing else learns")
+    if anchors is not None and not (learns or compares):
+        raise ValueError("--anchors is for --fit and --method affinity; a model has its own")
 
 
 def _vectors(queries: Path, database: Path, lists: Path | None) -> tuple[Any, Any, Any]:

@@ -1,0 +1,194 @@
+"""Every command of the README and of docs/ is run, as it is written, on small things of the names that it says."""
+
+import re
+import shlex
+import subprocess
+import tomllib
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer.main
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli
+from tests import vision
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAMS = ("keyquery", "make", "pip", "python", "torchrun")
+TOGETHER = "torchrun --nproc-per-node=8 -m keyquery study objectives --corpus FILE --out DIR"
+# Not here: what needs a network, and what these tests are run by or run beside.
+ELSEWHERE = {
+    "keyquery look org/name": "tests/checkpoints/test_sources.py, on a hub of its own",
+    "make demo": ".ci and a fresh clone",
+    "make test": ".ci and a fresh clone",
+    TOGETHER: "tests/studies/test_together.py",
+}
+SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned
+SCHEDULER = "tcp://head:8786"
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of blocks, indented or fenced, that begin with a program; blocks of examples in Python are none."""
+    found, fenced = [], False
+    lines = page.read_text().replace("\\\n", " ").splitlines()
+    for block, group in groupby(lines, key=lambda line: bool(line.strip())):
+        rows = list(group)
+        if not block or any(row.lstrip().startswith((">>> ", "... ")) for row in rows):
+            continue
+        for row in rows:
+            fenced ^= row.startswith("```")
+            if (row.startswith("    ") or fenced) and row.split()[0] in PROGRAMS:
+                found.append(" ".join(shlex.split(row, comments=True, posix=False)))
+    return found
+
+
+ALL = {page.relative_to(ROOT).as_posix(): commands(page) for page in PAGES}
+STUDIES = [command for found in ALL.values() for command in found if command.startswith("keyquery study")]
+RUN = {page: [one for one in found if one not in ELSEWHERE and one not in STUDIES] for page, found in ALL.items()}
+SLOW = ("docs/rerank.md", "docs/surgery.md", "docs/survey.md")
+BY_PAGE = [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p, found in RUN.items() if found]
+
+
+def test_no_command_is_left_out():
+    everything = [command for found in ALL.values() for command in found]
+    assert len(everything) > 45
+    assert all(command.startswith("keyquery ") for found in RUN.values() for command in found)
+    assert set(ELSEWHERE) <= set(everything)
+    for where in ELSEWHERE.values():
+        assert (ROOT / where.split(",")[0].split(" and ")[0]).exists()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with everything that commands speak of."""
+    folder, text = tmp_path_factory.mktemp("place"), kq.models.TEXT.read_text()[:3000]
+    for name, model in (("one", kq.models.ENCODER), ("other", kq.models.DECODER), ("model", kq.models.DECODER)):
+        _link(folder / "path/to" / name, model)
+    _link(folder / "path/to/seeing", _seeing(tmp_path_factory.mktemp("seeing")))
+    for name, model in (("A", kq.models.ENCODER), ("B", kq.models.DECODER), ("MODEL", kq.models.DECODER)):
+        _link(folder / name, model)
+        _link(folder / "models" / name, model)
+    for step in (500, 1000):
+        _link(folder / f"runs/first/checkpoint-{step}", kq.models.DECODER)
+    (folder / "models.txt").write_text("models/A  # an encoder\nmodels/B\n")
+    for name in ("FILE", "reviews.txt", "novels.txt"):
+        (folder / name).write_text(text)
+    (folder / "paragraph.txt").write_text(text[:300])
+    for name, model in (("step1", kq.models.ENCODER), ("step2", kq.models.ENCODER)):
+        (folder / f"{name}.json").write_text(kq.look(model, text=folder / "FILE").to_json())
+    _picture(folder / "photo.jpg")
+    torch.manual_seed(0)
+    weights = {f"trunk.{layer}.{one}.weight": torch.randn(16, 16) for layer in (0, 1) for one in "qk"}
+    save_file(weights, folder / "odd.safetensors")
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 100)
+    features = rng.normal(size=(1200, 8)) + 2 * rng.normal(size=(12, 8))[labels]
+    first = np.argsort(-features[::60] @ features.T, axis=1)
+    arrays = {"queries": features[::60], "database": features, "features": features, "labels": labels}
+    for name, array in {**arrays, "first_round": first[:, :100]}.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def _link(path: Path, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def _picture(path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).save(path)
+
+
+def _seeing(folder: Path) -> Path:
+    """A model that sees and reads."""
+    pytest.importorskip("transformers")
+    vision.vilt().save_pretrained(folder)
+    vision.vilt_processor().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """The address of a cluster with one worker."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
+
+
+def _names(word: str) -> list[str]:
+    """What a shell makes of a word."""
+    return sorted(map(str, Path().glob(word))) if word.startswith("models/") else [word]
+
+
+@pytest.mark.parametrize("page", BY_PAGE)
+def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, request):
+    """In the order of the page and in one folder, as a reader would."""
+    for thing in place.iterdir():
+        (tmp_path / thing.name).symlink_to(thing)
+    monkeypatch.chdir(tmp_path)
+    for command in RUN[page]:
+        written = command.replace("/shared/", f"{tmp_path}/shared/")
+        if SCHEDULER in written:
+            written = written.replace(SCHEDULER, request.getfixturevalue("scheduler"))
+        if "--image" in written:
+            written = written.replace("path/to/model", "path/to/seeing")
+        words = [name for word in shlex.split(written)[1:] for name in _names(word)]
+        words += SMALLER if "--fit" in words else []
+        done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "100"})
+        assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
+        for option in ("--html", "--json", "--csv", "--picture", "--save"):
+            if option in words:
+                assert Path(words[words.index(option) + 1]).stat().st_size, command
+
+
+@pytest.mark.parametrize("number", range(len(STUDIES)))
+def test_commands_of_studies_are_understood(number):
+    """They take hours; that each study runs from the command line is tested with it, in small."""
+    command, words = _command(shlex.split(STUDIES[number].replace(" ... ", " "))[1:])
+    told = command.make_context(command.name, words).params
+    assert "--json" not in words or told["json"] == Path(words[words.index("--json") + 1])
+
+
+def _command(words):
+    """The command that words begin with, and the words behind it."""
+    found = typer.main.get_command(cli.app)
+    while commands := getattr(found, "commands", None):
+        assert words, "a name is missing"
+        assert words[0] in commands, f"there is no command {words[0]}"
+        found, words = commands[words[0]], words[1:]
+    return found, words
+
+
+def test_what_is_said_in_passing_exists():
+    """Programs' names, options, targets and extras that stand in sentences."""
+    targets = _targets()
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    seen = 0
+    for page in PAGES:
+        text = page.read_text()
+        for said in re.findall(r"`keyquery ([a-z][^`]*)`", text):
+            command, words = _command(shlex.split(said))
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word for word in words if word.startswith("-")} <= known, f"{page.name}: keyquery {said}"
+            seen += 1
+        for target in re.findall(r"`make ([a-z-]+)", text):
+            assert target in targets, f"{page.name}: make {target}"
+        for named in re.findall(r"keyquery\[([a-z,]+)\]", text):
+            assert set(named.split(",")) <= extras, f"{page.name}: keyquery[{named}]"
+        for file in re.findall(r"python ((?:bench|docs)/\S+\.py)", text):
+            assert (ROOT / file).exists(), f"{page.name}: {file}"
+    assert seen > 20
+
+
+def _targets() -> set[str]:
+    """What make can be asked for; it says what it would do."""
+    found = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
+    for target in found:
+        assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0, target
+    return found
