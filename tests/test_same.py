@@ -126,6 +126,12 @@ def test_readings_say_what_they_are_of(kind):
         kq.transport(torch.rand(3, 8, 2)),
         made.importance(X[:1, :, None], stretch=3),
         kq.BochnerTime(8).time_kernel(),
+        kq.flow(torch.full((4, 4), 0.25), ["image", "image", "text", "text"]),
+        kq.flow([torch.full((1, 2, 2), 0.5)] * 2, ["image", "text"]),
+        kq.explain(kq.causes(torch.eye(3)), 1),
+        kq.score_rankings([[0, 1]], [[1]]),
+        kq.AffinityReranker(top=3, anchors=2, device="cpu").moves(torch.eye(4)[:1], torch.eye(4)),
+        kq.Cooccurrence.from_text("a b a c", window=1).project(["a", "b"]),
     ]
     for reading in readings:
         assert reading.provenance[kind], reading.kind

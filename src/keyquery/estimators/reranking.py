@@ -15,7 +15,7 @@ from torch import Tensor
 
 from keyquery.data.images import Images
 from keyquery.instruments.ranking import score_rankings
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digests, provenance
 
 EDGE = 64  # pixels that a thumbnail has at most
 
@@ -121,7 +121,7 @@ def reranking_of(
         most=most,
         queries=queries,
         thumbnails=_thumbnails(queries, shown),
-        provenance=provenance(method=method),
+        provenance=provenance(method=method, tensors=digests({"before": before, "after": after, "scores": scores})),
     )
 
 

@@ -34,6 +34,11 @@ class Course(Protocol):
         ...
 
 
+def ends(course: Course) -> dict[str, str]:
+    """Digests of the start and of the end, as they are in float64."""
+    return {name: digest(course.place(at).double()) for name, at in (("start", 0), ("end", len(course.steps) - 1))}
+
+
 class ArrayCourse:
     """The course of a path that lies in memory, or in a memory map: one step at a time is float64.
 
@@ -66,10 +71,6 @@ class ArrayCourse:
             gone = gone + (now - before).norm(dim=-1)
             self._lengths.append(gone)
             before = now
-
-    def digests(self) -> dict[str, str]:
-        """Of the start and of the end, as they are in float64."""
-        return {name: digest(self.place(step)) for name, step in (("start", 0), ("end", self.steps[-1]))}
 
     def place(self, record: int) -> Float[Tensor, "n d"]:
         """Where the points are at a step."""

@@ -101,7 +101,7 @@ def explain(
         exhaustive=exhaustive,
         done=done,
         tokens=tokens if isinstance(graph, Causes) else [],
-        provenance=provenance(head=head, reach=reach),
+        provenance=provenance(head=head, reach=reach, tensors=_read(graph)),
     )
 
 
@@ -131,6 +131,11 @@ def _said(answer: Any) -> bool:
     if not isinstance(told, (bool, np.bool_)):
         raise TypeError(f"tester must say True or False, got {answer!r:.60}")
     return bool(told)
+
+
+def _read(graph: Any) -> dict[str, str]:
+    """Digests of what the graph was made of, where it says so."""
+    return dict(graph.provenance.get("tensors", {})) if isinstance(graph, Causes) else {}
 
 
 def _graphs(graph: Causes | Pag, head: int | None) -> tuple[list[Pag], list[int], list[str]]:

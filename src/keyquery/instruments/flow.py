@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from keyquery.capture.load import load_model, load_processor
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.instruments.flowing import Measured, heard, listened
 from keyquery.instruments.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digest, digests, provenance
 from keyquery.surgery.attach import check_unchanged
 
 READINGS = ("raw", "residual", "weighted", "rollout")
@@ -167,7 +168,9 @@ def flow(
         if modality is None:
             raise ValueError("modality must be a label for each token: attention alone does not tell them")
         found = heard(attention, labelled(modality), (special, counted), values, output, mask, keep)
-        return _told(found, Tokens({}, found.labels), tokens, {"name": name or "attention"}, counted)
+        return _told(
+            found, Tokens({}, found.labels), tokens, {"name": name or "attention"}, counted, _digests(attention)
+        )
     if any(given is not None for given in (values, output, mask)):
         raise ValueError("values, output and mask go with a tensor: a model has its own")
     model, tokenizer = (attention, None) if isinstance(attention, nn.Module) else load_model(attention)
@@ -179,7 +182,7 @@ def flow(
         found = listened(model, run, (special, counted), keep)
     run = located(run, order, processor, shown=keep > 0)
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
-    return _told(found, run, tokens, {"name": label}, counted)
+    return _told(found, run, tokens, {"name": label}, counted, digests(model.state_dict()))
 
 
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:
@@ -196,7 +199,21 @@ def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any
     return Tokens(inputs, labelled(modality))
 
 
-def _told(found: Measured, run: Tokens, tokens: Sequence[str] | None, model: dict[str, Any], counted: bool) -> Flow:
+def _digests(attention: Any) -> dict[str, str]:
+    """Of a tensor, or of several, a layer each."""
+    if isinstance(attention, (list, tuple)):
+        return digests({f"attention.{number}": torch.as_tensor(one) for number, one in enumerate(attention)})
+    return {"attention": digest(torch.as_tensor(attention))}
+
+
+def _told(
+    found: Measured,
+    run: Tokens,
+    tokens: Sequence[str] | None,
+    model: dict[str, Any],
+    counted: bool,
+    tensors: dict[str, str],
+) -> Flow:
     count = len(found.labels[0])
     if tokens is not None and (isinstance(tokens, str) or len(tokens) != count):
         raise ValueError(f"tokens must be a list of {count} texts, one for each token")
@@ -216,7 +233,7 @@ def _told(found: Measured, run: Tokens, tokens: Sequence[str] | None, model: dic
         maps=found.maps,
         picture=run.picture,
         notes=found.notes,
-        provenance=provenance(special="counted" if counted else "left out"),
+        provenance=provenance(special="counted" if counted else "left out", tensors=tensors),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keyquery.data.retrieval import SETUPS, Revisited
 from keyquery.forms.checks import check_count
-from keyquery.reading import Reading, provenance
+from keyquery.reading import Reading, digest, provenance
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -109,7 +109,9 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
     rows = [
         {"query": number, **_measures(*one, at)} for number, one in enumerate(zip(lists, wanted, left_out, strict=True))
     ]
-    return RankingScores(at=list(at), rows=rows, provenance=provenance(junk=junk is not None))
+    return RankingScores(
+        at=list(at), rows=rows, provenance=provenance(junk=junk is not None, tensors={"lists": digest(lists)})
+    )
 
 
 def score_revisited(ranked: Any, truth: Revisited, at: Sequence[int] = (1, 5, 10)) -> dict[str, RankingScores]:

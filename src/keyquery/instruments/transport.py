@@ -18,7 +18,7 @@ from torch import Tensor
 
 from keyquery.forms.checks import check_count
 from keyquery.forms.coupling import EXACT, gaussian, match
-from keyquery.instruments.course import ArrayCourse, Course
+from keyquery.instruments.course import ArrayCourse, Course, ends
 from keyquery.instruments.sketch import sketch
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
@@ -107,7 +107,7 @@ def transport(
     (0.0, 1.826, 0.0)
     """
     course = ArrayCourse(path)
-    told = {"model": {"name": name}, "provenance": provenance(records=len(course.steps), tensors=course.digests())}
+    told = {"model": {"name": name}, "provenance": provenance(records=len(course.steps), tensors=ends(course))}
     return measured(course, labels, published, frames, points, exact_limit, progress, told)
 
 

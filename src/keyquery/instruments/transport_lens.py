@@ -18,6 +18,7 @@ from keyquery.capture.probe import Probe, device_of
 from keyquery.capture.store import Store
 from keyquery.forms.checks import check_count
 from keyquery.forms.coupling import EXACT, check_installed
+from keyquery.instruments.course import ends
 from keyquery.instruments.energies import Energies
 from keyquery.instruments.transport import FRAMES, POINTS, Transport, frames_of, measured
 from keyquery.progress import Progress
@@ -138,6 +139,7 @@ class TransportLens:
             "records": last + 1,
             "every": self.every,
             "points": f"{len(self._kept)} of {self._all}",
+            "tensors": ends(self.store),
         }
         if self._energies is not None and self._energies.missing:
             facts["heads"] = f"not read: {self._energies.missing}"

@@ -18,7 +18,7 @@ from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.forms.counts import KINDS
 from keyquery.instruments.tally import CHUNK, Tally, read_into, words_in
 from keyquery.progress import Progress, bars
-from keyquery.reading import Reading, plain, provenance
+from keyquery.reading import Reading, digest, plain, provenance
 
 DENSE = 20_000  # words, beyond which a square of them would not fit into most memories
 LOW = 0xFFFFFFFF
@@ -297,6 +297,7 @@ class Cooccurrence:
         found = algebra.project(gathered, ids, place, normed)
         named = [self.vocabulary[at] for at in ids.tolist()]
         facts = provenance(matrix=kind, positions=positions is not None, normed=normed, window=self.window)
+        facts["tensors"] = {"counts": digest(self._counts)}
         return Projection(tokens=named, vocabulary=self.vocabulary, provenance=facts, **plain(found._asdict()))
 
     def _gather(self, ids: Int[Tensor, " R"], kind: str) -> Float[Tensor, "R words"]:
