@@ -153,7 +153,7 @@ def test_rows_without_a_target_are_seen_where_that_is_asked_for():
     bare = model.context_.hidden[:, -1].numpy()
     assert {*model.context_rows_[bare]} == {*range(0, 60, 3)}
     assert len(model.classes_) == 2
-    with pytest.raises(ValueError, match="y must have a label for every sample, got None or NaN"):
+    with pytest.raises(ValueError, match=r"y must have a target for every row, and row .* semi_supervised=True"):
         kq.NPTClassifier(**SMALL, steps=2).fit(X, y)
     some = kq.NPTClassifier(**SMALL, steps=2, semi_supervised=True, context=12).fit(X, y)
     assert len(some.context_rows_) == 12  # of which as many have no target as of all
@@ -164,7 +164,7 @@ def test_targets_that_are_masked_are_missing():
     X, target = table(30)[0], np.ma.masked_array(np.arange(30.0), np.arange(30) < 6)
     model = kq.NPTRegressor(**SMALL, steps=2, semi_supervised=True).fit(X, target)
     assert {*model.context_rows_[model.context_.hidden[:, -1].numpy()]} == {*range(6)}
-    with pytest.raises(ValueError, match="y must have a number for every sample, got masked ones"):
+    with pytest.raises(ValueError, match="y must have a target for every row, and row 0 has none"):
         kq.NPTRegressor(**SMALL, steps=2).fit(X, target)
 
 

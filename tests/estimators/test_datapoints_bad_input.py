@@ -64,7 +64,7 @@ TARGETS = {
     "two axes": (X, r"y must be \(n,\), one number a sample, got shape \(12, 2\)"),
     "too few": (Y[:3], "y must have a number for each of the 12 samples of X, got 3"),
     "texts": (["a"] * 12, "y must hold numbers, got <U1 such as 'a'"),
-    "missing": ([np.nan] * 12, "y must have a finite number for every sample, got NaN"),
+    "missing": ([np.nan] * 12, "y must have a target for every row, and row 0 has none: with semi_supervised=True"),
     "huge": (np.arange(12) * 1e300, "y holds values too large to be standardised"),
     "complex": (Y + 1j, "y must have a finite number|y must hold numbers"),
 }

@@ -98,6 +98,7 @@ def test_an_index_that_does_not_fit():
         ({}, None, LABELS, "fit needs features, vectors"),
         ({}, VECTORS, LABELS[:9], "labels must have a label for each of the 96 samples of features, got 9"),
         ({}, VECTORS, torch.arange(96), "labels must give two items or more the same label, got 96 items of 96 labels"),
+        ({}, VECTORS, torch.zeros(96), "labels must be of two kinds or more"),
         ({}, HOLED, LABELS, "features must be finite: row 5 holds NaN"),
         ({}, [VECTORS, EMPTY], LABELS, r"features\[1\] must have a direction: row 7 is a zero vector"),
         ({}, [VECTORS, VECTORS[:9]], LABELS, "features must be descriptors of the same items, got 96, 9 of them"),

@@ -223,3 +223,9 @@ def test_a_model_whose_maps_nobody_gets(monkeypatch):
 
 def _refuse(name):
     raise ValueError("no eager here")
+
+
+@pytest.mark.parametrize("attentions", [(), (None, None)])
+def test_maps_that_fused_attention_did_not_give_are_told(attentions):
+    with pytest.raises(ValueError, match=r"attention holds no maps: .*attn_implementation='eager'"):
+        kq.flow(attentions, ["image", "text"])

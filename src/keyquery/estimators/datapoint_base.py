@@ -255,9 +255,14 @@ class Datapoints(Estimator, ABC):
 
     def _there(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Which rows have a target; without `semi_supervised` all must."""
-        if y is None or not self.semi_supervised or np.ndim(y) != 1 or len(y) != count:
+        if y is None or np.ndim(y) != 1 or len(y) != count:
             return np.ones(count, dtype=bool)  # what is wrong with it is told later
         there = np.array([value is not np.ma.masked and not is_missing(value) for value in y])
+        if not self.semi_supervised and not there.all():
+            raise ValueError(
+                f"y must have a target for every row, and row {there.argmin()} has none: "
+                "with semi_supervised=True such rows are learned from without one"
+            )
         if not there.any():
             raise ValueError(f"y holds no target at all: all {count} are missing")
         return there

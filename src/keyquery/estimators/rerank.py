@@ -106,6 +106,8 @@ class Reranker(ListReranker):
         queries = np.flatnonzero(members[numbers] > 1)
         if not len(queries):
             raise ValueError(f"labels must give two items or more the same label, got {count} items of {count} labels")
+        if len(members) < 2:
+            raise ValueError("labels must be of two kinds or more: where all items are alike there is nothing to order")
         seed = seed_of(self.random_state)
         lists = Lists(sets, torch.from_numpy(numbers).to(device), torch.from_numpy(queries), self.anchors)
         with seeded(seed, device):

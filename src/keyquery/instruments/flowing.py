@@ -110,6 +110,11 @@ def heard(
 
 def _layers(attention: Any) -> tuple[bool, list[Tensor]]:
     """Whether the first dimension is that of layers, and the attention of each."""
+    if isinstance(attention, (list, tuple)) and (not attention or any(part is None for part in attention)):
+        raise ValueError(
+            "attention holds no maps: fused attention gives none. Load the model with attn_implementation='eager', "
+            "or give the model itself: kq.flow(model, inputs=...)"
+        )
     if isinstance(attention, (list, tuple)) and attention and all(isinstance(part, Tensor) for part in attention):
         for index, part in enumerate(attention):
             check_float(f"attention[{index}]", part, "... n n")
