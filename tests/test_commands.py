@@ -20,13 +20,15 @@ from tests import vision
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = ("keyquery", "make", "pip", "python", "torchrun")
+PROGRAMS = ("dask", "keyquery", "make", "pip", "python", "torchrun")
 TOGETHER = "torchrun --nproc-per-node=8 -m keyquery study objectives --corpus FILE --out DIR"
 # Not here: what needs a network, and what these tests are run by or run beside.
 ELSEWHERE = {
     "keyquery look org/name": "tests/checkpoints/test_sources.py, on a hub of its own",
     "make demo": ".ci and a fresh clone",
     "make test": ".ci and a fresh clone",
+    "dask scheduler": "tests/survey/test_cluster.py",
+    "dask worker tcp://head:8786 --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
     TOGETHER: "tests/studies/test_together.py",
 }
 SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned
