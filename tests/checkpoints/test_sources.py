@@ -1,5 +1,6 @@
 """Every way that weights lie around: files, shards, pickles, GGUF, a hub, live modules; and broken ones."""
 
+import argparse
 import json
 import math
 import os
@@ -87,6 +88,14 @@ def test_tensors_that_share_a_storage_are_counted_once(folder, tmp_path, zipped)
     torch.save({**weights(), "embedding": large, "output": large.detach()}, path, _use_new_zipfile_serialization=zipped)
     assert path.stat().st_size < 2 * large.nbytes
     assert_same_heads(kq.read(path), kq.read(folder))
+
+
+def test_a_torch_file_with_more_than_weights_is_refused_by_name(tmp_path):
+    """As files of fairseq are, which hold their command line."""
+    path = tmp_path / "weights.pt"
+    torch.save({"model": weights(), "args": argparse.Namespace(heads=4)}, path)
+    with pytest.raises(ValueError, match=r"refused: it holds more than weights \(argparse\.Namespace\)"):
+        kq.read(path)
 
 
 def test_the_sizes_that_a_torch_file_states_stand_in_for_a_config(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -164,7 +165,8 @@ def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
             _check_sizes(_tensors(claimed), path.stat().st_size, None if zipped else sum(sizes))
             data = torch.load(path, map_location=device, weights_only=True, mmap=zipped and mapped)
     except pickle.UnpicklingError as error:
-        reason = first_line(error).split(". ")[0]
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))  # what torch will not make, in the midst of its advice
+        reason = named[1] if named else first_line(error).split(". ")[0]
         raise ValueError(f"{path} is refused: it holds more than weights ({reason})") from None
     except OSError:
         raise
