@@ -66,8 +66,28 @@ def on_words(made: str, folder: Path, words: Path, lines: Iterable[Iterable[str]
     """A model of another language, on lines that are already cut into its words."""
     model = getattr(import_module("transformers"), made).from_pretrained(folder, attn_implementation="eager").eval()
     speller = Spelling(words)
-    look = kq.look(model, inputs=[speller.batch(lines)], tokenizer=speller, sample=TOKENS, name=name)
-    return told(look, given)
+    batch = speller.batch(lines)
+    look = kq.look(model, inputs=[batch], tokenizer=speller, sample=TOKENS, name=name)
+    with torch.no_grad():
+        maps = model(**batch, output_attentions=True).attentions
+    if len(maps) > len(look.layers):  # one block, passed through many times: a head has many maps
+        return told(look, given)
+    heads = [
+        {**head, "place": place(maps[head["layer"]][:, head["head"]], batch["attention_mask"])} for head in look.heads
+    ]
+    return told(replace(look, heads=heads), given)
+
+
+def place(maps: Tensor, real: Tensor) -> dict[str, float]:
+    """How far from itself a token looks at most, most often, 2 being the next but one; and how often that is.
+
+    >>> place(torch.eye(3).roll(1, dims=1)[None], torch.tensor([[1, 1, 0]]))  # each at the next
+    {'offset': 1, 'share': 1.0}
+    """
+    offsets = (maps.argmax(-1) - torch.arange(maps.shape[-1]))[real.bool()]
+    found, counts = offsets.unique(return_counts=True)
+    most = int(counts.argmax())
+    return {"offset": int(found[most]), "share": int(counts[most]) / len(offsets)}
 
 
 def told(look: Look, given: str) -> Look:
@@ -160,6 +180,7 @@ def slim(look: Look) -> Look:
         {
             **{name: head[name] for name in ("layer", "head", "name", "kind", "rank", "on_data", "verdict")},
             **{view: {name: head[view][name] for name in KEPT} for view in ("raw", "folded")},
+            **({"place": head["place"]} if "place" in head else {}),
         }
         for head in look.heads
     ]
