@@ -1,6 +1,8 @@
 """Every way that weights lie around: files, shards, pickles, GGUF, a hub, live modules; and broken ones."""
 
+import argparse
 import json
+import math
 import os
 import pickle
 import struct
@@ -77,6 +79,34 @@ def test_torch_files(folder, tmp_path, wrap, zipped):
     path = tmp_path / "weights.pt"
     torch.save(wrap(weights()), path, _use_new_zipfile_serialization=zipped)
     assert_same_heads(kq.read(path), kq.read(folder))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_that_share_a_storage_are_counted_once(folder, tmp_path, zipped):
+    """As of a model whose output is tied to its embedding, which every state dict holds as two tensors."""
+    path, large = tmp_path / "weights.pt", torch.ones(64, 1024)
+    torch.save({**weights(), "embedding": large, "output": large.detach()}, path, _use_new_zipfile_serialization=zipped)
+    assert path.stat().st_size < 2 * large.nbytes
+    assert_same_heads(kq.read(path), kq.read(folder))
+
+
+def test_a_torch_file_with_more_than_weights_is_refused_by_name(tmp_path):
+    """As files of fairseq are, which hold their command line."""
+    path = tmp_path / "weights.pt"
+    torch.save({"model": weights(), "args": argparse.Namespace(heads=4)}, path)
+    with pytest.raises(ValueError, match=r"refused: it holds more than weights \(argparse\.Namespace\)"):
+        kq.read(path)
+
+
+def test_the_sizes_that_a_torch_file_states_stand_in_for_a_config(tmp_path):
+    """As OpenAI's Whisper files state their heads, those of sound and of text apart."""
+    names = {"encoder.blocks.0.attn": 2, "decoder.blocks.0.attn": 4, "decoder.blocks.0.cross_attn": 4}
+    tensors = {f"{name}.{part}.weight": torch.randn(8, 8) for name in names for part in ("query", "key")}
+    path = tmp_path / "tiny.pt"
+    torch.save({"dims": {"n_audio_head": 2, "n_text_head": 4, "odd": "no"}, "model_state_dict": tensors}, path)
+    assert {layer.name: math.prod(layer.form.batch) for layer in kq.read(path)} == names
+    (tmp_path / "config.json").write_text(json.dumps({"n_audio_head": 1, "n_text_head": 1}))
+    assert math.prod(kq.read(path)[0].form.batch) == 1  # a config is believed first
 
 
 def test_a_bare_file_needs_heads(tmp_path):

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.serialization import default_restore_location
 
 from keyquery.files import beside
 from keyquery.reading import digest
@@ -136,8 +138,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> Loaded:
-    """The .bin, .pt or .pth files of a model, with `weights_only`: a pickle that would run code is refused."""
-    return Loaded({name: tensor for path in paths for name, tensor in _torch_file(path).items()}, label, config)
+    """The .bin, .pt or .pth files of a model, with `weights_only`: a pickle that would run code is refused.
+
+    Where there is no config, what a file says of itself beside its tensors stands in, as OpenAI's Whisper files do.
+    """
+    tensors: dict[str, Tensor] = {}
+    said: dict[str, Any] = {}
+    for path in paths:
+        found, dims = _torch_file(path)
+        tensors |= found
+        said |= dims
+    return Loaded(tensors, label, config or said)
 
 
 def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
@@ -149,11 +160,13 @@ def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
     try:
         zipped = _check_zip(path)
         with warnings.catch_warnings(action="ignore"):  # about odd pickles, which are refused below anyway
-            claimed = torch.load(path, map_location="meta", weights_only=True)
-            _check_sizes(_tensors(claimed), path.stat().st_size)
+            sizes: list[int] = []  # of the storages of an older file, each once, however many tensors share it
+            claimed = torch.load(path, map_location="meta" if zipped else _sizing(sizes), weights_only=True)
+            _check_sizes(_tensors(claimed), path.stat().st_size, None if zipped else sum(sizes))
             data = torch.load(path, map_location=device, weights_only=True, mmap=zipped and mapped)
     except pickle.UnpicklingError as error:
-        reason = first_line(error).split(". ")[0]
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))  # what torch will not make, in the midst of its advice
+        reason = named[1] if named else first_line(error).split(". ")[0]
         raise ValueError(f"{path} is refused: it holds more than weights ({reason})") from None
     except OSError:
         raise
@@ -182,27 +195,47 @@ def _tensors(data: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from _tensors(item, depth + 1)
 
 
-def _check_sizes(tensors: Iterable[Tensor], size: int) -> None:
-    storages = {}
+def _sizing(sizes: list[int]) -> Callable[[Any, str], Any]:
+    """A `map_location` that leaves the data behind and notes how large each storage says it is."""
+
+    def to_meta(storage: Any, _: str) -> Any:
+        sizes.append(storage.nbytes())
+        return default_restore_location(storage, "meta")
+
+    return to_meta
+
+
+def _check_sizes(tensors: Iterable[Tensor], size: int, told: int | None) -> None:
+    """Refuse tensors larger than their storages, and storages larger than the file: `told` bytes, or as they say.
+
+    Tensors that share a storage, as tied embeddings do, are given a storage each without data; in a zip they still know
+    where in the file it begins.
+    """
+    storages: dict[int, int] = {}
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError("it holds sparse or quantised tensors, which are not read")
         storage = tensor.untyped_storage()
         if tensor.numel() * tensor.element_size() > storage.nbytes():
             raise ValueError(f"a tensor says that it is {tuple(tensor.shape)}, more than its storage holds")
-        storages[storage._cdata] = storage.nbytes()
-    if sum(storages.values()) > size:
-        raise ValueError(f"its tensors say that they have {sum(storages.values())} bytes; the file has {size}")
+        place = getattr(storage, "_checkpoint_offset", storage._cdata)
+        storages[place] = max(storages.get(place, 0), storage.nbytes())
+    total = sum(storages.values()) if told is None else told
+    if total > size:
+        raise ValueError(f"its tensors say that they have {total} bytes; the file has {size}")
 
 
-def _torch_file(path: Path) -> Mapping[str, Tensor]:
+def _torch_file(path: Path) -> tuple[Mapping[str, Tensor], dict[str, int]]:
+    """Tensors by name, and the sizes that the file states under `dims`."""
     data = load_pickled(path, mapped=True)
+    dims = data.get("dims") if isinstance(data, Mapping) else None
+    sizes = {name: size for name, size in dims.items() if type(size) is int} if isinstance(dims, Mapping) else {}
     for key in ("state_dict", "model_state_dict", "model", "module"):
         if isinstance(data, Mapping) and isinstance(data.get(key), Mapping):
             data = data[key]
     if not isinstance(data, Mapping) or not any(isinstance(tensor, Tensor) for tensor in data.values()):
         raise ValueError(f"{path} holds no named tensors")
-    return data
+    return data, sizes
 
 
 def read_index(path: Path) -> dict[str, Path]:

@@ -16,7 +16,7 @@ const COLUMNS = [
   ["directionality", "directionality", "", (one) => signed3(one.directionality)],
   ["rank_used", "rank used", "", (one) => percent(one.rank_used)],
   ["verdicts", "verdicts", "words", (one) => one.verdicts],
-];
+].filter(([name]) => name !== "step" || DATA.models.some((one) => one.step !== null));  // a column of nothing says nothing
 const MOST = 300;  // rows that are drawn before more are asked for
 
 const natural = new Intl.Collator("en", { numeric: true }).compare;  // step 200 before step 1000
