@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -216,6 +216,16 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def family_of(model: Mapping[str, Any]) -> str | None:
+    """The family that a model counts in: GGUF is a way to lie on disk, and what lies there has a family of its own.
+
+    >>> family_of({"family": "gguf", "model_type": "gguf-llama"})
+    'llama'
+    """
+    kind = model.get("model_type")
+    return str(kind).removeprefix("gguf-") if model.get("family") == "gguf" and kind else model.get("family")
+
+
 def _summary(look: Look) -> dict[str, Any]:
     """A model in one row; and layer by layer, for curves in depth."""
     by_layer = {row["layer"]: [h for h in look.heads if h["layer"] == row["layer"]] for row in look.layers}
@@ -227,7 +237,8 @@ def _summary(look: Look) -> dict[str, Any]:
         kernel = head["verdict"].split(" ")[0]
         verdicts[kernel] = verdicts.get(kernel, 0) + 1
     return {
-        **{name: look.model.get(name) for name in ("name", "family", "model_type", "layers", "heads", "width")},
+        **{name: look.model.get(name) for name in ("name", "model_type", "layers", "heads", "width")},
+        "family": family_of(look.model),
         "attention": "both" if len(causal) == 2 else "causal" if causal == {True} else "bidirectional",
         "symmetry": fmean(symmetry),
         "symmetry_folded": fmean(head["folded"]["symmetry"] for head in look.heads),
