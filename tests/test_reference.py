@@ -1,4 +1,4 @@
-"""The reference under docs/api names all that is public, and nothing that does not exist. Nothing is imported for it."""
+"""The reference under docs/api names all that is public, and nothing that does not exist; read, not imported."""
 
 import ast
 import re

@@ -7,7 +7,6 @@ from typing import Any
 
 import griffe
 
-
 PAIR = re.compile(r"(`[^`]*`)|\]\[")  # a[i][j] is no link in this house, and in backticks it is safe
 
 
