@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import re
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,11 @@ def on_files(files: Files, config: Any) -> Files:
         content, PAGES[uri] = page(Path(file.abs_src_path), Path(file.src_uri).name)
         files.append(File.generated(config, uri, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **rest: Any) -> str:
+    """Where a page names a notebook, as it lies in the repository, the site has its page."""
+    return re.sub(r"\((\S*notebooks/\w+)\.ipynb\)", r"(\1.md)", markdown)
 
 
 def on_page_content(html: str, page: Any, **rest: Any) -> str:
