@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+SITE := .venv/docs
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all fuzz check format bench bench-lens bench-causes docs clean
@@ -59,7 +60,7 @@ bench-causes: $(READY)  ## causes against causal-learn, in an environment of its
 	.fci/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation '.[fci]'
 	.fci/bin/python bench/causes.py
 
-docs: $(READY)  ## docs/*.md to build/docs, figures drawn anew
+docs: $(SITE)  ## docs/ to build/docs: figures drawn anew, the reference, notebooks run
 	for figure in docs/figures/*.py; do $(BIN)/python $$figure || exit 1; done
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "open build/docs/index.html"
@@ -72,4 +73,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) hatchling editables
 	$(INSTALL) --no-build-isolation -e '.[dev]'
+	touch $@
+
+$(SITE): $(READY)
+	$(INSTALL) --no-build-isolation -e '.[docs]'
 	touch $@

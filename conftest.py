@@ -17,6 +17,8 @@ import torch
 
 import keyquery as kq
 
+collect_ignore = ["docs/site"]  # what `make docs` runs; it needs the extra docs
+
 if not torch.cuda.is_available():  # kernels run in Triton's interpreter; it must know before it is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

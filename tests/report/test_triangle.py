@@ -136,6 +136,26 @@ def test_picture_files(tmp_path, ending, start):
     assert picture_bytes(tmp_path / f"weights{ending}", look(0.5, 0.1))
 
 
+def test_a_picture_leaves_the_notebook_interactive(monkeypatch):
+    """As the backend of notebooks, which comes with the first figure; a later one is shown only if this lasts."""
+    matplotlib = pytest.importorskip("matplotlib")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    subplots, size = pyplot.subplots, matplotlib.rcParams["font.size"]
+
+    def first(*args, **kwargs):
+        matplotlib.interactive(True)
+        return subplots(*args, **kwargs)
+
+    monkeypatch.setattr(pyplot, "subplots", first)
+    try:
+        assert not matplotlib.is_interactive()
+        look((0.5, 0.5, 0.0, 0.0)).plot()
+        assert matplotlib.is_interactive()
+        assert matplotlib.rcParams["font.size"] == size
+    finally:
+        matplotlib.interactive(False)
+
+
 def test_figures_for_papers():
     figure = look((0.5, 0.5, 0.0, 0.0), (0.0, 0.0, 0.4, 0.6)).plot()
     points, rings = figure.axes[0].collections

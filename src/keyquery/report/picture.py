@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,28 @@ def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
         drawers = OWN[type(reading)]
         what = what or next(iter(drawers))
         check_choice("what", what, tuple(drawers))
-        with pyplot.rc_context(PAPER):
+        with _paper(pyplot):
             return drawers[what](reading, pyplot, **options)
     looks = looks_of(reading)
     what = what or ("triangle" if any(map(has_data, looks)) else "map")
     check_choice("what", what, ("triangle", "map"))
-    with pyplot.rc_context(PAPER):
+    with _paper(pyplot):
         return (_triangles if what == "triangle" else _maps)(looks, pyplot, **options)
+
+
+@contextmanager
+def _paper(pyplot: Any) -> Iterator[None]:
+    """The settings of print, for one figure.
+
+    A notebook's backend comes with the first figure and turns interaction on, without which no later figure is shown:
+    that is not to be undone with the settings.
+    """
+    with pyplot.rc_context(PAPER):
+        try:
+            yield
+        finally:
+            interactive = pyplot.isinteractive()
+    import_module("matplotlib").interactive(interactive)
 
 
 def looks_of(reading: Reading) -> list[Look]:

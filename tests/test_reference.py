@@ -1,0 +1,84 @@
+"""The reference under docs/api names all that is public, and nothing that does not exist; read, not imported."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import keyquery as kq
+
+SOURCE = Path(kq.__file__).parent
+ENTRIES = [
+    entry
+    for page in sorted((SOURCE.parent.parent / "docs/api").glob("*.md"))
+    for entry in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+]
+
+
+def file_of(module):
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@cache
+def names_in(module):
+    """What a module binds: its own names as None, those that it imports from this package as where they are from."""
+    found = {}
+    for node in ast.walk(ast.parse(file_of(module).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("keyquery"):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = None
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: None for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def is_module(path):
+    return file_of(path).exists()
+
+
+def home(path):
+    """Where a name is defined, followed through the imports: keyquery.look is of keyquery.instruments.geometry."""
+    module, _, name = path.rpartition(".")
+    if module and is_module(module) and name in names_in(module):
+        origin = names_in(module)[name]
+        return path if origin is None or origin == path else home(origin)
+    if is_module(path):
+        return path
+    raise LookupError(path)
+
+
+def promised():
+    """All that stands in an `__all__` of the package."""
+    for path in sorted(SOURCE.rglob("__init__.py")):
+        module = ".".join(("keyquery", *path.parent.relative_to(SOURCE).parts))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                yield from (f"{module}.{name}" for name in ast.literal_eval(node.value))
+
+
+def test_every_entry_is_there_once():
+    homes = [home(entry) for entry in ENTRIES]
+    assert len(homes) > 150
+    assert len(set(homes)) == len(homes)
+    assert not any(map(is_module, homes))
+
+
+def test_what_is_not_there_is_seen():
+    for wrong in ("keyquery.lok", "keyquery.forms.Frm", "keyquery.frms.Form"):
+        with pytest.raises(LookupError):
+            home(wrong)
+
+
+def test_every_public_name_has_an_entry():
+    homes = {home(entry) for entry in ENTRIES}
+    missing = [path for path in promised() if not is_module(home(path)) and home(path) not in homes]
+    assert missing == []
+
+
+def test_names_of_the_package_itself_are_told_by_their_short_path():
+    short = {f"keyquery.{name}" for name in kq.__all__}
+    assert {path for path in short if not is_module(home(path))} <= set(ENTRIES)
