@@ -1,15 +1,15 @@
-"""Looks at every model of the atlas, and writes their readings and pages beside this file.
+"""Looks at every model of the atlas, and writes the readings beside this file; `make docs` makes pages of them.
 
     python docs/atlas/make.py FOLDER            # all of them
     python docs/atlas/make.py FOLDER sceptr     # or some
 
-FOLDER is where the wheels that docs/atlas.md lists are unpacked. Readings are kept without spectra, score maps and
-tokens along directions, with five digits; pages have these. It needs the extras hf and gguf, and scikit-learn.
+FOLDER is where the wheels that docs/atlas.md lists are unpacked. It needs the extras hf and gguf, and scikit-learn.
 """
 
 from __future__ import annotations
 
 import argparse
+import lzma
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,10 +32,8 @@ from keyquery.studies.vision_trials import dino_model
 HERE = Path(__file__).parent
 REACTION = re.compile(r"\[[^]]*\]|Br|Cl|>>|.")  # what a letter of a reaction is: an atom, a bond, a bracket, an arrow
 SIDE = 224  # of images
-DIGITS = 5
-KEPT = ("symmetry", "positive_share", "effective_rank", "directionality")  # of a view of the weights
+DIGITS = 4
 TOKENS, DIRECTIONS = 12, 2  # on pages, half of what `--html` asks for
-UNPAGED = ("smollm2",)  # its page has 1 MB
 
 
 class Spelling:
@@ -174,30 +172,21 @@ MODELS: Mapping[str, Callable[[Path], Look]] = {
 }
 
 
-def slim(look: Look) -> Look:
-    """The look without what takes room and no figure of the atlas needs."""
-    heads = [
-        {
-            **{name: head[name] for name in ("layer", "head", "name", "kind", "rank", "on_data", "verdict")},
-            **{view: {name: head[view][name] for name in KEPT} for view in ("raw", "folded")},
-            **({"place": head["place"]} if "place" in head else {}),
-        }
-        for head in look.heads
-    ]
-    return replace(look, heads=short(heads, DIGITS), layers=short(look.layers, DIGITS), sample=None)
+def kept(look: Look) -> Look:
+    """The look with as many digits as anybody looks at."""
+    return replace(look, heads=short(look.heads, DIGITS), layers=short(look.layers, DIGITS))
 
 
 def main() -> None:
-    """Make the readings and pages that were asked for."""
+    """Make the readings that were asked for."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("folder", type=Path)
     asked.add_argument("names", nargs="*", default=list(MODELS), help=", ".join(MODELS))
     given = asked.parse_args()
     for name in given.names:
-        look = MODELS[name](given.folder)
-        text = look.page(None if name in UNPAGED else HERE / f"{name}.html")
-        said = slim(look).to_json(HERE / f"{name}.json")
-        print(f"{name}: a page of {len(text):,} letters, a reading of {len(said):,}")
+        packed = lzma.compress(kept(MODELS[name](given.folder)).to_json().encode(), preset=9)
+        (HERE / f"{name}.json.xz").write_bytes(packed)
+        print(f"{name}: {len(packed):,} bytes")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main() -> None:
     body = []
     for row, names in enumerate(ROWS):
         for column, name in enumerate(names):
-            look = kq.Reading.load(HERE.parent / "atlas" / f"{name}.json")
+            look = kq.Reading.load(HERE.parent / "atlas" / f"{name}.json.xz")
             assert isinstance(look, Look)
             body.append(f'<g transform="translate({column * WIDE:.0f} {row * HIGH:.0f})">{panel(look)}</g>')
     body.append(f'<g transform="translate({5 * WIDE:.0f} {HIGH:.0f})">{legend()}</g>')
