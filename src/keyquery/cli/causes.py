@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from keyquery.capture.load import can_speak, load_model
 from keyquery.capture.words import words_of
-from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.files import read_text
 from keyquery.instruments import Causes, explain
 from keyquery.instruments import causes as find_causes
 from keyquery.instruments.masking import predicted
-from keyquery.report import terminal
 
 
 def causes(
@@ -58,7 +56,7 @@ def causes(
     said = words if words is not None else read_text(text or "")
     options: dict[str, Any] = {"layer": layer, "head": _numbers("--head", head), "nodes": _nodes(nodes)}
     options |= {"alpha": alpha, "samples": samples, "method": method, "rounds": rounds, "selection": selection}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = _read(model, said, target, largest, not pieces, {**options, "progress": progress})
     deliver(reading, files, quiet)
 

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
+from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets, watching
 from keyquery.instruments import depth as advise
-from keyquery.report import terminal
 
 Rates = Annotated[
     list[float] | None,
@@ -107,6 +105,6 @@ def study_depth(
     named = {"budgets": budget, "depths": layers, "rates": rate, "seeds": seed}
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"steps": steps, "length": length, "vocabulary": vocabulary}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = depths(data, out, Plan(**given), device, workers, minutes, compiled, force, progress)
     deliver(reading, files, quiet)

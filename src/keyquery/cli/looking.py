@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from keyquery import models, report
-from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
 from keyquery.reading import Reading
-from keyquery.report import terminal
 
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
@@ -145,7 +143,7 @@ def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
     """A look with a progress bar. A file that an estimator saved is one of its network."""
     options = {name: value for name, value in options.items() if name != "length" or value is not None}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         if (network := saved_network(source)) is not None:
             if given := [
                 name for name in ("text", "corpus", "heads", "query", "key", "config") if options.get(name) is not None

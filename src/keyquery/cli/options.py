@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from keyquery import report
 from keyquery.files import check_target, csv_text, write_all
+from keyquery.progress import Progress
 from keyquery.reading import Reading
 from keyquery.report import terminal
 
@@ -26,6 +28,11 @@ Out = Annotated[
 ]
 Workers = Annotated[int, typer.Option(min=1, help="How many trainings share the device.")]
 INT, STR, PATH = "<int>", "<str>", "<path>"  # what one of several is: a list is not what a user types
+
+
+def watching(quiet: bool) -> AbstractContextManager[Progress]:
+    """Bars for what takes long, on standard error."""
+    return terminal.progress_bars(Console(stderr=True), wanted=not quiet)
 
 
 def deliver(

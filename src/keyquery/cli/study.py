@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from keyquery import models as shipped
 from keyquery.cli.options import (
@@ -24,9 +23,9 @@ from keyquery.cli.options import (
     Workers,
     deliver,
     targets,
+    watching,
 )
 from keyquery.layers import Shape
-from keyquery.report import terminal
 
 Texts = Annotated[
     Path | None,
@@ -123,7 +122,7 @@ def objectives(
 
     files = targets(force, json=json, csv=csv, picture=picture)
     shape = Shape(vocab_size=vocabulary, width=width, depth=depth)
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = run(corpus, out, seed or [0], steps, shape, device, about, force, progress)
     deliver(reading, files, quiet)
 
@@ -164,7 +163,7 @@ def kernels(
     given: dict[str, Any] = {"part": part, "steps": steps, "few_steps": few_steps, "few": few, **sizes}
     given |= {"seeds": _once(seed), "trial_seeds": _once(seed)} if seed else {}
     given |= {"samples": _once(samples)} if samples else {}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = run(corpus, out, Plan(**given), device, workers, force, progress)
     deliver(reading, files, quiet)
 
@@ -207,7 +206,7 @@ def dial(
 
     files = targets(force, json=json, csv=csv, picture=picture)
     chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.TEXT]
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = dial_abilities(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress)
     deliver(reading, files, quiet)
 
@@ -264,7 +263,7 @@ def primal(
     given |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
     if examples is not None:
         given["examples"] = (examples, -(-examples // 10), -(-examples // 10))
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = run(data, out, Plan(**given), device, workers, progress)
     deliver(reading, files, quiet)
 
@@ -302,7 +301,7 @@ def time(
     sources = {name: path for name, path in named.items() if path is not None}
     if not sources:
         raise ValueError("give at least one file of events: --badges, --retail or --cdnow")
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = foretell(sources, out, seed or (0, 1, 2), epochs, width, device, workers, progress)
     deliver(reading, files, quiet)
 
@@ -338,7 +337,7 @@ def causes(
     sources = {name: path for name, path in named.items() if path is not None}
     if not sources:
         raise ValueError("give at least one file: --reviews or --retail")
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = explain_blanks(sources, out, seed or (0, 1, 2), count, steps, device, workers, progress)
     deliver(reading, files, quiet)
 
@@ -379,7 +378,7 @@ def transport(
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part != "all":
         raise ValueError("--picture draws all parts of the study together: leave out --part")
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = carry(data, out, part, seed or (0, 1, 2, 3, 4), dataset or (), epochs, device, workers, progress)
     deliver(reading, files, quiet)
 

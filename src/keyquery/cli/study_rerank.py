@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
-from keyquery.report import terminal
+from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets, watching
 
 Dino = Annotated[
     Path | None, typer.Option(help="DINOv2, a .safetensors file with transformers' names, for --images and --digits.")
@@ -59,6 +57,6 @@ def study_rerank(
     given = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}
     sources = Sources(digits=digits, items=items, **given)
     sizes = {"top": top, "anchors": anchors, "width": width, "steps": steps}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = rerank(sources, out, seed or (0, 1, 2), **sizes, device=device, workers=workers, progress=progress)
     deliver(reading, files, quiet)

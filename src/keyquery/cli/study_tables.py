@@ -6,10 +6,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from keyquery.cli.options import INT, STR, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
-from keyquery.report import terminal
+from keyquery.cli.options import (
+    INT,
+    STR,
+    Csv,
+    Device,
+    Force,
+    Json,
+    Out,
+    Picture,
+    Quiet,
+    Workers,
+    deliver,
+    targets,
+    watching,
+)
 
 Tables = Annotated[
     list[str] | None,
@@ -94,6 +106,6 @@ def datapoints(
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"part": part, "steps": steps, "embedding": embedding, "depth": depth}
     given |= {"minutes": minutes, "precision": precision}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = tell_tables(data, out, Plan(**given), device, workers, progress)
     deliver(reading, files, quiet)

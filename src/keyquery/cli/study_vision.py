@@ -6,10 +6,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from keyquery.cli.options import INT, STR, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
-from keyquery.report import terminal
+from keyquery.cli.options import (
+    INT,
+    STR,
+    Csv,
+    Device,
+    Force,
+    Json,
+    Out,
+    Picture,
+    Quiet,
+    Workers,
+    deliver,
+    targets,
+    watching,
+)
 
 Data = Annotated[
     Path | None,
@@ -74,7 +86,7 @@ def vision_language(
 
     files = targets(force, json=json, csv=csv, picture=picture)
     chosen: dict[str, Any] = {"sets": dataset or (), "variants": variant or (), "seeds": seed or SEEDS}
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = parse(
             data,
             out,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from torch import nn
 
 from keyquery import models
@@ -14,13 +13,12 @@ from keyquery.capture import text_batches
 from keyquery.capture.load import load_model, pick_device
 from keyquery.capture.text import read_lines
 from keyquery.cli.looking import for_page, watched_look
-from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import ablate as ablate_parts
 from keyquery.instruments import turned
 from keyquery.instruments.losses import default_loss
 from keyquery.reading import Reading
-from keyquery.report import terminal
 from keyquery.surgery.dial import PARTS
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file; the decoder that ships, unless given.")]
@@ -86,7 +84,7 @@ def ablate(
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     name, live, tokenizer, batches = _running(model, text, length, tokens, device)
     _, loss = default_loss(live, tokenizer)
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         found = ablate_parts(live, batches, loss, heads=heads, by=by, name=name, progress=progress)
     shown: Reading | None = None
     if html is not None:

@@ -6,11 +6,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from keyquery import models
-from keyquery.cli.options import INT, STR, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets
-from keyquery.report import terminal
+from keyquery.cli.options import (
+    INT,
+    STR,
+    Csv,
+    Device,
+    Force,
+    Json,
+    Out,
+    Picture,
+    Quiet,
+    Workers,
+    deliver,
+    targets,
+    watching,
+)
 
 
 def study_words(
@@ -53,6 +65,6 @@ def study_words(
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"steps": steps, "vocabulary": vocabulary, "window": window}
     source, others = (models.ENCODER, [models.DECODER]) if model is None else (model, [])
-    with terminal.progress_bars(Console(stderr=True), wanted=not quiet) as progress:
+    with watching(quiet) as progress:
         reading = count_words(data, out, source, others, Plan(**given), device, workers, force, progress)
     deliver(reading, files, quiet)
