@@ -42,7 +42,7 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     """
     path = Path(path)
     if not os.path.exists(path):  # a Path raises for names that are too long, such as a text itself
-        raise FileNotFoundError(f"there is no file {str(path)[:80]}: a text is given as the path of its file")
+        raise FileNotFoundError(f"there is no file {str(path)[:300]}: a text is given as the path of its file")
     data = path.read_bytes()
     if path.suffix in UNPACK:
         data = _unpacked(path, data)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import keyquery as kq
+from keyquery import cli
 from keyquery.testing.families import tiny_model
 from tests import vision
 
@@ -225,7 +227,13 @@ def _refuse(name):
     raise ValueError("no eager here")
 
 
-@pytest.mark.parametrize("attentions", [(), (None, None)])
+@pytest.mark.parametrize("attentions", [None, (), (None, None)])
 def test_maps_that_fused_attention_did_not_give_are_told(attentions):
     with pytest.raises(ValueError, match=r"attention holds no maps: .*attn_implementation='eager'"):
         kq.flow(attentions, ["image", "text"])
+
+
+def test_the_name_of_a_file_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("a ship")
+    arguments = ["flow", str(kq.models.ENCODER), "--text", str(tmp_path / "a.txt"), "--text", "b"]
+    assert "--text is the text itself" in str(CliRunner().invoke(cli.app, arguments).exception)

@@ -476,3 +476,19 @@ def test_a_model_without_heads_is_refused():
         kq.look(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="keys of width 6 beside queries of width 4 have no form"):
         kq.look(nn.MultiheadAttention(4, 2, kdim=6))
+
+
+@pytest.mark.unchecked
+def test_a_batch_may_be_given_alone_and_nothing_is_left_out_in_silence():
+    model = kq.Encoder(8, depth=1, heads=2)
+    batch = {"x": torch.randn(2, 5, 8)}
+    assert kq.look(model, inputs=batch) == kq.look(model, inputs=[batch])
+    with pytest.raises(TypeError, match="inputs must be batches, mappings of what the model takes, got a Tensor"):
+        kq.look(model, inputs=batch["x"])
+    with pytest.raises(ValueError, match="give text or inputs, not both"):
+        kq.look(kq.models.DECODER, text=kq.models.TEXT, inputs=[batch])
+
+
+def test_a_comparison_looks_at_what_is_no_look():
+    one = kq.look(kq.models.ENCODER)
+    assert kq.compare(kq.models.ENCODER, one) == kq.compare(one, one)

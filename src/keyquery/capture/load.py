@@ -156,7 +156,8 @@ def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
         return getattr(transformers, named[0])
     if "gguf_file" in options:
         return transformers.AutoModelForCausalLM
-    raise ValueError(f"it has no head that gives logits of tokens, only {', '.join(config.architectures or ['none'])}")
+    told = ", ".join(config.architectures or ["none"])
+    raise ValueError(f"it is no language model: it has no head that gives logits of tokens, only {told}")
 
 
 def _own(path: Path) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,8 @@ def flow(
         raise ValueError(f"--special must be leave or count, got {special!r}")
     if image is not None and not image.is_file():
         raise FileNotFoundError(f"there is no image {image}")
+    if files_given := [one for one in text or () if Path(one).suffix and os.path.isfile(one)]:
+        raise ValueError(f"--text is the text itself, and {files_given[0]} is a file: give what is in it")
     if not text:
         raise ValueError("give the text as --text TEXT, beside an --image FILE or a second --text")
     live, tokenizer = load_model(model)

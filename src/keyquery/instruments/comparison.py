@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyquery.instruments.geometry import Look
+from keyquery.instruments.geometry import Look, look
 from keyquery.reading import Reading, provenance
 
 
@@ -27,8 +27,8 @@ class Comparison(Reading, kind="comparison"):
         return [{"model": look.model["name"], **row} for look in self.looks for row in look.records()]
 
 
-def compare(*looks: Look) -> Comparison:
-    """Put looks side by side.
+def compare(*looks: Any) -> Comparison:
+    """Put looks side by side; whatever else `kq.look` takes, such as a path or a live model, is looked at first.
 
     >>> one = kq.look(torch.nn.MultiheadAttention(8, 2), name="one")
     >>> [reading["model"]["name"] for reading in compare(one, one).readings]
@@ -36,4 +36,5 @@ def compare(*looks: Look) -> Comparison:
     """
     if len(looks) < 2:
         raise ValueError(f"a comparison needs two looks, got {len(looks)}")
-    return Comparison(readings=[look.to_dict() for look in looks], provenance=provenance())
+    found = [one if isinstance(one, Look) else look(one) for one in looks]
+    return Comparison(readings=[one.to_dict() for one in found], provenance=provenance())

@@ -93,7 +93,7 @@ class Look(Reading, kind="look"):
 def look(
     source: str | Path | nn.Module,
     text: str | Path | None = None,
-    inputs: Iterable[Batch] | None = None,
+    inputs: Batch | Iterable[Batch] | None = None,
     layers: Sequence[int] | None = None,
     *,
     heads: int | None = None,
@@ -225,9 +225,19 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
 
 
 def _prepare(
-    source: Any, text: str | Path | None, inputs: Iterable[Batch] | None, tokenizer: Any, length: int, tokens: int
+    source: Any,
+    text: str | Path | None,
+    inputs: Batch | Iterable[Batch] | None,
+    tokenizer: Any,
+    length: int,
+    tokens: int,
 ) -> tuple[nn.Module, list[Batch], Any, str]:
     """A live model, its batches, its tokenizer or None, and where the batches come from."""
+    if text is not None and inputs is not None:
+        raise ValueError("give text or inputs, not both: each says what the model is run on")
+    given = [inputs] if isinstance(inputs, Mapping) else inputs
+    if isinstance(given, (Tensor, str)):
+        raise TypeError(f"inputs must be batches, mappings of what the model takes, got a {type(given).__name__}")
     lines = None if text is None else read_lines(text)
     model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
     taken = getattr(model, "main_input_name", "input_ids")
@@ -235,7 +245,7 @@ def _prepare(
         raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
     tokenizer = tokenizer or found
     if lines is None:
-        return model, list(inputs or []), tokenizer, "inputs"
+        return model, list(given or []), tokenizer, "inputs"
     if tokenizer is None:
         raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
     batches = list(text_batches(lines, tokenizer, length, tokens))

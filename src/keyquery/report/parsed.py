@@ -10,7 +10,7 @@ from rich.text import Text
 
 from keyquery.report.seen import PARTS
 from keyquery.report.trainings import seeds_of
-from keyquery.studies.vision_language import VisionLanguageStudy
+from keyquery.studies.vision_language import FEWEST, VisionLanguageStudy
 
 
 def vision_language_tables(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
@@ -54,7 +54,8 @@ def _flow(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any
         made.add_row(
             row["dataset"], row["over"], row["reading"], f"{row['correlation']:+.2f}", interval, str(row["points"])
         )
-    return [Text("flow above chance and the rise of the text loss with shuffled images", style="bold"), made]
+    said = made if made.row_count else f"No set has the {FEWEST} trainings that an interval takes."
+    return [Text("flow above chance and the rise of the text loss with shuffled images", style="bold"), said]
 
 
 def _spread(row: dict[str, Any], name: str) -> str:

@@ -141,6 +141,7 @@ def _summary(reading: Look) -> list[str]:
     lines = [f"\nAll heads of a layer together, median over layers: {together}."]
     if all(head["on_data"] is None for head in reading.heads):
         lines.append(f"Weights drawn at random have symmetry 1/width = {1 / reading.model['width']:.3f}.")
+        lines.append("What heads do on data, and whether they follow the crowd: --text FILE.")
     counts = Counter(head["verdict"].split(" ")[0] for head in reading.heads)
     lines.append("Verdicts: " + ", ".join(f"{count} {kernel}" for kernel, count in counts.most_common()) + ".")
     if len(reading.heads) > MOST_HEADS:
@@ -154,7 +155,7 @@ def _summary(reading: Look) -> list[str]:
 def _comparison(reading: Comparison) -> list[Any]:
     looks = reading.looks
     if len({(len(look.layers), len(look.heads)) for look in looks}) > 1:
-        return [part for look in looks for part in (_look(look), "")]
+        return [*(part for look in looks for part in (_look(look), "")), *map(_in_short, looks)]
     apart = len(looks[0].heads) <= MOST_HEADS
     columns = (column for look in looks for column in (Text(look.model["name"]), "symmetry"))
     table = _table("head" if apart else "layer", *columns)

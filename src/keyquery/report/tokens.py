@@ -10,6 +10,7 @@ from rich.text import Text
 
 from keyquery.instruments.geometry import Look
 
+MOST = 80  # lines that leave the verdicts in sight
 CELL = 35  # two of them and the head fit into 80 columns
 
 
@@ -26,6 +27,11 @@ def tokens_tables(reading: Look) -> list[Any]:
         for one, other in zip_longest(head.get("objects", []), head.get("relations", [])):
             table.add_row(name, _cell(_ends(one)), _cell(_pairs(other)))
             name = ""
+    if table.row_count > MOST:
+        return [
+            Text(""),
+            Text(f"{table.row_count} directions by their tokens: on the page (--html), or --layers for few."),
+        ]
     return [Text(""), table] if table.row_count else []
 
 
