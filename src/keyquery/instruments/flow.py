@@ -162,7 +162,6 @@ def flow(
     0.24
     """
     check_count("keep", keep, least=0)
-    attention = () if attention is None else attention  # what a model gives that was not asked for maps
     if not isinstance(attention, (nn.Module, str, Path)):
         if any(given is not None for given in (inputs, text, image, processor)):
             raise ValueError("inputs, text, image and processor go with a model, and attention is a tensor here")

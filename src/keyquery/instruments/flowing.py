@@ -110,7 +110,8 @@ def heard(
 
 def _layers(attention: Any) -> tuple[bool, list[Tensor]]:
     """Whether the first dimension is that of layers, and the attention of each."""
-    if isinstance(attention, (list, tuple)) and (not attention or any(part is None for part in attention)):
+    parts = [attention] if attention is None else attention  # None: what a model gives that was not asked for maps
+    if isinstance(parts, (list, tuple)) and (not parts or any(part is None for part in parts)):
         raise ValueError(
             "attention holds no maps: fused attention gives none. Load the model with attn_implementation='eager', "
             "or give the model itself: kq.flow(model, inputs=...)"
