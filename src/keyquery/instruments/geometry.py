@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -77,6 +78,11 @@ class Look(Reading, kind="look"):
         super().__post_init__()
         check_look(self.model, self.layers, self.heads)
 
+    def __repr__(self) -> str:
+        counts = Counter(head["verdict"].split(" ")[0] for head in self.heads)
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+        return f"Look({self.model['name']}: {len(self.heads)} heads in {len(self.layers)} layers, {told})"
+
     def records(self) -> list[dict[str, Any]]:
         """One row a head: its place, every figure of each view that is one number, and the verdict."""
         rows = []
@@ -133,7 +139,7 @@ def look(
     if text is None and inputs is None:
         found, seen = read(source, heads, query, key, config), _Seen()
     else:
-        source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens)
+        source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
         found = read(source, heads, query, key, config)
         kept = take(source, batches, found, sample, spoken)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
@@ -231,6 +237,7 @@ def _prepare(
     tokenizer: Any,
     length: int,
     tokens: int,
+    watching: Progress,
 ) -> tuple[nn.Module, list[Batch], Any, str]:
     """A live model, its batches, its tokenizer or None, and where the batches come from."""
     if text is not None and inputs is not None:
@@ -239,7 +246,8 @@ def _prepare(
     if isinstance(given, (Tensor, str)):
         raise TypeError(f"inputs must be batches, mappings of what the model takes, got a {type(given).__name__}")
     lines = None if text is None else read_lines(text)
-    model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    live = isinstance(source, nn.Module)
+    [(model, found)] = [(one, None) if live else load_model(one) for one in watching([source], "building the model", 1)]
     taken = getattr(model, "main_input_name", "input_ids")
     if lines is not None and taken != "input_ids":
         raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
