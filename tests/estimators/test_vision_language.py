@@ -68,6 +68,7 @@ def accuracy(true, false):
 
 
 @pytest.mark.unchecked
+@pytest.mark.slow  # the example of VisualParser learns, too
 def test_it_learns_which_text_is_of_which_image_and_nothing_when_images_are_shuffled():
     images, said = fields(640, 0)
     model = small(width=16, depth=1, epochs=14, lr=1e-2, batch_size=64, masking=None).fit(images, texts(said))

@@ -260,6 +260,7 @@ def test_autocast_and_short_floats():
     assert kq.PrimalAttention(32, 4, 5, dtype=torch.bfloat16).we.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_promises():
     check_kernel(kq.PrimalAttention(12, 2, 2))
 
