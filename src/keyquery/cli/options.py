@@ -28,6 +28,13 @@ Out = Annotated[
 ]
 Workers = Annotated[int, typer.Option(min=1, help="How many trainings share the device.")]
 INT, STR, PATH = "<int>", "<str>", "<path>"  # what one of several is: a list is not what a user types
+# Seeds of a study, by how many it has of its own.
+ThreeSeeds = Annotated[
+    list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
+]
+FiveSeeds = Annotated[
+    list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: five.")
+]
 
 
 def watching(quiet: bool) -> AbstractContextManager[Progress]:

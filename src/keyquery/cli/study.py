@@ -15,11 +15,13 @@ from keyquery.cli.options import (
     STR,
     Csv,
     Device,
+    FiveSeeds,
     Force,
     Json,
     Out,
     Picture,
     Quiet,
+    ThreeSeeds,
     Workers,
     deliver,
     targets,
@@ -219,9 +221,7 @@ def primal(
     task: Tasks = None,
     attention: Attentions = None,
     dataset: Datasets = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: five.")
-    ] = None,
+    seed: FiveSeeds = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of a training on series.")] = 100,
     width: Annotated[int, typer.Option(min=8, help="Width of the networks on series.")] = 512,
     share: Share = None,
@@ -274,9 +274,7 @@ def time(
     retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, packed or not.")] = None,
     cdnow: Annotated[Path | None, typer.Option(help="CDNOW: its master file, packed or not.")] = None,
     out: Out = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
-    ] = None,
+    seed: ThreeSeeds = None,
     epochs: Annotated[
         int, typer.Option(min=1, help="Epochs of a training at most; it stops when it gets no better.")
     ] = 20,
@@ -311,9 +309,7 @@ def causes(
     reviews: Annotated[Path | None, typer.Option(help="A .tsv with columns split, label (0 or 1) and text.")] = None,
     retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, packed or not.")] = None,
     out: Out = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
-    ] = None,
+    seed: ThreeSeeds = None,
     count: Annotated[int, typer.Option(min=2, help="Predictions to explain, of each training.")] = 200,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of a training. Without: as many as it needs.")] = None,
     workers: Workers = 1,
@@ -354,9 +350,7 @@ def transport(
         list[str] | None,
         typer.Option(metavar=STR, help="A set of the part accuracy; may be given several times. Without: all."),
     ] = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: five.")
-    ] = None,
+    seed: FiveSeeds = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of every network. Without: as many as each has of its own.")
     ] = None,

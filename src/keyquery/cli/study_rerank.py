@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets, watching
+from keyquery.cli.options import (
+    Csv,
+    Device,
+    Force,
+    Json,
+    Out,
+    Picture,
+    Quiet,
+    ThreeSeeds,
+    Workers,
+    deliver,
+    targets,
+    watching,
+)
 
 Dino = Annotated[
     Path | None, typer.Option(help="DINOv2, a .safetensors file with transformers' names, for --images and --digits.")
@@ -29,9 +42,7 @@ def study_rerank(
     encoder: Annotated[Path | None, typer.Option(help="A folder with a model of sentences, for --texts.")] = None,
     revisited: BenchmarkFolder = None,
     out: Out = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
-    ] = None,
+    seed: ThreeSeeds = None,
     items: Annotated[int, typer.Option(min=8, help="Images, and passages, to take at most.")] = 3000,
     top: Annotated[int, typer.Option(min=2, help="How many of each list to put in order.")] = 128,
     anchors: Annotated[int, typer.Option(min=2, help="How many of them all are compared with.")] = 128,

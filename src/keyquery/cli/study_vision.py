@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from keyquery.cli.options import (
-    INT,
     STR,
     Csv,
     Device,
+    FiveSeeds,
     Force,
     Json,
     Out,
@@ -48,10 +48,6 @@ Variants = Annotated[
         help="parser, 'no MFR', 'random MFR', 'frozen patches', symmetric, split or DINOv2; several may be given.",
     ),
 ]
-Seeds = Annotated[
-    list[int] | None,
-    typer.Option(metavar=INT, help="A seed; may be given several times. Without: 0 to 4."),
-]
 Scenes = Annotated[
     int | None,
     typer.Option(min=1, help="Images that are learned from. Without: 20,000, 30,000 of fine digits, 60,000 of cifar."),
@@ -64,7 +60,7 @@ def vision_language(
     out: Out = None,
     dataset: Sets = None,
     variant: Variants = None,
-    seed: Seeds = None,
+    seed: FiveSeeds = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of every training.")] = 10,
     scenes: Scenes = None,
     workers: Workers = 1,

@@ -9,7 +9,6 @@ import typer
 
 from keyquery import models
 from keyquery.cli.options import (
-    INT,
     STR,
     Csv,
     Device,
@@ -18,6 +17,7 @@ from keyquery.cli.options import (
     Out,
     Picture,
     Quiet,
+    ThreeSeeds,
     Workers,
     deliver,
     targets,
@@ -31,9 +31,7 @@ def study_words(
         typer.Option(help="A text file, packed or not, or a folder with one; without, the tokens in --out."),
     ] = None,
     out: Out = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: three.")
-    ] = None,
+    seed: ThreeSeeds = None,
     model: Annotated[
         Path | None, typer.Option(help="A model that finds masked tokens, to fill blanks. Without: the one that ships.")
     ] = None,
