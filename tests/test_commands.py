@@ -1,4 +1,7 @@
-"""Every command of the README and of docs/ is run, as it is written, on small things of the names that it says."""
+"""Every command of the README and of docs/ is run on small things of the names that it says.
+
+Those that take hours, wheels or a network are understood here, and run elsewhere.
+"""
 
 import re
 import shlex
@@ -41,11 +44,10 @@ def commands(page: Path) -> list[str]:
     lines = page.read_text().replace("\\\n", " ").splitlines()
     for block, group in groupby(lines, key=lambda line: bool(line.strip())):
         rows = list(group)
-        if not block or any(row.lstrip().startswith((">>> ", "... ")) for row in rows):
-            continue
-        for row in rows:
+        example = any(row.lstrip().startswith((">>> ", "... ")) for row in rows)
+        for row in rows if block else ():
             fenced ^= row.startswith("```")
-            if (row.startswith("    ") or fenced) and row.split()[0] in PROGRAMS:
+            if not example and (row.startswith("    ") or fenced) and row.split()[0] in PROGRAMS:
                 found.append(" ".join(shlex.split(row, comments=True, posix=False)))
     return found
 
