@@ -21,7 +21,7 @@ from keyquery.surgery.dial import Means
 from keyquery.surgery.wide import widen
 
 HEADS, RANK, SEED = 16, 64, 0
-OFF = {"directional": 0.0}
+OFF = {"skew": 0.0}
 
 
 def inputs(batch, n, device, gradient):
@@ -46,7 +46,7 @@ def stepper(layer, tensors, gradient):
 def check(device):
     """Dialled attention against softmax of the four parts in float64, and the kernel against the reference."""
     torch.manual_seed(SEED)
-    rope, gains = kq.Rope(RANK), {"reciprocal": 0.5, "directional": 0.0, "popularity": 2.0, "position": 0.7}
+    rope, gains = kq.Rope(RANK), {"symmetric": 0.5, "skew": 0.0, "popularity": 2.0, "position": 0.7}
     layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device).eval()
     query, key, value = inputs(2, 200, device, False)
     data = [{"x": torch.randn(2, 64, HEADS * RANK)}]

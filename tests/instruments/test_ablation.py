@@ -70,10 +70,10 @@ def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     found = kq.ablate(decoder, batches, heads="2.*")
     assert [(row["layer"], row["head"], row["part"]) for row in found.rows][:4] == [
-        (2, 0, "reciprocal"),
-        (2, 0, "directional"),
+        (2, 0, "symmetric"),
+        (2, 0, "skew"),
         (2, 0, "popularity"),
-        (2, 1, "reciprocal"),
+        (2, 1, "symmetric"),
     ]
     with torch.no_grad():
         before = torch.cat([next_token_loss(decoder, batch) for batch in batches])
@@ -100,8 +100,8 @@ def test_position_is_turned_off_only_where_there_is_one():
     model = tiny_model("llama", model="LlamaForCausalLM")
     data = [{"input_ids": torch.randint(3, 60, (3, 8))}]
     assert {row["part"] for row in kq.ablate(model, data, heads="0.0").rows} == {
-        "reciprocal",
-        "directional",
+        "symmetric",
+        "skew",
         "popularity",
         "position",
     }
@@ -110,9 +110,9 @@ def test_position_is_turned_off_only_where_there_is_one():
 def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
     found = kq.ablate(decoder, batches, heads="3.*")
     shown = found.onto(kq.look(decoder, inputs=batches, name="decoder"))
-    assert set(shown.heads[-1]["ablation"]) == {"reciprocal", "directional", "popularity"}
+    assert set(shown.heads[-1]["ablation"]) == {"symmetric", "skew", "popularity"}
     assert "ablation" not in shown.heads[0]
-    assert '"off":{"reciprocal":[' in shown._repr_html_().replace("&quot;", '"')
+    assert '"off":{"symmetric":[' in shown._repr_html_().replace("&quot;", '"')
     with pytest.raises(ValueError, match="only an ablation by head goes onto a look, this one is by layer"):
         kq.ablate(decoder, batches, heads="3.*", by="layer").onto(shown)
     with pytest.raises(ValueError, match=r"no head \(3, 0\): it is of another model"):
@@ -139,7 +139,7 @@ def test_bad_input_is_told(decoder, batches):
 def test_a_turned_encoder_fills_in_other_words():
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
     ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:128]).reshape(4, 32)
-    found = turned(encoder, [{"input_ids": ids}], tokenizer, {"reciprocal": 0.0}, samples=2)
+    found = turned(encoder, [{"input_ids": ids}], tokenizer, {"symmetric": 0.0}, samples=2)
     assert found.objective == "masked"
     assert found.change > 0
     assert len(found.samples) == 2

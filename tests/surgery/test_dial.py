@@ -19,7 +19,7 @@ SINGLE = ("gpt_oss",)  # whose experts know no float64
 
 
 # All ones, but for so little that the scores are really taken apart and put together again.
-ONES = {"reciprocal": 1 + 1e-15}
+ONES = {"symmetric": 1 + 1e-15}
 
 
 def hidden(model, **inputs):
@@ -170,14 +170,14 @@ def test_parts_are_those_of_the_definition_and_sum_to_the_scores(turn):
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 def test_reciprocal_only_is_symmetric_and_directional_only_skew(turn):
-    reciprocal, directional, *_ = parts_of(random_call(turn))
-    assert (reciprocal - reciprocal.mT).abs().max() < 1e-12
-    assert (directional + directional.mT).abs().max() < 1e-12
+    symmetric, skew, *_ = parts_of(random_call(turn))
+    assert (symmetric - symmetric.mT).abs().max() < 1e-12
+    assert (skew + skew.mT).abs().max() < 1e-12
 
 
 def test_a_kernel_by_construction_does_not_hear_the_other_part():
     x = torch.randn(2, 9, 16)
-    for kernel, silent, heard in (("psd", "directional", "reciprocal"), ("skew", "reciprocal", "directional")):
+    for kernel, silent, heard in (("psd", "skew", "symmetric"), ("skew", "symmetric", "skew")):
         layer = kq.Attention(16, 2, kernel=kernel, rope=kq.Rope(8)).eval()
         before = layer(x)
         with kq.dial(layer, **{silent: 0}):
@@ -204,7 +204,7 @@ def test_dialled_attention_is_softmax_of_dialled_scores(kernel):
     scores = 0.5 * (pairs + pairs.mT) / 2 + 2 * (pairs - pairs.mT) / 2 + 0.25 * mean_q @ (k - mean_k).mT
     out = (scores * layer.scale).softmax(-1) @ v
     expected = layer.output(out.transpose(0, 1).flatten(1))
-    with kq.dial(layer, reciprocal=0.5, directional=2, popularity=0.25):
+    with kq.dial(layer, symmetric=0.5, skew=2, popularity=0.25):
         assert (layer(x)[0] - expected).abs().max() < 1e-12
 
 
@@ -218,7 +218,7 @@ def test_torch_layers_give_what_a_keyquery_layer_gives(batch_first):
         theirs.out_proj.load_state_dict(ours.output.state_dict())
     x, mask = torch.randn(3, 5, 8, dtype=torch.float64), torch.tensor([[True] * 5, [True] * 4 + [False], [True] * 5])
     given = x if batch_first else x.transpose(0, 1)
-    with kq.dial(ours, directional=0, popularity=0.3) as one, kq.dial(theirs, directional=0, popularity=0.3) as two:
+    with kq.dial(ours, skew=0, popularity=0.3) as one, kq.dial(theirs, skew=0, popularity=0.3) as two:
         for causal in (None, nn.Transformer.generate_square_subsequent_mask(5).double()):
             expected = ours(x, mask=mask, is_causal=causal is not None)
             out, _ = theirs(given, given, given, key_padding_mask=~mask, attn_mask=causal)

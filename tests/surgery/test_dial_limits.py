@@ -17,10 +17,10 @@ from tests.surgery.test_dial_running import GAINS, decoder, text
 def test_gradients_that_would_be_wrong_are_refused_and_others_pass():
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
-    with kq.dial(encoder, directional=0.2), pytest.raises(RuntimeError, match="no gradient passes"):
+    with kq.dial(encoder, skew=0.2), pytest.raises(RuntimeError, match="no gradient passes"):
         encoder(x).sum().backward()
     encoder.requires_grad_(False)
-    with kq.dial(encoder, directional=0.2):
+    with kq.dial(encoder, skew=0.2):
         assert torch.autograd.gradcheck(encoder, x)
     decoder = kq.Decoder(8, depth=1, heads=2, rope=kq.Rope(4)).double()
     weight = decoder.blocks[0].attention.query.weight
@@ -28,7 +28,7 @@ def test_gradients_that_would_be_wrong_are_refused_and_others_pass():
     def loss(query):
         return torch.func.functional_call(decoder, {"blocks.0.attention.query.weight": query}, x.detach())
 
-    with kq.dial(decoder, directional=0.2, popularity=0.5):
+    with kq.dial(decoder, skew=0.2, popularity=0.5):
         assert torch.autograd.gradcheck(loss, weight.detach().requires_grad_())
 
 
@@ -36,9 +36,9 @@ def test_weights_that_were_replaced_are_seen():
     model, inputs = decoder("bloom"), text(1, 6)
     other = decoder("bloom")
     with torch.no_grad():
-        with kq.dial(other, directional=0):
+        with kq.dial(other, skew=0):
             expected = other(**inputs).logits
-        with kq.dial(model, directional=0):
+        with kq.dial(model, skew=0):
             model.load_state_dict(other.state_dict(), assign=True)
             assert torch.allclose(model(**inputs).logits, expected, atol=1e-5)
 
@@ -46,7 +46,7 @@ def test_weights_that_were_replaced_are_seen():
 @pytest.mark.parametrize("make", [lambda: decoder("llama"), lambda: nn.TransformerEncoderLayer(8, 2, 16).eval()])
 def test_a_changed_model_is_neither_copied_nor_pickled(make):
     model = make()
-    with kq.dial(model, directional=0):
+    with kq.dial(model, skew=0):
         with pytest.raises(RuntimeError, match="cannot be copied: undo the change first"):
             copy.deepcopy(model)
         with pytest.raises(RuntimeError, match="cannot be pickled"):
@@ -108,9 +108,9 @@ def test_latent_heads_take_means_of_data():
     model, inputs = tiny_model("deepseek"), text(2, 7)
     first = min(sites_of(model))
     with torch.no_grad():
-        with kq.dial(model, popularity=0, directional=0.5, heads=f"{first}.*"):
+        with kq.dial(model, popularity=0, skew=0.5, heads=f"{first}.*"):
             batch = model(**inputs)[0]
-        with kq.dial(model, popularity=0, directional=0.5, heads=f"{first}.*", data=[inputs]):
+        with kq.dial(model, popularity=0, skew=0.5, heads=f"{first}.*", data=[inputs], means="global"):
             assert torch.allclose(model(**inputs)[0], batch, atol=1e-4)
 
 
@@ -154,7 +154,7 @@ def test_more_bad_input_is_told():
     model = decoder("llama")
     for options, error, said in (
         ({"heads": 0}, ValueError, r'texts such as "0\.\*", got 0'),
-        ({"directional": 1e39}, ValueError, "directional must be a gain"),
+        ({"skew": 1e39}, ValueError, "skew must be a gain"),
         ({"data": text(1, 5)}, TypeError, "iterable of batches, which are mappings of tensors, got dict"),
         ({"data": [torch.ones(1, 5)]}, TypeError, "must hold mappings of tensors that the model takes, got Tensor"),
     ):

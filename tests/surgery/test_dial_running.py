@@ -14,7 +14,7 @@ from keyquery.testing.families import tiny_model
 
 DECODERS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 OUTSIDE = {"bloom": "BloomForCausalLM", "gptj": "GPTJForCausalLM"}
-GAINS = {"reciprocal": 0.5, "directional": 0, "popularity": 0.7, "position": 1.2}
+GAINS = {"symmetric": 0.5, "skew": 0, "popularity": 0.7, "position": 1.2}
 
 
 def decoder(name):
@@ -33,7 +33,7 @@ def test_no_token_sees_what_comes_after_it(name):
     model, data, inputs = decoder(name), text(4, 12), text(1, 9)
     later = {"input_ids": inputs["input_ids"].clone()}
     later["input_ids"][0, 6:] += 1
-    with kq.dial(model, **GAINS, data=[data]), torch.no_grad():
+    with kq.dial(model, **GAINS, data=[data], means="global"), torch.no_grad():
         one, other = model(**inputs).logits, model(**later).logits
     assert torch.allclose(one[:, :6], other[:, :6], atol=1e-5)
     assert not torch.allclose(one[:, 6:], other[:, 6:], atol=1e-3)
@@ -46,7 +46,7 @@ def test_generation_with_a_cache_is_generation_without(name):
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     plain = model.generate(**inputs, **options)
-    with kq.dial(model, **GAINS, data=[data]):
+    with kq.dial(model, **GAINS, data=[data], means="global"):
         cached, uncached = (model.generate(**inputs, use_cache=use, **options) for use in (True, False))
     assert torch.equal(cached.sequences, uncached.sequences)
     for one, other in zip(cached.logits, uncached.logits, strict=True):
@@ -56,7 +56,7 @@ def test_generation_with_a_cache_is_generation_without(name):
 
 def test_a_keyquery_decoder_with_caches_is_one_without():
     model, x = kq.Decoder(16, depth=2, heads=2, rope=kq.Rope(8)).double().eval(), torch.randn(2, 7, 16).double()
-    with kq.dial(model, **GAINS, data=[{"x": x}]):
+    with kq.dial(model, **GAINS, data=[{"x": x}], means="global"):
         whole, caches = model(x), [kq.Cache(), kq.Cache()]
         parts = torch.cat([model(piece, caches=caches) for piece in (x[:, :4], x[:, 4:5], x[:, 5:])], 1)
     assert torch.allclose(parts, whole, atol=1e-12)
@@ -92,7 +92,7 @@ def test_two_changes_of_one_model_stand_side_by_side_and_go_in_any_order():
         first, second = kq.dial(model, popularity=0, heads="0.*"), kq.dial(model, position=0, heads="1.*")
         both = out()
         with pytest.raises(ValueError, match=r"head 0.0 is changed already"):
-            kq.dial(model, directional=0)
+            kq.dial(model, skew=0)
         first.undo()
         alone = out()
         with pytest.raises(RuntimeError, match="undone already"):
@@ -154,7 +154,7 @@ def test_a_cache_that_was_filled_elsewhere_is_refused():
     model, inputs = decoder("llama"), text(1, 6)
     with torch.no_grad():
         cache = model(**inputs, use_cache=True).past_key_values
-        with kq.dial(model, directional=0), pytest.raises(ValueError, match="keys whose queries are unknown"):
+        with kq.dial(model, skew=0), pytest.raises(ValueError, match="keys whose queries are unknown"):
             model(**text(1, 1), past_key_values=cache)
 
 
@@ -169,10 +169,10 @@ def test_bad_input_is_told_and_changes_nothing():
         kq.dial(model, heads="three")
     with pytest.raises(ValueError, match="at least one head"):
         kq.dial(model, heads=[])
-    with pytest.raises((TypeError, ValueError), match="reciprocal"):
-        kq.dial(model, reciprocal=float("nan"))
-    with pytest.raises((TypeError, ValueError), match="directional"):
-        kq.dial(model, directional="off")
+    with pytest.raises((TypeError, ValueError), match="symmetric"):
+        kq.dial(model, symmetric=float("nan"))
+    with pytest.raises((TypeError, ValueError), match="skew"):
+        kq.dial(model, skew="off")
     with pytest.raises(ValueError, match="no activations"):
         kq.dial(model, data=[])
     with pytest.raises(TypeError, match=r"torch.nn.Module, got str"):
@@ -196,9 +196,9 @@ def test_a_swapped_model_is_dialled_as_the_original_is():
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     inputs = text(1, 5)
-    with kq.dial(model, **GAINS, data=[data]):
+    with kq.dial(model, **GAINS, data=[data], means="global"):
         expected = model.generate(**inputs, **options)
-    with kq.swap(model, "general"), kq.dial(model, **GAINS, data=[data]):
+    with kq.swap(model, "general"), kq.dial(model, **GAINS, data=[data], means="global"):
         found = model.generate(**inputs, **options)
     for one, other in zip(found.logits, expected.logits, strict=True):
         assert torch.allclose(one, other, atol=1e-4)

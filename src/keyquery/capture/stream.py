@@ -175,7 +175,7 @@ def _by_heads(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask
         return inner(module, query, key, value, mask, **rest)
     run, name = LISTENING[module]
     call, heads = run.begin(name), query.shape[1]
-    allowed = _unmasked(mask, query.shape[-2], key.shape[-2])
+    allowed = unmasked(mask, query.shape[-2], key.shape[-2])
     if any(rest.get(name) is not None for name in ("s_aux", "position_bias")) or hasattr(module, "sinks"):
         out, maps = inner(module, query, key, value, mask, **rest)
         run.tell(call, 0, True, maps[..., : key.shape[-2]], allowed)
@@ -190,7 +190,7 @@ def _by_heads(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask
     return whole, _mark(call, query)
 
 
-def _unmasked(mask: Tensor | None, n: int, m: int) -> Bool[Tensor, "batch all n m"] | None:
+def unmasked(mask: Tensor | None, n: int, m: int) -> Bool[Tensor, "batch all n m"] | None:
     """What a mask lets through: one that is added to scores is very low elsewhere."""
     if mask is None:
         return None

@@ -13,6 +13,9 @@ from keyquery.capture.watch import Batch
 from keyquery.files import read_text
 
 
+LENGTH = 128  # tokens of a window, wherever none is asked for
+
+
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a text file that hold anything.
 
@@ -29,7 +32,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def text_batches(
-    lines: list[str], tokenizer: Any, length: int = 128, tokens: int = 20_000, size: int = 16
+    lines: list[str], tokenizer: Any, length: int = LENGTH, tokens: int = 20_000, size: int = 16
 ) -> Iterator[Batch]:
     """Lines as padded batches of token ids: each line is a sequence, long ones are cut into windows of `length`.
 

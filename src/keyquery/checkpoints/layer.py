@@ -99,13 +99,25 @@ class Layer:
     def folded(self) -> Form:
         """View "folded": `biased`, with gain and shift of the norm that feeds the layer folded in.
 
+        What is the same for every key is left out, since softmax does not see it: the key's constant q·b_k, but for
+        dimensions that RoPE rotates and keys that are normed.
+
         With query and key norms it is exact up to the positive factor 1/(rms q · rms k) of each pair of tokens.
         """
         weights = self.gained()
         query, query_bias = _fold(weights.query, weights.query_bias, self.norm)
         memory = self.memory_norm if self.kind == "cross" else self.norm
         key, key_bias = _fold(weights.key, weights.key_bias, memory)
-        return Projections(query, key, query_bias, key_bias).biased()
+        return Projections(query, key, query_bias, self._seen_bias(key_bias)).biased()
+
+    def _seen_bias(self, bias: Tensor | None) -> Tensor | None:
+        """The key's constant as far as it differs from key to key."""
+        if bias is None or self.key_norm is not None:
+            return bias
+        if self.rope is None:
+            return None
+        rotated = torch.arange(bias.shape[-1], device=bias.device) < self.rope.dims
+        return bias * rotated
 
     def project(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None

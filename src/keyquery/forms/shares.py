@@ -1,12 +1,9 @@
-"""What a head's scores do on data: compare, point, follow the crowd, and mind where the key stands.
+"""Shares of the variance of a head's scores over independent tokens, in closed form, from the moments of [q; k].
 
-With q = q̄ + q′ and k = k̄ + k′, each rotated as the model does, the score of query i and key j is exactly
-
-    ½(q′ᵢ·k′ⱼ + k′ᵢ·q′ⱼ)  +  ½(q′ᵢ·k′ⱼ − k′ᵢ·q′ⱼ)  +  q̄·k′ⱼ  +  qᵢ·k̄
-      reciprocal              directional             popularity   position
-
-Without positions in the score the last term is the same for every key, and softmax does not see it. Shares are of the
-variance over independent tokens and over the offsets that a query sees, each query's own mean taken out.
+With q = q̄ + q′ and k = k̄ + k′, means over all tokens, the score is a sum of the same parts as in `forms.parts`, each
+mean the same at every position. Tokens are taken to be independent, so that parts do not covary, and every query's own
+mean over the offsets that it sees is removed. What a model's weights alone imply (with the covariance that is assumed)
+is this; what real text does is measured over its own pairs (`capture.score_variance`).
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from torch import Tensor
 from keyquery.forms.form import Form
 from keyquery.forms.measures import entropy_rank
 from keyquery.forms.offsets import energies, rotations
+from keyquery.forms.parts import PARTS
 from keyquery.forms.rope import Rope
 
 
@@ -50,10 +48,10 @@ def shares(
     rope: Rope | None = None,
     bias: Float[Tensor, "heads offsets"] | None = None,
 ) -> dict[str, Float[Tensor, " heads"]]:
-    """Reciprocal, directional, popularity and position shares of every head, from the moments of [q; k].
+    """Shares of the parts of every head, from the moments of [q; k]; beside them `symmetry` of the pairwise part.
 
-    `bias` is what the model adds to the scaled score by offset (ALiBi, T5). Shares sum to 1; position is exactly 0
-    where no position enters the score. Beside them `symmetry` of the pairwise part.
+    `bias` is what the model adds to the scaled score by offset (ALiBi, T5). Shares sum to 1, `interaction` is 0 by
+    assumption; position and query_only are exactly 0 where no position enters the score.
     """
     rank = mean.shape[-1] // 2
     query_mean, key_mean = mean[..., :rank], mean[..., rank:]
@@ -63,21 +61,21 @@ def shares(
     weight = ((1 - 1 / seen.sum(1)) @ seen) / seen.sum()
     turns = rotations(rope, offsets, rank)
     at = energies(covariance, rope, offsets.double())
-    mixed = (at.there + at.back) / 4
-    reciprocal, directional = (torch.einsum("o,oh->h", weight, mixed + s * at.exchange / 2) for s in (1, -1))
+    # ‖½(M ± Mᵀ)‖² at each offset: contents are swapped, the offset stays.
+    symmetric, skew = (torch.einsum("o,oh->h", weight, (at.there + sign * at.contents) / 2) for sign in (1, -1))
     pulled = torch.einsum("hr,ors->ohs", query_mean, turns)
     popularity = torch.einsum("o,ohr,hrs,ohs->h", weight, pulled, of_key, pulled)
-    content = torch.stack((reciprocal, directional, popularity)).clamp(min=0)
-    second = of_query + query_mean.unsqueeze(-1) * query_mean.unsqueeze(-2)
+    content = torch.stack((symmetric, skew, popularity)).clamp(min=0)
     where = torch.einsum("ors,hs->hor", turns, key_mean)
-    position = _position(where, second, query_mean, None if bias is None else bias / scale, seen)
-    variances = torch.cat((content, position.unsqueeze(0)))
+    query_only = _position(where, of_query, torch.zeros_like(query_mean), None, seen)
+    outer = query_mean.unsqueeze(-1) * query_mean.unsqueeze(-2)
+    position = _position(where, outer, query_mean, None if bias is None else bias / scale, seen)
+    variances = torch.cat((content, torch.stack((query_only, position))))
     total = variances.sum(0)
     parts = variances / torch.where(total > 0, total, 1.0)
     pairwise = parts[0] + parts[1]
     symmetry = (parts[0] - parts[1]) / torch.where(pairwise > 0, pairwise, 1.0)
-    names = ("reciprocal", "directional", "popularity", "position")
-    return {"symmetry": symmetry, **dict(zip(names, parts, strict=True))}
+    return {"symmetry": symmetry, **dict(zip(PARTS, parts, strict=True)), "interaction": torch.zeros_like(symmetry)}
 
 
 def _position(
@@ -95,7 +93,7 @@ def _position(
     moment = torch.zeros(heads, rank + 1, rank + 1, dtype=where.dtype)
     moment[:, :rank, :rank] = second
     moment[:, :rank, rank] = moment[:, rank, :rank] = query_mean
-    moment[:, rank, rank] = 1
+    moment[:, rank, rank] = 0 if bias is None else 1
     number = seen.sum(1, keepdim=True)
     mean = torch.einsum("no,hor->hnr", seen / number, vectors)
     square = torch.einsum("hor,hrs,hos->ho", vectors, moment, vectors)

@@ -20,7 +20,8 @@ from keyquery.instruments.losses import Loss, next_token_loss
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, digests, provenance
 from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import PARTS, Means, dial
+from keyquery.forms.parts import PARTS
+from keyquery.surgery.dial import Means, dial
 from keyquery.surgery.selection import Selection, select
 
 
@@ -70,20 +71,40 @@ def ablate(
     heads: Selection = None,
     by: str = "head",
     parts: Sequence[str] = PARTS,
+    means: str | None = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Ablation:
-    """Turn off each part of each head (`by` "head", "layer" or "all"), and say what the loss becomes.
+    """Ablate each part of each head (`by` "head", "layer" or "all"), and measure the change of the loss.
 
-    `loss(model, batch)` gives one loss a sequence, so that each is compared with itself. Means q̄ and k̄ are those of
-    `data`. Parts that a model's scores do not have, such as position without rotations or biases, are left out.
+    Parameters
+    ----------
+    model, data
+        A live model with logits, and batches that it takes; the means that separate the parts are those of `data`.
+    loss
+        `loss(model, batch)` gives one loss per sequence, so that each is compared with itself. Default: next token.
+    heads
+        As in `dial`. Default: all.
+    by
+        What is ablated at a time. Default: "head".
+    parts
+        Which parts, or "head" for whole heads: "zero" and "mean" replace a head's output by 0 or by its mean.
+        Default: the five parts; those that a model's scores do not have are left out.
+    means
+        As in `dial`.
+    name
+        Of the model.
+    progress
+        Wraps iterables in progress bars. Default: none.
 
+    Examples
+    --------
     >>> from keyquery.layers import LanguageModel
     >>> model = LanguageModel.load(kq.models.DECODER)
-    >>> batch = {"input_ids": torch.arange(60).reshape(4, 15) + 300}
-    >>> found = kq.ablate(model, [batch], heads="0.*", by="layer")
-    >>> [row["part"] for row in found.rows]
-    ['reciprocal', 'directional', 'popularity']
+    >>> batch = {"input_ids": torch.arange(480).reshape(32, 15) + 300}
+    >>> ablation = kq.ablate(model, [batch], heads="0.*", by="layer", parts=["symmetric", "skew"])
+    >>> [row["part"] for row in ablation.rows]
+    ['symmetric', 'skew']
     """
     check_choice("by", by, ("head", "layer", "all"))
     for part in (parts := [parts] if isinstance(parts, str) else parts):
@@ -94,15 +115,13 @@ def ablate(
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = select(heads, known)
-    placed = any(
-        site.turn.rope is not None or site.position in ("alibi", "scaled alibi", "t5") for site in sites.values()
-    )
-    parts = [part for part in parts if part != "position" or placed]
-    means = Means(model, batches)
+    measured = Means(model, batches, means)
+    placed = measured.kind == "position" or any(site.placed for site in sites.values())
+    parts = [part for part in parts if part not in ("position", "query_only") or placed]
     before = losses_of(model, batches, loss)
     turns = [(group, part) for group in _groups(chosen, by) for part in parts]
     rows = []
-    with dial(model, heads=heads, data=means) as turning:
+    with dial(model, heads=heads, data=measured) as turning:
         for (layer, head, some), part in (progress or silent)(turns, "turning parts off", len(turns)):
             turning.turn(some, **{part: 0.0})
             interval = paired(before, losses_of(model, batches, loss))

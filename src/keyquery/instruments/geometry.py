@@ -6,28 +6,28 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture import Moments, joint_moments, text_batches, typical_length
+from keyquery.capture import text_batches
 from keyquery.capture.load import load_model
-from keyquery.capture.text import read_lines
+from keyquery.capture.text import LENGTH, read_lines
 from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.forms import Form, Rope
-from keyquery.forms.checks import check_count
+from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.measures import directionality
 from keyquery.forms.offsets import energies
-from keyquery.forms.shares import Visible, part_ranks, shares
 from keyquery.instruments.embedded import Embedded, joined
-from keyquery.instruments.sample import Sample, take
+from keyquery.instruments.labels import Thresholds, label_head, properties
+from keyquery.instruments.on_data import PAIRS, SHARES, OnData, by_head
+from keyquery.instruments.sample import take
 from keyquery.instruments.validity import check_look
-from keyquery.instruments.verdict import Thresholds, verdict
 from keyquery.instruments.words import Cooccurrence
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
@@ -59,7 +59,10 @@ class Look(Reading, kind="look"):
         "singular_values": "of M, descending",
         "scale": "by which the model multiplies the score",
         "scores": "of the sample's tokens, query by key, scaled; their sum's softmax is the attention",
-        "reciprocal": "of the variance of the scores on data; so are directional, popularity and position",
+        "symmetric": "of the variance of the scores over the visible pairs; so are skew, popularity, query_only, position",
+        "interaction": "of that variance: 2·covariances between parts; shares and interaction sum to 1",
+        "sink": "of that variance: the first key against all others, in the position part",
+        "half_window": "the same shares over pairs within the first half of each window",
         "effective_rank_symmetric": "of S on data, at offset 0; likewise effective_rank_skew",
         "contents": "symmetry of M(Δ): contents change places, the offset stays",
         "compares": "cosine of the symmetric parts of scores between tokens and of a corpus's PPMI, centred",
@@ -79,20 +82,27 @@ class Look(Reading, kind="look"):
         check_look(self.model, self.layers, self.heads)
 
     def __repr__(self) -> str:
-        counts = Counter(head["verdict"].split(" ")[0] for head in self.heads)
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-        return f"Look({self.model['name']}: {len(self.heads)} heads in {len(self.layers)} layers, {told})"
+        counts = ", ".join(f"{count} {label}" for label, count in self.summary().items())
+        return f"Look({self.model['name']}: {len(self.heads)} heads in {len(self.layers)} layers: {counts})"
+
+    def summary(self) -> dict[str, int]:
+        """How many heads have each label, most first: what terminal, page and JSON say of the model."""
+        return dict(Counter(head["label"] for head in self.heads).most_common())
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a head: its place, every figure of each view that is one number, and the verdict."""
+        """One row per head: its place, every figure of each view that is one number, intervals, and the label."""
         rows = []
         for head in self.heads:
             row = {key: head[key] for key in ("layer", "head", "name")}
             for view in ("raw", "folded", "on_data"):
                 figures = head[view] or {}
                 row |= {f"{view}_{key}": value for key, value in figures.items() if not isinstance(value, (list, dict))}
+                for key, ends in figures.get("intervals", {}).items():
+                    low, high = ends or (None, None)
+                    row |= {f"{view}_{key}_low": low, f"{view}_{key}_high": high}
             row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
-            rows.append({**row, "verdict": head["verdict"]})
+            known = {key: head[key] for key in ("label", "evidence")}
+            rows.append({**row, **known, "properties": ", ".join(head["properties"])})
         return rows
 
 
@@ -107,8 +117,10 @@ def look(
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     tokenizer: Any = None,
-    length: int = 128,
+    length: int = LENGTH,
+    lengths: Sequence[int] | None = None,
     tokens: int = 20_000,
+    pairs: str = "visible",
     directions: int = 0,
     sample: int = 0,
     corpus: str | Path | Cooccurrence | None = None,
@@ -120,36 +132,76 @@ def look(
 ) -> Look:
     """Every head's geometry as a Reading, from a path, a hub name, a live model or a fitted estimator.
 
-    `text` (a file of lines) or `inputs` (batches of tensors that the model takes) put the forms on data: the model is
-    then run, at most `tokens` tokens in windows of `length`. `directions` is how many object directions and relation
-    planes of each head to describe by the tokens along them; `sample`, of how many tokens at the start of the data to
-    keep every head's scores, split into their parts. `corpus` (a text file, or a `kq.Cooccurrence` of the model's
-    tokens) sets each head beside what stands within `window` tokens of what. `heads`, `query`, `key` and `config` are
-    those of `read`. `workers` layers are measured at a time, each by one thread.
+    Parameters
+    ----------
+    source
+        A folder, a file, a hub name, a live model or a fitted estimator.
+    text, inputs
+        A file of lines, or batches of tensors that the model takes: the model is run on them, and the scores of its
+        heads are divided into parts. Default: weights alone.
+    layers
+        Which layers. Default: all.
+    heads, query, key, config
+        As in `read`, for checkpoints that do not say.
+    tokenizer
+        For `text`. Default: the one beside the model.
+    length, tokens
+        The text is cut into windows of `length` tokens, at most `tokens` in all. Default: 128 and 20,000.
+    lengths
+        Other windows, whose shares are measured too: shares depend on the window. Default: none.
+    pairs
+        "visible": shares are of the variance over the pairs that the model scores. "independent": in closed form, as
+        if tokens were independent. Default: "visible".
+    directions
+        How many eigenvectors of S and planes of A to describe by tokens. Default: 0.
+    sample
+        Of how many tokens at the start of the data to keep every head's scores, in parts. Default: 0.
+    corpus, window
+        A text file, or a `kq.Cooccurrence`: each head beside what stands within `window` tokens of what.
+    name
+        Of the model. Default: that of its file.
+    thresholds
+        Where figures decide on labels. Default: `Thresholds()`.
+    workers
+        Layers that are measured at a time, each by one thread. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
 
+    Examples
+    --------
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
     """
     check_count("sample", sample, least=0)
+    check_choice("pairs", pairs, PAIRS)
+    for one in (lengths := list(lengths or [])):
+        check_count("lengths", one, least=2)
+    if lengths and text is None:
+        raise ValueError("lengths are windows of a text: give text, too")
     source = source if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        found, seen = read(source, heads, query, key, config), _Seen()
+        found, seen, curves = read(source, heads, query, key, config), OnData(), {}
     else:
         source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
         found = read(source, heads, query, key, config)
         kept = take(source, batches, found, sample, spoken)
-        seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
+        facts = {"from": used, "pairs": pairs}
+        seen = OnData.of(source, batches, found, {"longest": length, **facts}, kept, watching)
+        curves = {
+            one: OnData.of(source, _cut(source, text, spoken, one, tokens), found, {"longest": one, **facts}, None, watching)
+            for one in lengths
+        }
     tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
     tokens_of = Embedded.of(found, (directions, words), corpus, speaker, window, watching)
 
     def measure(index: int) -> Measured:
         layer = found[index]
         row, cells = _measured(layer, found, seen, thresholds or Thresholds())
-        return row, tokens_of.joined(layer, cells)
+        return row, tokens_of.joined(layer, _with_lengths(cells, layer, found, curves))
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     shown = None if seen.sample is None else seen.sample.told()
@@ -165,7 +217,7 @@ def look_at_layer(layer: Layer, found: Heads) -> Measured:
     >>> row["layer"], [cell["head"] for cell in cells]
     (0, [0, 1])
     """
-    return _measured(layer, found, _Seen(), Thresholds())
+    return _measured(layer, found, OnData(), Thresholds())
 
 
 def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: Mapping[str, str]) -> Look:
@@ -189,32 +241,6 @@ def _whole(
     model = {**facts, "heads": len(cells)}
     said = provenance(data=data, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
     return Look(model=model, layers=rows, heads=cells, **more, provenance=said)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What running the model gave: nothing, unless there was data."""
-
-    moments: Mapping[int, Moments] = field(default_factory=dict)
-    facts: Mapping[str, Any] | None = None
-    sample: Sample | None = None
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, batches: list[Batch], found: Heads, facts: Any, sample: Sample | None, watching: Progress
-    ) -> _Seen:
-        """The moments of every layer, and of what they are."""
-        moments = joint_moments(model, watching(batches, "running the model", len(batches)), found)
-        if not moments:
-            raise ValueError("on data only self-attention is split, and this model has none: leave text and inputs out")
-        # Offsets on data are those that occur, often far fewer than the longest window has.
-        length = min(facts["longest"], typical_length(batches) or facts["longest"])
-        some = next(iter(moments.values()))
-        count, width = some.count, some.mean.shape[-1]
-        few = (
-            f"only {count} tokens for heads of {width // 2}: on data, figures are rough" if count < 4 * width else None
-        )
-        return cls(moments, {"tokens": count, "length": length, **facts, **({"note": few} if few else {})}, sample)
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
@@ -256,10 +282,17 @@ def _prepare(
         return model, list(given or []), tokenizer, "inputs"
     if tokenizer is None:
         raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
-    batches = list(text_batches(lines, tokenizer, length, tokens))
+    return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
+
+
+def _cut(model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int) -> list[Batch]:
+    """A text in windows of `length` tokens, as batches that the model takes."""
+    assert text is not None
+    lines = text if isinstance(text, list) else read_lines(text)
+    batches: list[Batch] = list(text_batches(lines, tokenizer, length, tokens))
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
-    return model, batches, tokenizer, Path(str(text)).name
+        return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+    return batches
 
 
 def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
@@ -276,22 +309,24 @@ def _place(layer: Layer) -> dict[str, Any]:
     return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
 
 
-def _measured(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> Measured:
+def _measured(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> Measured:
     """The figures of all heads together, and of each."""
     cells = _apart(layer, found, seen, thresholds)
     return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
 
 
-def _apart(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> list[dict[str, Any]]:
+def _apart(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
     """Every head's own figures."""
     form = layer.form
     raw = [cell for piece in _pieces(form) for cell in _figures(piece, layer.rope)]
     folded = [cell for piece in _pieces(layer.folded) for cell in _figures(piece)]
-    moments = seen.moments.get(layer.index)
-    on_data = [None] * layer.heads if moments is None else _on_data(layer, found, moments, (seen.facts or {})["length"])
     cells = []
-    for head in range(layer.heads):
-        ruling, reason = verdict(raw[head], on_data[head], form.rank, thresholds)
+    for head, on_data in enumerate(seen.of_layer(layer, found)):
+        known = label_head(raw[head], on_data, None, thresholds)
+        if on_data is not None and "half_window" in on_data:
+            half = label_head(raw[head], {**on_data["half_window"], "sink": on_data["sink"]}, None, thresholds).label
+            decided = half != known.label and known.label != "undecided"
+            on_data["changes_with_window"] = on_data.pop("sign_changes") + ["label"] * decided
         cells.append(
             {
                 **_place(layer),
@@ -301,15 +336,32 @@ def _apart(layer: Layer, found: Heads, seen: _Seen, thresholds: Thresholds) -> l
                 "rank": form.rank,
                 "raw": raw[head],
                 "folded": folded[head],
-                "on_data": on_data[head],
-                "verdict": ruling,
-                "reason": reason,
+                "on_data": on_data,
+                **known._asdict(),
+                "properties": properties(raw[head], on_data, form.rank, thresholds),
             }
         )
-    if moments is not None and seen.sample is not None and layer.index in seen.sample.projected:
-        scores = seen.sample.scores(layer, found, moments.mean)
-        cells = joined(cells, [{"scores": of_head} for of_head in scores])
-    return cells
+    scores = seen.scores(layer, found)
+    return cells if scores is None else joined(cells, [{"scores": of_head} for of_head in scores])
+
+
+def _with_lengths(
+    cells: list[dict[str, Any]], layer: Layer, found: Heads, curves: Mapping[int, OnData]
+) -> list[dict[str, Any]]:
+    """Each head with its shares in other windows."""
+    rows = {length: seen.of_layer(layer, found) for length, seen in sorted(curves.items())}
+    if not rows or next(iter(rows.values()))[0] is None:
+        return cells
+    kept = (*SHARES, "intervals")
+    return [
+        {
+            **cell,
+            "lengths": [
+                {"length": length, **{name: (of[head] or {}).get(name) for name in kept}} for length, of in rows.items()
+            ],
+        }
+        for head, cell in enumerate(cells)
+    ]
 
 
 def _pieces(form: Form) -> Iterator[Form]:
@@ -337,31 +389,14 @@ def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
         "skew_values": form.skew_values(),
         "singular_values": form.singular_values(),
     }
-    cells = _by_head(numbers, len(form.batch))
+    cells = by_head(numbers, len(form.batch))
     if rope is None:
         return cells
     gram = form.gram().flatten(0, len(form.batch) - 1)
     at = energies(gram, rope, -torch.tensor(OFFSETS, dtype=torch.float64))
-    curves = _by_head({"contents": at.contents_symmetry().mT, "exchange": at.exchange_symmetry().mT}, 1)
+    curves = by_head({"contents": at.contents_symmetry().mT, "exchange": at.exchange_symmetry().mT}, 1)
     offsets = [-offset for offset in OFFSETS]
     return [{**cell, "offsets": {"offset": offsets, **curve}} for cell, curve in zip(cells, curves, strict=True)]
-
-
-def _on_data(layer: Layer, found: Heads, moments: Moments, length: int) -> list[dict[str, Any]]:
-    visible = Visible(length, layer.causal, layer.window)
-    bias = found.position_bias(layer, visible.offsets())
-    mean, covariance = moments.mean.cpu(), moments.covariance.cpu()  # small, whatever the model runs on
-    bias = None if bias is None else bias.cpu()
-    numbers: dict[str, Tensor] = shares(mean, covariance, layer.scale, visible, layer.rope, bias)
-    alike, points = part_ranks(covariance)
-    return _by_head({**numbers, "effective_rank_symmetric": alike, "effective_rank_skew": points}, 1)
-
-
-def _by_head(numbers: Mapping[str, Tensor], batch: int) -> list[dict[str, Any]]:
-    """Numbers with a batch of one or two dimensions, head by head."""
-    flat = {name: number.flatten(0, batch - 1).tolist() for name, number in numbers.items()}
-    count = len(next(iter(flat.values())))
-    return [{name: values[head] for name, values in flat.items()} for head in range(count)]
 
 
 def _together(form: Form) -> dict[str, float]:

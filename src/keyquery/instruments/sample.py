@@ -1,37 +1,21 @@
-"""A few tokens of the data, and every head's scores on them: what it compares, points at and follows, in the words.
-
-With q = q̄ + q′ and k = k̄ + k′ (q̄, k̄ the means over all data) and R the model's rotation, if it has one,
-
-    score_ij = pairs_ij + popularity_ij + position_ij
-    pairs_ij = scale·q′ᵢR(j−i)k′ⱼ    popularity_ij = scale·q̄R(j−i)k′ⱼ    position_ij = scale·qᵢR(j−i)k̄ + bias(j−i)
-
-and k′ᵢR(j−i)q′ⱼ = pairs_ji, so that the reciprocal part is ½(pairs + pairsᵀ), the directional ½(pairs − pairsᵀ).
-"""
+"""A few tokens of the data, and every head's scores on them, in the parts of `forms.parts`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, queries_and_keys
+from keyquery.capture.position_means import PositionMeans
 from keyquery.checkpoints import Heads, Layer
-from keyquery.forms import Rope
+from keyquery.forms.parts import PARTS, score_parts
 from keyquery.reading import short
 
 DIGITS = 4  # significant ones that are kept of a score
-
-
-class Scores(NamedTuple):
-    """The parts of every head's scores, (heads, n, n), query by key."""
-
-    pairs: Float[Tensor, "heads n n"]
-    popularity: Float[Tensor, "heads n n"]
-    position: Float[Tensor, "heads n n"] | None  # None: the same for every key, and softmax does not see it
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +30,21 @@ class Sample:
         """The sample as a reading holds it: its tokens, and notes where there are any."""
         return {"tokens": self.tokens, **({"notes": self.notes} if self.notes else {})}
 
-    def scores(self, layer: Layer, heads: Heads, mean: Float[Tensor, "heads m"]) -> list[dict[str, Any]]:
-        """Head by head, the parts of the scores as rounded lists; `mean` is that of [q; k] over all data."""
-        places = torch.arange(len(self.tokens))
+    def scores(self, layer: Layer, heads: Heads, means: PositionMeans, by_position: bool) -> list[dict[str, Any]]:
+        """Head by head, the parts of the scaled scores, query by key, as rounded lists."""
+        query, key = (projected.double() for projected in self.projected[layer.index])
+        places = torch.arange(query.shape[-2])
         bias = heads.position_bias(layer, (places - places[:, None]).flatten())
-        query, key = (t.double() for t in self.projected[layer.index])
-        bias = None if bias is None else bias.reshape(len(query), len(places), len(places))
-        parts = split_scores(query, key, mean, layer.scale, layer.rope, bias)
-        cells = []
-        for head in range(len(query)):
-            crowd = parts.popularity[head] if layer.rope is not None else parts.popularity[head, 0]
-            where = None if parts.position is None else short(parts.position[head].tolist(), DIGITS)
-            pairs = short(parts.pairs[head].tolist(), DIGITS)
-            cells.append({"pairs": pairs, "popularity": short(crowd.tolist(), DIGITS), "position": where})
-        return cells
+        bias = None if bias is None else bias.reshape(len(query), len(places), len(places)).to(query)
+        if by_position:
+            mean_query, mean_key = (mean[0].to(query) for mean in means.at(places[None]))
+        else:
+            mean_query, mean_key = (mean[:, None].to(query).expand_as(query) for mean in means.everywhere())
+        parts = score_parts(layer.scale * query, key, mean_query, mean_key, places, layer.rope, bias)
+        return [
+            {name: short(part[head].tolist(), DIGITS) for name, part in zip(PARTS, parts, strict=True)}
+            for head in range(len(query))
+        ]
 
 
 def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, tokenizer: Any = None) -> Sample | None:
@@ -77,35 +62,6 @@ def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, t
         if query.shape[-2] % len(ids) == 0:
             projected[index] = (query[..., : len(ids), :], key[..., : len(ids), :])
     return Sample([_text(number, tokenizer) for number in ids], projected, _notes(heads.config, len(ids)))
-
-
-def split_scores(
-    query: Float[Tensor, "heads n r"],
-    key: Float[Tensor, "heads n r"],
-    mean: Float[Tensor, "heads m"],
-    scale: float,
-    rope: Rope | None = None,
-    bias: Float[Tensor, "heads n n"] | None = None,
-) -> Scores:
-    """The parts of the scaled scores of queries and keys at places 0 to n − 1; `mean` is that of [q; k].
-
-    >>> parts = split_scores(*torch.randn(2, 1, 3, 4), torch.zeros(1, 8), scale=0.5)
-    >>> parts.pairs.shape, parts.popularity.any(), parts.position
-    (torch.Size([1, 3, 3]), tensor(False), None)
-    """
-    rank = query.shape[-1]
-    mean_query, mean_key = mean[:, None, :rank].expand_as(query), mean[:, None, rank:].expand_as(key)
-
-    def score(one: Tensor, other: Tensor) -> Tensor:
-        if rope is not None:
-            places = torch.arange(one.shape[-2])
-            one, other = rope.rotate(one, places), rope.rotate(other, places)
-        return scale * one @ other.mT
-
-    position = None
-    if rope is not None or bias is not None:
-        position = score(query, mean_key) + (0 if bias is None else bias)
-    return Scores(score(query - mean_query, key - mean_key), score(mean_query, key - mean_key), position)
 
 
 def _first(batches: Sequence[Batch], count: int) -> Batch | None:

@@ -61,15 +61,15 @@ def turned(
     >>> from keyquery.checkpoints.tokenizer import Tokenizer
     >>> from keyquery.layers import LanguageModel
     >>> model, tokenizer = LanguageModel.load(kq.models.DECODER), Tokenizer.load(kq.models.DECODER)
-    >>> texts = ("It was a long time before she spoke.", "He was a long time before he spoke.")
-    >>> batch = {"input_ids": torch.tensor([tokenizer.encode(text) for text in texts])}
-    >>> turned(model, [batch], tokenizer, {"popularity": 0}, samples=0).change > 0
+    >>> ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:512])
+    >>> turned(model, [{"input_ids": ids.reshape(32, 16)}], tokenizer, {"position": 0}, samples=0).change > 0
     True
     """
-    if gains.get("position", 1) != 1 and not any(site.placed for site in sites_of(model).values()):
-        raise ValueError("position enters no score of this model: to turn it changes nothing")
     objective, loss = default_loss(model, tokenizer)
     means = Means(model, batches)
+    placed = means.kind == "position" or any(site.placed for site in sites_of(model).values())
+    if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
+        raise ValueError("this model has no positional term in its scores: gains on it have no effect")
     before, said = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
     with dial(model, **gains, heads=heads, data=means):
         after, then = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)

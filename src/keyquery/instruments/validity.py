@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from keyquery.forms.parts import PARTS
+
 MODEL = {"name": str, "layers": int, "width": int}
 LAYER = {"layer": int, "raw.symmetry": Real, "raw.directionality": Real}
 HEAD = {
@@ -15,9 +17,9 @@ HEAD = {
     "raw.symmetry": Real,
     "raw.effective_rank": Real,
     "folded.symmetry": Real,
-    "verdict": str,
+    "label": str,
 }
-ON_DATA = dict.fromkeys(("symmetry", "reciprocal", "directional", "popularity", "position"), Real)
+ON_DATA = dict.fromkeys(("symmetry", *PARTS, "interaction"), Real)
 
 
 def check_look(model: Any, layers: Any, heads: Any) -> None:

@@ -1,17 +1,18 @@
-"""The dial: parts of any head's scores turned up or down in a running model, its weights untouched.
+"""The dial: parts of any head's scores scaled in a running model, its weights untouched.
 
-With q = q̄ + q′ and k = k̄ + k′, each rotated as the model does, the score of query i and key j is exactly
+With the mean query q̄ᵢ and the mean key k̄ⱼ at each position, and contents q′ = q − q̄ and k′ = k − k̄, all rotated as the
+model does, the score of query i and key j is exactly the sum of the parts of `forms.parts`. With gains on them
 
-    ½(q′ᵢ·k′ⱼ + k′ᵢ·q′ⱼ)  +  ½(q′ᵢ·k′ⱼ − k′ᵢ·q′ⱼ)  +  q̄·k′ⱼ  +  qᵢ·k̄
-      reciprocal  α           directional  β          popularity γ  position δ
+    symmetric α      skew β      popularity γ      query_only ε      position δ
 
-and with gains on the parts it is still one product, q̃·k̃, of vectors up to three times as wide:
+it is still one product, q̃·k̃, of vectors up to three times as wide (x̂ is x rotated the other way):
 
-    q̃ = [½(α+β)q′ + γq̄ , ½(α−β)k′ , δq]      k̃ = [k′ , q′ , k̄]
+    q̃ = [½(α+β)q′ + γq̄ , ½(α−β)k̂′ , εq′ + δq̄]      k̃ = [k′ , q̂′ , k̄]
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -20,8 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch, batches_of, joint_moments
-from keyquery.forms.checks import check_number
+from keyquery.capture import Batch, batches_of
+from keyquery.capture.position_means import PositionMeans
+from keyquery.capture.scores_on_data import SEQUENCES, position_means, rows_of
+from keyquery.forms.checks import check_choice, check_number
+from keyquery.forms.parts import PARTS
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
@@ -29,18 +33,44 @@ from keyquery.surgery.sites import Call, Site
 from keyquery.surgery.wide import widen
 
 MOST = 1e4  # beyond, scores of short floats overflow
-PARTS = ("reciprocal", "directional", "popularity", "position")
+POSITION = PARTS.index("position")
+MEANS = ("position", "global")
+
+
+class SiteMeans:
+    """The mean query and key of one site, unrotated: one for each position, or (`places` 1) one for all."""
+
+    def __init__(self, query: Float[Tensor, "places heads r"], key: Float[Tensor, "places heads r"]) -> None:
+        self.query, self.key = query, key
+        self.by_position = len(query) > 1
+        self._warned = False
+
+    def at(self, call: Call, sign: int = 1) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
+        """Both, at the place of every token of a call and rotated to it; the other way for `sign` −1."""
+        if self.query.shape[-1] != call.keys.shape[-1]:
+            raise ValueError("an rbf kernel takes the means of the batch at hand: leave data out")
+        places = call.places.long().clamp(min=0) if self.by_position else torch.zeros_like(call.places).long()
+        last = len(self.query) - 1
+        if self.by_position and not self._warned and int(places.max()) > last:
+            warnings.warn(
+                f"means were measured at positions 0 to {last}: beyond, those of position {last} are used", stacklevel=2
+            )
+            self._warned = True
+        at = places.clamp(max=last)
+        means = (mean.to(call.keys)[at.to(call.keys.device)].transpose(1, 2) for mean in (self.query, self.key))
+        query, key = (call.turn.there(mean, sign * call.places.unsqueeze(1)) for mean in means)
+        return query, key
 
 
 class Gains:
-    """A rewrite of some heads of a layer by gains on the four parts, (4, heads)."""
+    """A rewrite of some heads of a layer by gains on the five parts, (5, heads)."""
 
-    def __init__(self, heads: Sequence[int], gains: Tensor, means: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(self, heads: Sequence[int], gains: Tensor, means: SiteMeans | None) -> None:
         self.heads, self._means = list(heads), means
-        self._turned: tuple[Tensor, Tensor, Tensor] | None = None  # places, and the means turned to them
+        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by sign: places, and the means rotated to them
         self.set(gains)
 
-    def set(self, gains: Float[Tensor, "4 heads"]) -> None:
+    def set(self, gains: Float[Tensor, "5 heads"]) -> None:
         """Other gains from now on."""
         self.gains = self._near = gains
         self._idle, self._across = bool((gains == 1).all()), not torch.equal(gains[0], gains[1])
@@ -51,19 +81,31 @@ class Gains:
         if self._idle:  # a sweep turns a few heads at a time: all others go as they always do
             return queries[..., -call.new :, :], keys
         self._near = self._near.to(keys.device)  # moved once, not at every call
+        by_position = self._means is not None and self._means.by_position
+        # Else the same for every key, and softmax does not see it.
+        placed = call.turn.rope is not None or call.constants or by_position
         at_query, at_key = self._at(call)
-        placed = call.turn.rope is not None or call.constants  # else the same for every key: softmax does not see it
-        return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed)
+        swapped = self._swapped(call, queries, keys) if self._across and call.turn.rope is not None else None
+        return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed, swapped)
 
-    def _at(self, call: Call) -> tuple[Tensor, Tensor]:
-        """The means of its heads at every place; those of data are turned once while places stay the same."""
+    def _swapped(self, call: Call, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Contents q̂′ and k̂′, rotated the other way."""
+        at_query, at_key = self._at(call, -1)
+        places = call.places.unsqueeze(1)
+        query, key = (call.turn.there(call.turn.back(x, places), -places) for x in (queries, keys))
+        return query - at_query, key - at_key
+
+    def _at(self, call: Call, sign: int = 1) -> tuple[Tensor, Tensor]:
+        """The means of its heads at every place; those of data are rotated once while places stay the same."""
         if self._means is None:
-            query, key = (self._own(call.at(mean)) for mean in call.means())
+            means = SiteMeans(*(mean[None] for mean in call.means()))
+            query, key = (self._own(mean) for mean in means.at(call, sign))
             return query, key
-        if self._turned is None or self._turned[0] is not call.places or self._turned[1].dtype != call.keys.dtype:
-            query, key = (self._own(call.at(mean)) for mean in self._means)
-            self._turned = call.places, query, key
-        return self._turned[1:]
+        kept = self._kept.get(sign)
+        if kept is None or kept[0] is not call.places or kept[1].dtype != call.keys.dtype:
+            query, key = (self._own(mean) for mean in self._means.at(call, sign))
+            kept = self._kept[sign] = call.places, query, key
+        return kept[1:]
 
     def _own(self, x: Tensor) -> Tensor:
         """Of its heads; all of them need no copy."""
@@ -71,11 +113,11 @@ class Gains:
 
     def bias_gain(self) -> Float[Tensor, " heads"]:
         """A bias by position is part of position."""
-        return self.gains[3]
+        return self.gains[POSITION]
 
 
 class Dial(Handle):
-    """A dialled model: `turn` moves the dial, `undo` or the end of the context gives the model back."""
+    """A dialled model: `turn` sets other gains, `undo` or the end of the context gives the model back."""
 
     def __init__(self, changes: ExitStack, gains: dict[int, Gains]) -> None:
         super().__init__(changes, "the dial")
@@ -85,19 +127,20 @@ class Dial(Handle):
         self,
         heads: Selection = None,
         *,
-        reciprocal: float = 1.0,
-        directional: float = 1.0,
+        symmetric: float = 1.0,
+        skew: float = 1.0,
         popularity: float = 1.0,
+        query_only: float = 1.0,
         position: float = 1.0,
     ) -> None:
-        """Set the gains of some of the dialled heads, all by default; all others go back to 1.
+        """Set the gains of some of the dialled heads (default: all); all others go back to 1.
 
         >>> model = kq.Encoder(8, depth=2, heads=2).eval()
         >>> with kq.dial(model) as dial:
-        ...     dial.turn("0.*", directional=0)
+        ...     dial.turn("0.*", skew=0)
         """
         self.require()
-        values = _checked(reciprocal, directional, popularity, position)
+        values = _checked(symmetric, skew, popularity, query_only, position)
         chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
         for index, gains in self._gains.items():
             at = torch.tensor([head in chosen.get(index, ()) for head in gains.heads])
@@ -106,37 +149,63 @@ class Dial(Handle):
 
 def dial(
     model: nn.Module,
-    reciprocal: float = 1.0,
-    directional: float = 1.0,
+    symmetric: float = 1.0,
+    skew: float = 1.0,
     popularity: float = 1.0,
+    query_only: float = 1.0,
     position: float = 1.0,
     heads: Selection = None,
     *,
     data: Iterable[Batch] | Means | None = None,
+    means: str | None = None,
 ) -> Dial:
-    """Turn the parts of a running model's heads up or down; 1 is as it was, 0 is off. Weights stay untouched.
+    """Scale the parts of a running model's attention scores; 1 is as it was, 0 is off. Weights stay untouched.
 
-    A context, or a handle with `.undo()`. `heads` are pairs (layer, head), or texts such as "3.*" and "0.1"; None is
-    all. Means q̄ and k̄ are those of `data`, batches that the model takes; without it, of the real tokens of each batch
-    at hand, so that what a text gives depends on what it is batched with. Position has an effect only where positions
-    enter the score: RoPE, ALiBi, relative biases.
+    Parameters
+    ----------
+    model
+        A live model in eval mode.
+    symmetric, skew, popularity, query_only, position
+        Gains on the parts of `docs/decomposition.md`. Default: 1.
+    heads
+        Pairs (layer, head), or texts such as "3.*" and "0.1". Default: all.
+    data
+        Batches that the means are measured on, or `Means` that were. Default: the means are those of each batch at
+        hand, over all its tokens, so that what a text gives depends on what it is batched with.
+    means
+        "position": one mean for each position, as `look` has them; "global": one for all positions. Default:
+        "position" if `data` has at least 32 sequences, else "global".
 
+    Returns
+    -------
+    Dial
+        A context, or a handle with `.undo()`.
+
+    Examples
+    --------
     >>> model, x = kq.Encoder(8, depth=1, heads=2).eval(), torch.randn(1, 5, 8)
     >>> before = model(x)
-    >>> with kq.dial(model, directional=0):
+    >>> with kq.dial(model, skew=0):
     ...     without = model(x)
     >>> torch.equal(model(x), before), torch.equal(without, before)
     (True, False)
     """
     check_model(model)
-    values = _checked(reciprocal, directional, popularity, position)
+    values = _checked(symmetric, skew, popularity, query_only, position)
+    if means is not None:
+        check_choice("means", means, MEANS)
+    if data is None and means == "position":
+        raise ValueError('means="position" are measured on data: give data, batches that the model takes')
     sites = sites_of(model)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
-    if values[3] != 1 and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
+    moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
+    if moved and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
         raise ValueError(f"{odd.name} scores positions by terms of their own, which the dial does not reach")
-    means = None if data is None else data if isinstance(data, Means) else Means(model, data)
+    measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
     gains = {
-        index: Gains(some, values[:, None].expand(-1, len(some)), None if means is None else means.of(sites[index]))
+        index: Gains(
+            some, values[:, None].expand(-1, len(some)), None if measured is None else measured.of(sites[index])
+        )
         for index, some in chosen.items()
     }
     with ExitStack() as changes:
@@ -145,26 +214,53 @@ def dial(
 
 
 class Means:
-    """Mean queries and keys of every layer over data, to be used by several dials of one model."""
+    """Mean queries and keys of every layer over data, to be used by several dials of one model.
 
-    def __init__(self, model: nn.Module, data: Iterable[Batch]) -> None:
+    `kind` is "position" (one mean for each position) or "global" (one for all). Default: "position"; "global", with a
+    warning, where data has fewer than 32 sequences.
+    """
+
+    def __init__(self, model: nn.Module, data: Iterable[Batch], kind: str | None = None) -> None:
+        if kind is not None:
+            check_choice("means", kind, MEANS)
         check_unchanged(model)
+        batches = list(batches_of(data))
+        count = sum(map(rows_of, batches))
+        if kind is None and batches and count < SEQUENCES:
+            warnings.warn(
+                f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, and "
+                'learned positions count as popularity; means="global" or "position" says which is wanted',
+                stacklevel=3,
+            )
+            kind = "global"
+        kind = kind or "position"
+        self.kind = kind
         found = next(iter(sites_of(model).values())).found
-        self._of = {index: moments.mean for index, moments in joint_moments(model, batches_of(data), found).items()}
+        self._scales = {layer.index: layer.scale for layer in found}
+        self._of = position_means(model, batches, found)
 
-    def of(self, site: Site) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
-        """A site's mean query and key, unturned."""
-        query, key = self._of[site.index].chunk(2, -1)
+    def of(self, site: Site) -> SiteMeans:
+        """A site's mean query and key, unrotated."""
+        query, key = self._read(site.index)
         if not site.turn.start:
-            return query, key
+            return SiteMeans(query, key)
         # A latent head: its two kernels side by side, and pairs sorted as the module sorts them.
         if site.sorted:
-            query, key = (torch.cat((t[:, 0::2], t[:, 1::2]), -1) for t in (query, key))
-        still = self._of[site.index - 1].chunk(2, -1)
-        return torch.cat((still[0], query), -1), torch.cat((still[1], key), -1)
+            query, key = (torch.cat((t[..., 0::2], t[..., 1::2]), -1) for t in (query, key))
+        still = self._read(site.index - 1)
+        return SiteMeans(torch.cat((still[0], query), -1), torch.cat((still[1], key), -1))
+
+    def _read(self, index: int) -> tuple[Float[Tensor, "places heads r"], Float[Tensor, "places heads r"]]:
+        own: PositionMeans = self._of[index]
+        if self.kind == "global":
+            query, key = (mean[None] for mean in own.everywhere())
+        else:
+            places = torch.arange(own.counts.shape[1])
+            query, key = (mean[0].transpose(0, 1) for mean in own.at(places[None]))
+        return query / self._scales[index], key
 
 
-def _checked(*gains: Any) -> Float[Tensor, 4]:
+def _checked(*gains: Any) -> Float[Tensor, 5]:
     for name, gain in zip(PARTS, gains, strict=True):
         check_number(name, gain)
         if abs(gain) > MOST:

@@ -20,54 +20,70 @@ def widen(
     keys: Float[Tensor, "batch heads m r"],
     at_query: Float[Tensor, "#batch heads m r"],
     at_key: Float[Tensor, "#batch heads m r"],
-    gains: Float[Tensor, "4 heads"],
+    gains: Float[Tensor, "5 heads"],
     new: int,
     across: bool,
     placed: bool,
+    swapped: tuple[Float[Tensor, "batch heads m r"], Float[Tensor, "batch heads m r"]] | None = None,
     impl: str = "auto",
 ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
-    """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, turned to every place.
+    """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, rotated to every place.
 
-    The block of exchanged tokens is there if `across`, which it need not be where reciprocal and directional gains are
-    alike; that of position if `placed`.
+    The block of swapped contents is there if `across`, which it need not be where the gains on symmetric and skew are
+    alike; that of position if `placed`. `swapped` are the contents of queries and keys rotated the other way; default:
+    as they are, which is right where nothing rotates.
     "auto" takes the kernel on a GPU, where no gradient has to pass, but for float64.
 
     >>> q, k = torch.randn(2, 1, 1, 3, 4)
-    >>> wide_q, wide_k = widen(q, k, 0 * q, 0 * k, torch.tensor([[1.0], [0.0], [1.0], [1.0]]), 3, True, False)
+    >>> wide_q, wide_k = widen(q, k, 0 * q, 0 * k, torch.tensor([[1.0], [0.0], [1.0], [1.0], [1.0]]), 3, True, False)
     >>> scores = wide_q @ wide_k.mT
     >>> bool((scores - scores.mT).abs().max() < 1e-5)
     True
     """
     check_choice("impl", impl, IMPLEMENTATIONS)
     given = (queries, keys, at_query, at_key)
+    needed = given if swapped is None else (*given, *swapped)
     why = no_kernels(queries)
     if queries.dtype == torch.float64:
         why = "is not for float64, since it sums in float32"
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in needed):
         why = "passes no gradient"
     if impl == "triton" and why is not None:
         raise RuntimeError(f'impl="triton" {why}; impl="auto" takes the reference there')
     if impl == "triton" or (impl == "auto" and queries.is_cuda and why is None):
         from keyquery.surgery.wide_triton import widen as fast  # imports triton, which not everybody has
 
-        return fast(*given, gains, new, across, placed)
-    return _reference(*given, gains, new, across, placed)
+        return fast(*given, gains, new, across, placed, swapped)
+    return _reference(*given, gains, new, across, placed, swapped)
 
 
 def _reference(
-    queries: Tensor, keys: Tensor, at_query: Tensor, at_key: Tensor, gains: Tensor, new: int, across: bool, placed: bool
+    queries: Tensor,
+    keys: Tensor,
+    at_query: Tensor,
+    at_key: Tensor,
+    gains: Tensor,
+    new: int,
+    across: bool,
+    placed: bool,
+    swapped: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Each block as gain·x + shift in one pass."""
-    alike, points, crowd, place = gains.to(keys)[:, :, None, None]
-    both, swapped, one = (alike + points) / 2, (alike - points) / 2, torch.ones_like(alike)
-    own_query, own_key, n = queries[..., -new:, :], keys[..., -new:, :], slice(-new, None)
-    wide_query = [(both, own_query, (crowd - both) * at_query[..., n, :])]
+    symmetric, skew, popularity, query_only, position = gains.to(keys)[:, :, None, None]
+    both, apart, one = (symmetric + skew) / 2, (symmetric - skew) / 2, torch.ones_like(symmetric)
+    own_query, n = queries[..., -new:, :], slice(-new, None)
+    mean = at_query[..., n, :]
+    wide_query = [(both, own_query, (popularity - both) * mean)]
     wide_key = [(one, keys, -at_key)]
-    if across:
-        wide_query.append((swapped, own_key, -swapped * at_key[..., n, :]))
+    if across and swapped is None:
+        wide_query.append((apart, keys[..., n, :], -apart * at_key[..., n, :]))
         wide_key.append((one, queries, -at_query))
+    elif across and swapped is not None:
+        nothing = torch.zeros_like(own_query[:1, ..., :1])
+        wide_query.append((apart, swapped[1][..., n, :], nothing))
+        wide_key.append((one, swapped[0], torch.zeros_like(keys[:1, ..., :1])))
     if placed:
-        wide_query.append((place, own_query, torch.zeros_like(own_query[:1, ..., :1])))
+        wide_query.append((query_only, own_query, (position - query_only) * mean))
         wide_key.append((torch.zeros_like(one), keys, at_key))
     return _side_by_side(wide_query), _side_by_side(wide_key)
 

@@ -1,0 +1,94 @@
+"""The mean query and the mean key at each position of a sequence, in folds of the data that are kept apart."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+LEAST = 4  # sequences per fold that a position must have for its mean to be used
+
+
+class PositionMeans:
+    """Streaming means of queries and keys by position, float64; sequences belong to one of several folds.
+
+    Means from different folds are independent, so that products of the two have no bias from their noise.
+
+    >>> means = PositionMeans(folds=1)
+    >>> query = torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1)  # two sequences of one token, one head of width 1
+    >>> means.add(query, query, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1).bool(), torch.tensor([0, 0]))
+    >>> means.at(torch.tensor([[0]]))[0].item()
+    2.0
+    """
+
+    def __init__(self, folds: int = 2) -> None:
+        self.folds = folds
+        self.sequences = torch.zeros(folds, dtype=torch.long)
+        self._counts: Tensor | None = None  # (folds, positions)
+        self._sums: Tensor | None = None  # (folds, positions, 2, heads, r)
+
+    def add(
+        self,
+        query: Float[Tensor, "batch heads n r"],
+        key: Float[Tensor, "batch heads n r"],
+        positions: Int[Tensor, "batch n"],
+        real: Bool[Tensor, "batch n"],
+        fold: Int[Tensor, " batch"],
+    ) -> None:
+        """Add a batch of sequences; tokens that are not `real` do not count."""
+        joint = torch.stack((query, key), 1).permute(0, 3, 1, 2, 4).double()  # (batch, n, 2, heads, r)
+        self._reserve(int(positions[real].max()) + 1 if bool(real.any()) else 0, joint)
+        assert self._sums is not None and self._counts is not None
+        length = self._sums.shape[1]
+        rows = (fold.to(positions.device)[:, None] * length + positions)[real]
+        self._sums.flatten(0, 1).index_add_(0, rows, joint[real])
+        self._counts.view(-1).index_add_(0, rows, torch.ones_like(rows, dtype=torch.float64))
+        self.sequences += torch.bincount(fold.cpu(), minlength=self.folds)
+
+    def _reserve(self, length: int, like: Float[Tensor, "batch n two heads r"]) -> None:
+        """Make room for positions up to `length`."""
+        had = 0 if self._counts is None else self._counts.shape[1]
+        if had >= length and self._counts is not None:
+            return
+        counts = torch.zeros(self.folds, length, dtype=torch.float64, device=like.device)
+        sums = torch.zeros(self.folds, length, *like.shape[2:], dtype=torch.float64, device=like.device)
+        if self._counts is not None and self._sums is not None:
+            counts[:, :had], sums[:, :had] = self._counts, self._sums
+        self._counts, self._sums = counts, sums
+
+    @property
+    def known(self) -> Bool[Tensor, " positions"]:
+        """At which positions every fold has enough sequences."""
+        counts, _ = self._filled()
+        return (counts >= LEAST).all(0)
+
+    @property
+    def counts(self) -> Float[Tensor, "folds positions"]:
+        """How many sequences of each fold reach each position."""
+        return self._filled()[0]
+
+    def at(
+        self, positions: Int[Tensor, "batch n"], fold: int | None = None
+    ) -> tuple[Float[Tensor, "batch heads n r"], Float[Tensor, "batch heads n r"]]:
+        """Mean query and key at each position, of one fold or (None) of all; beyond the last one, the last one's."""
+        means = self._means(fold)
+        at = means[positions.to(means.device).clamp(max=len(means) - 1)]  # (batch, n, 2, heads, r)
+        query, key = at.permute(2, 0, 3, 1, 4)
+        return query, key
+
+    def everywhere(self, fold: int | None = None) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
+        """Mean query and key over all positions."""
+        counts, sums = self._filled()
+        chosen = slice(None) if fold is None else slice(fold, fold + 1)
+        query, key = sums[chosen].sum((0, 1)) / counts[chosen].sum().clamp(min=1)
+        return query, key
+
+    def _means(self, fold: int | None) -> Float[Tensor, "positions two heads r"]:
+        counts, sums = self._filled()
+        chosen = slice(None) if fold is None else slice(fold, fold + 1)
+        return sums[chosen].sum(0) / counts[chosen].sum(0).clamp(min=1)[:, None, None, None]
+
+    def _filled(self) -> tuple[Tensor, Tensor]:
+        if self._counts is None or self._sums is None:
+            raise ValueError("no activations have come in yet")
+        return self._counts, self._sums

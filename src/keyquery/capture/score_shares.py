@@ -1,0 +1,130 @@
+"""Shares of the variance of scores, with standard errors over sequences, out of the sums of `ScoreVariance`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from keyquery.capture.score_variance import GROUPS, POPULARITY, POSITION, QUERY_ONLY, ScoreVariance
+from keyquery.forms.parts import PARTS
+from keyquery.forms.shares import part_ranks
+
+
+class Estimate(NamedTuple):
+    """A number per head, its standard error over sequences (NaN where there are too few), and degrees of freedom."""
+
+    value: Float64[Tensor, " heads"]
+    error: Float64[Tensor, " heads"]
+    freedom: int
+
+
+class Shares(NamedTuple):
+    """What `score_shares` returns: estimates by name, and how each pair of parts covaries."""
+
+    estimates: dict[str, Estimate]
+    half: dict[str, Estimate]  # over the pairs within the first half of each window
+    interactions: dict[str, Float64[Tensor, " heads"]]  # 2·cov(a, b) by "a × b", of the variance of the scores
+
+
+def score_shares(sums: ScoreVariance) -> Shares:
+    """Shares of the parts, `interaction`, `symmetry`, `sink` and ranks of every head.
+
+    Shares of the parts and the interaction sum to 1. Errors follow from how much each sequence moves a share (its
+    influence), directly and through the means, which come from other sequences.
+    """
+    if not sums.products:
+        raise ValueError("no pair of tokens is at positions that enough sequences reach")
+    numbers = sorted(sums.products)
+    products = torch.stack([sums.products[number] for number in numbers], 1)  # (2, sequences, heads, parts, parts)
+    sinks = torch.stack([sums.sinks[number] for number in numbers])
+    moves = torch.stack([sums.moves[number] for number in sums.moves]) if len(sums.moves) > 1 else None
+    chosen = torch.tensor([number in sums.moves for number in numbers])
+    whole, half = (_estimates(sums, each, moves, chosen) for each in products)
+    whole["sink"] = jackknife(sinks[..., None], products[0].sum((-2, -1)))
+    whole |= _ranks(sums)
+    mean = products[0].mean(0)
+    total = _safe(mean.sum((-2, -1)))
+    pairs = {
+        f"{PARTS[a]} × {PARTS[b]}": (mean[:, a, b] + mean[:, b, a]) / total
+        for a in range(len(PARTS))
+        for b in range(a + 1, len(PARTS))
+    }
+    return Shares(whole, half, pairs)
+
+
+def _estimates(
+    sums: ScoreVariance, products: Float64[Tensor, "sequences heads p p"], moves: Tensor | None, chosen: Tensor
+) -> dict[str, Estimate]:
+    squares, total = products.diagonal(dim1=-2, dim2=-1), products.sum((-2, -1))
+    both = products + products.mT
+    through = torch.zeros_like(squares)
+    if sums.by_position:
+        through[..., POSITION] = both[..., POSITION, QUERY_ONLY] + both[..., POSITION, POPULARITY]
+        if moves is not None:
+            through[chosen, :, POPULARITY], through[chosen, :, QUERY_ONLY] = moves[:, 0], moves[:, 1]
+    through /= _safe(total.mean(0))[:, None]
+    given = int(sums.means.sequences.sum())
+
+    def estimate(figure: Callable[[Tensor], Tensor], slope: Tensor) -> Estimate:
+        """Of a function of the shares, (..., heads, parts); `slope` is its derivative."""
+        found = jackknife(squares, total, figure)
+        moved = (through[chosen] * slope).sum(-1).var(0) / given if int(chosen.sum()) > 2 else 0.0
+        return found._replace(error=(found.error.square() + moved).sqrt())
+
+    unit = torch.eye(len(PARTS), dtype=torch.float64)
+    out = {name: estimate(itemgetter((..., at)), unit[at]) for at, name in enumerate(PARTS)}
+    out["interaction"] = estimate(lambda share: 1 - share.sum(-1), -torch.ones(len(PARTS), dtype=torch.float64))
+    out["pairwise"] = estimate(lambda share: share[..., 0] + share[..., 1], unit[0] + unit[1])
+    out["symmetry"] = estimate(_symmetry, torch.zeros(len(PARTS), dtype=torch.float64))
+    return out
+
+
+def _symmetry(share: Float64[Tensor, "*batch parts"]) -> Float64[Tensor, "*batch"]:
+    """(symmetric − skew)/(symmetric + skew)."""
+    return ((share[..., 0] - share[..., 1]) / _safe(share[..., 0] + share[..., 1])).clamp(-1, 1)
+
+
+def jackknife(
+    parts: Float64[Tensor, "sequences heads p"],
+    total: Float64[Tensor, "sequences heads"],
+    figure: Callable[[Tensor], Tensor] = lambda share: share[..., 0],
+) -> Estimate:
+    """A function of the ratios Σ parts/Σ total over sequences: leaving out each gives its bias and its error.
+
+    >>> ones = torch.ones(4, 1, dtype=torch.float64)
+    >>> jackknife(ones[..., None] / 4, ones).value
+    tensor([0.2500], dtype=torch.float64)
+    """
+    count, sums, whole = len(parts), parts.sum(0), total.sum(0)
+    value = figure(sums / _safe(whole)[:, None])
+    if count < 3:
+        return Estimate(value, torch.full_like(value, math.nan), max(count - 1, 0))
+    without = figure((sums - parts) / _safe(whole - total)[..., None])
+    error = ((count - 1) / count * (without - without.mean(0)).square().sum(0)).sqrt()
+    return Estimate(count * value - (count - 1) * without.mean(0), error, count - 1)
+
+
+def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
+    """Effective ranks of symmetric and skew part, weighted by the covariance of the contents; jack-knifed."""
+    assert sums.contents is not None
+    filled = [group for group in range(GROUPS) if sums.tokens[group] > 0]
+    whole = torch.stack(part_ranks(sums.contents.sum(0) / sums.tokens.sum()))
+    error = torch.full_like(whole, math.nan)
+    if len(filled) > 2:
+        left = sums.contents.sum(0) - sums.contents[filled]
+        tokens = sums.tokens.sum() - sums.tokens[filled]
+        without = torch.stack([torch.stack(part_ranks(one / count)) for one, count in zip(left, tokens, strict=True)])
+        groups = len(filled)
+        error = ((groups - 1) / groups * (without - without.mean(0)).square().sum(0)).sqrt()
+    names = ("effective_rank_symmetric", "effective_rank_skew")
+    return {name: Estimate(whole[at], error[at], len(filled) - 1) for at, name in enumerate(names)}
+
+
+def _safe(total: Tensor) -> Tensor:
+    return torch.where(total > 0, total, 1.0)

@@ -1,0 +1,206 @@
+"""How the variance of a head's scores divides among their parts, over the pairs that the model really scores.
+
+Every query's own mean over the keys it sees is removed first: softmax does not see it. The means that separate position
+from content come from other sequences (`PositionMeans`, four folds 0 to 3), and every part is computed twice, with
+
+    the mean query of fold 0 and the mean key of fold 1,      the mean query of fold 2 and the mean key of fold 3,
+
+(every other sequence: 1 and 0, 3 and 2). These four are independent, so that the product of the two parts has the
+part's square as its expectation: noise in the means adds nothing to any part, however few sequences they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from keyquery.capture.position_means import PositionMeans
+from keyquery.forms.parts import PARTS, Rotated
+from keyquery.forms.rope import Rope
+
+CELLS = 2**18  # scores of one part that are in memory at a time: what fits into a cache is faster
+FOLDS = 4  # of the sequences that means are of
+GROUPS = 8  # of sequences, for the jack-knife of ranks
+# From pairs and swapped pairs to symmetric and skew.
+SPLIT = torch.eye(len(PARTS), dtype=torch.float64)
+SPLIT[:2, :2] = torch.tensor([[0.5, 0.5], [0.5, -0.5]])
+POPULARITY, QUERY_ONLY, POSITION = (PARTS.index(part) for part in ("popularity", "query_only", "position"))
+Bias = Callable[[Int[Tensor, " offsets"]], Float[Tensor, "heads offsets"] | None]
+Means = list[tuple[Float[Tensor, "heads n r"], Float[Tensor, "heads n r"]]]
+
+
+class ScoreVariance:
+    """Sums of squares and products of the parts of every head's scores, sequence by sequence.
+
+    `means` has four folds, or one: then it is the mean over all positions that separates parts, and noise in it counts.
+    """
+
+    def __init__(self, means: PositionMeans, rope: Rope | None = None, bias: Bias | None = None) -> None:
+        self.means, self._rope, self._bias = means, rope, bias
+        self.by_position = means.folds == FOLDS
+        # By sequence: products of parts (2, heads, parts, parts) of whole and half window; squares due to the first
+        # key (heads,); how much the sequence moves popularity and query-only through the means (2, heads).
+        self.products: dict[int, Tensor] = {}
+        self.sinks: dict[int, Tensor] = {}
+        self.moves: dict[int, Tensor] = {}
+        # Derivatives of popularity's and query-only's squares by the means, summed over sequences.
+        self._slopes: Float[Tensor, "positions two heads r"] | None = None
+        self._followed = 0
+        self.contents: Float64[Tensor, "groups heads two_r two_r"] | None = None
+        self.tokens = torch.zeros(GROUPS, dtype=torch.float64)
+        self.pairs = self.left_out = 0  # visible pairs that count, and those at positions that too few sequences reach
+
+    def add(
+        self,
+        query: Float[Tensor, "batch heads n r"],
+        key: Float[Tensor, "batch heads n r"],
+        positions: Int[Tensor, "#batch n"],
+        visible: Bool[Tensor, "#batch any n n"],
+        sequences: list[int],
+    ) -> None:
+        """Add sequences, each with its number; queries are scaled, and neither they nor the keys are rotated.
+
+        A sequence that comes again (a block that several layers share) adds to what it was.
+        """
+        slopes = None if self._slopes is None else self._slopes / self._followed
+        for row, sequence in enumerate(sequences):
+            at, seen = positions[row % len(positions)], visible[row % len(visible)]
+            real = seen.any(0).any(0) | seen.any(0).any(-1)
+            kept = real & self._known(at) if self.by_position else real
+            count, seen = int(seen.sum()), seen[:, kept][:, :, kept]
+            self.pairs += int(seen.sum()) // len(seen)
+            self.left_out += (count - int(seen.sum())) // len(seen)
+            if int(kept.sum()) > 1:
+                self._add(query[row][:, kept], key[row][:, kept], at[kept], seen, sequence, slopes)
+
+    def _known(self, at: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        known = self.means.known
+        return (at < len(known)) & known[at.clamp(max=len(known) - 1)]
+
+    def _add(
+        self, query: Tensor, key: Tensor, at: Tensor, seen: Tensor, sequence: int, slopes: Tensor | None
+    ) -> None:
+        """One sequence, some heads at a time."""
+        heads, n, rank = query.shape
+        means = self._means_at(at, query, sequence % 2)
+        products, sinks, moves = [], [], []
+        if self.by_position:
+            self._reserve(int(at.max()) + 1, heads, rank, query)
+        for some in torch.arange(heads).split(max(CELLS // n**2, 1)):
+            chosen = slice(int(some[0]), int(some[-1]) + 1)
+            own = seen if len(seen) == 1 else seen[chosen]
+            (first, vectors), (second, _) = (
+                self._parts(query[chosen], key[chosen], mean_query[chosen], mean_key[chosen], at, chosen)
+                for mean_query, mean_key in means
+            )
+            products.append(_products(first, second, own))  # first and second are centred in place
+            sinks.append(_sink(first[:, POSITION], second[:, POSITION], at, own))
+            if self.by_position:
+                moves.append(self._follow(first, vectors, at, chosen, slopes))
+        _increase(self.products, sequence, torch.cat(products, 1))
+        _increase(self.sinks, sequence, torch.cat(sinks))
+        if slopes is not None:
+            _increase(self.moves, sequence, torch.cat(moves, 1))
+        self._followed += 1
+        self._add_contents(query, key, means, sequence % GROUPS)
+
+    def _means_at(self, at: Int[Tensor, " n"], like: Tensor, turn: int) -> Means:
+        """Mean queries and keys at each token, for the two ways to compute a part."""
+        if not self.by_position:
+            query, key = (mean[:, None].to(like).expand(-1, len(at), -1) for mean in self.means.everywhere())
+            return [(query, key)] * 2
+        queries, keys = zip(*(self.means.at(at[None], fold) for fold in range(FOLDS)), strict=True)
+        pairs = ((0, 1), (2, 3)) if turn == 0 else ((1, 0), (3, 2))
+        return [(queries[one][0].to(like), keys[other][0].to(like)) for one, other in pairs]
+
+    def _parts(
+        self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, at: Tensor, chosen: slice
+    ) -> tuple[Float[Tensor, "heads parts n n"], Rotated]:
+        """Pairs, swapped pairs, popularity, query-only and position."""
+        vectors = Rotated.of(query, key, mean_query, mean_key, at, self._rope)
+        heads, n = query.shape[:2]
+        out = query.new_empty(heads, len(PARTS), n, n)
+        out[:, 0] = vectors.query @ vectors.key.mT
+        out[:, 1] = out[:, 0].mT if self._rope is None else vectors.swapped()
+        out[:, POPULARITY] = vectors.query_mean @ vectors.key.mT
+        out[:, QUERY_ONLY] = vectors.query @ vectors.key_mean.mT
+        out[:, POSITION] = vectors.query_mean @ vectors.key_mean.mT
+        bias = None if self._bias is None else self._bias((at - at[:, None]).flatten())
+        if bias is not None:
+            out[:, POSITION] += bias[chosen].reshape(-1, n, n).to(out)
+        return out, vectors
+
+    def _reserve(self, length: int, heads: int, rank: int, like: Tensor) -> None:
+        """Slopes for positions up to `length`."""
+        had = 0 if self._slopes is None else len(self._slopes)
+        if had < length:
+            longer = like.new_zeros(length, 2, heads, rank)
+            if self._slopes is not None:
+                longer[:had] = self._slopes
+            self._slopes = longer
+
+    def _follow(
+        self, parts: Tensor, vectors: Rotated, at: Tensor, chosen: slice, slopes: Tensor | None
+    ) -> Float64[Tensor, "2 heads"]:
+        """Add to the slopes of popularity by the mean query and of query-only by the mean key.
+
+        Returns how much this sequence would move the two if it were one of those that the means are of: 2·q′·slope,
+        with the mean slope of the sequences before it.
+        """
+        assert self._slopes is not None
+        self._slopes[at, 0, chosen] += (parts[:, POPULARITY] @ vectors.key).transpose(0, 1)
+        self._slopes[at, 1, chosen] += (parts[:, QUERY_ONLY].mT @ vectors.query).transpose(0, 1)
+        if slopes is None:
+            return torch.zeros(2, len(parts), dtype=torch.float64)
+        inside = at < len(slopes)
+        # Of a position that few sequences reach, each moves the mean more.
+        weight = self.means.sequences.sum() / self.means.counts.sum(0)[at[inside]]
+        own = slopes[at[inside]][:, :, chosen].permute(1, 2, 0, 3) * weight[:, None].to(slopes)
+        contents = torch.stack((vectors.query, vectors.key))[:, :, inside]
+        return 2 * (contents * own).sum((-2, -1)).double().cpu()
+
+    def _add_contents(self, query: Tensor, key: Tensor, means: Means, group: int) -> None:
+        """Second moments of the contents [q′; k′], for the ranks of symmetric and skew part."""
+        (query_0, key_1), (query_1, key_0) = means
+        content = torch.cat((query - (query_0 + query_1) / 2, key - (key_0 + key_1) / 2), -1)
+        moment = (content.mT @ content).double().cpu()
+        if self.contents is None:
+            self.contents = torch.zeros(GROUPS, *moment.shape, dtype=torch.float64)
+        self.contents[group] += moment
+        self.tokens[group] += query.shape[1]
+
+
+def _products(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n n"]) -> Float64[Tensor, "2 heads p p"]:
+    """Products of the parts, each centred per query, over the visible pairs, and over those of the half window."""
+    half = first.shape[-1] // 2
+    shorter = [part[..., :half, :half].clone() for part in (first, second)]
+    out = []
+    for parts, pairs in (([first, second], seen), (shorter, seen[:, :half, :half])):
+        weight = pairs[:, None].to(first)
+        count = weight.sum(-1, keepdim=True).clamp(min=1)
+        for part in parts:
+            part.mul_(weight)
+            part.addcmul_(weight, part.sum(-1, keepdim=True) / count, value=-1)
+        product = (parts[0].flatten(2) @ parts[1].flatten(2).mT).double().cpu()
+        out.append(SPLIT @ product @ SPLIT.mT)
+    return torch.stack(out)
+
+
+def _sink(
+    first: Float[Tensor, "heads n n"], second: Float[Tensor, "heads n n"], at: Tensor, seen: Bool[Tensor, "any n n"]
+) -> Float64[Tensor, " heads"]:
+    """How much of position's square is due to the key at the first position, against all others of the same query."""
+    start = seen & (at == at.min())
+    among, count = start.sum(-1), seen.sum(-1)
+    others = (count - among).clamp(min=1)
+    one, other = ((part * start).sum(-1) for part in (first, second))
+    # Rows sum to 0: m₁ keys with mean a leave the others −m₁a/(m − m₁), squares m₁a²·m/(m − m₁) in all.
+    squares = one * other / among.clamp(min=1) * count / others * (count > among)
+    return squares.sum(-1).double().cpu()
+
+
+def _increase(sums: dict[int, Tensor], sequence: int, value: Tensor) -> None:
+    sums[sequence] = sums[sequence] + value if sequence in sums else value

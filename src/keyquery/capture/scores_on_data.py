@@ -1,0 +1,104 @@
+"""Run a model on data, and divide the variance of every head's scores among their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.capture.position_means import LEAST, PositionMeans
+from keyquery.capture.score_variance import FOLDS, ScoreVariance
+from keyquery.capture.scored_pairs import ScoredPairs, watch_pairs
+from keyquery.capture.watch import Batch
+from keyquery.checkpoints import Heads, Layer
+
+SEQUENCES = 2 * FOLDS * LEAST  # that means by position need: half of them for the means, in folds
+
+
+def position_means(model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1) -> dict[int, PositionMeans]:
+    """Mean queries (scaled) and keys by position of every self-attention layer, by the layer's index."""
+    means: dict[int, PositionMeans] = {}
+    count = 0
+
+    def hear(layer: Layer, pairs: ScoredPairs) -> None:
+        own = means.setdefault(layer.index, PositionMeans(folds))
+        at = pairs.positions.expand(len(pairs.query), -1)
+        fold = (torch.arange(len(pairs.query)) + count) % folds
+        own.add(pairs.query, pairs.key, at, pairs.real, fold)
+
+    with watch_pairs(model, heads, hear) as run:
+        for batch in batches:
+            run(batch)
+            count += rows_of(batch)
+    _require_heard(heads, means)
+    return means
+
+
+def score_variances(
+    model: nn.Module, batches: Sequence[Batch], heads: Heads, watching: Callable[[Sequence[Batch]], Iterable[Batch]]
+) -> dict[int, ScoreVariance]:
+    """Sums of the parts of every self-attention layer's scores, by the layer's index.
+
+    Half of the sequences give the means, the other half the parts. With fewer than `SEQUENCES` sequences all of them
+    give both, and the means are over all positions.
+    """
+    first, second = halves(batches)
+    by_position = sum(map(rows_of, first)) >= SEQUENCES // 2 and sum(map(rows_of, second)) >= SEQUENCES // 2
+    order = [*first, *second] if by_position else [*batches, *batches]
+    cut = len(first) if by_position else len(batches)
+    turns = iter(watching(order))
+    taken = (next(turns) for _ in range(cut))
+    means = position_means(model, taken, heads, FOLDS if by_position else 1)
+    sums = {
+        layer.index: ScoreVariance(means[layer.index], layer.rope, partial(heads.position_bias, layer))
+        for layer in heads
+        if layer.kind == "self"
+    }
+    count = 0
+
+    def hear(layer: Layer, pairs: ScoredPairs) -> None:
+        numbers = [count + row for row in range(len(pairs.query))]
+        sums[layer.index].add(pairs.query, pairs.key, pairs.positions, pairs.visible, numbers)
+
+    with watch_pairs(model, heads, hear) as run:
+        for batch in turns:
+            run(batch)
+            count += rows_of(batch)
+    return sums
+
+
+def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Every other batch; a single batch is divided by rows, where all its tensors have them.
+
+    >>> [part[0]["x"].tolist() for part in halves([{"x": torch.arange(4)}])]
+    [[0, 2], [1, 3]]
+    """
+    if len(batches) > 1:
+        return list(batches[0::2]), list(batches[1::2])
+    parts = []
+    for start in (0, 1):
+        rows = [_rows(batch, start) for batch in batches]
+        parts.append([batch for batch in rows if batch is not None])
+    return parts[0], parts[1]
+
+
+def _rows(batch: Batch, start: int) -> dict[str, Any] | None:
+    count = rows_of(batch)
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    if count < 2 or any(value.ndim == 0 or len(value) != count for value in tensors.values()):
+        return None
+    return {**batch, **{name: value[start::2] for name, value in tensors.items()}}
+
+
+def rows_of(batch: Batch) -> int:
+    """How many sequences a batch has."""
+    return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 0)
+
+
+def _require_heard(heads: Heads, means: dict[int, PositionMeans]) -> None:
+    silent = [layer.name for layer in heads if layer.kind == "self" and layer.index not in means]
+    if silent:
+        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")

@@ -1,0 +1,165 @@
+"""A label for each head: the one part of its scores that the others can be left out beside, and how that is known.
+
+A label is a prediction: that the head's other parts can be left out. It comes from ablation, where that was run (leaving
+a part out costs less than a stated loss), else from the shares of the variance with their intervals ("variance"), else
+from the weights alone. Variance is not importance: docs/studies/labels.md counts how often the two agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+LABELS = ("position", "sink", "popularity", "symmetric", "skew", "pairwise", "mixed", "undecided")
+PAIRWISE = {"symmetric", "skew"}
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where a figure decides.
+
+    Parameters
+    ----------
+    share
+        Of the variance: a part whose interval lies above is the label; if all lie below, the head is `mixed`.
+    loss
+        Nats per token: a part whose removal costs less (upper end of the interval) can be left out.
+    symmetry
+        From the weights alone: |symmetry| from which a head is `symmetric` or `skew`.
+    positive
+        Of ‖S‖²: from which a symmetric head is called PSD.
+    low_rank
+        Effective rank over r, up to which a head is called of low rank.
+    """
+
+    share: float = 0.6
+    loss: float = 0.001
+    symmetry: float = 0.8
+    positive: float = 0.95
+    low_rank: float = 0.25
+
+
+class Label(NamedTuple):
+    """A label, the sentence behind it, and what it was read from: "ablation", "variance" or "weights"."""
+
+    label: str
+    reason: str
+    evidence: str
+
+
+def label_head(
+    weights: Mapping[str, Any],
+    on_data: Mapping[str, Any] | None = None,
+    ablation: Mapping[str, Any] | None = None,
+    thresholds: Thresholds | None = None,
+) -> Label:
+    """The label of a head from its figures.
+
+    Parameters
+    ----------
+    weights
+        The figures of its weights, view "raw".
+    on_data
+        Its figures on data. Default: none.
+    ablation
+        Change of the loss with each part off, as [change, low, high]. Default: not measured.
+    thresholds
+        Where figures decide. Default: `Thresholds()`.
+
+    Examples
+    --------
+    >>> label_head({"symmetry": 0.95})
+    Label(label='symmetric', reason='symmetry 0.95, from the weights alone', evidence='weights')
+    """
+    limit = thresholds or Thresholds()
+    if on_data is None:
+        return _from_weights(weights["symmetry"], limit)
+    if ablation:
+        label = _from_ablation(ablation, on_data, limit)
+        if label is not None:
+            return label
+    label, reason = _from_variance(on_data, limit)
+    if ablation:
+        reason += f"; leaving out any one part costs less than {limit.loss:g} nats per token"
+    return Label(label, f"{reason} (from variance only)", "variance")
+
+
+def _from_weights(symmetry: float, limit: Thresholds) -> Label:
+    label = "symmetric" if symmetry >= limit.symmetry else "skew" if symmetry <= -limit.symmetry else "undecided"
+    return Label(label, f"symmetry {symmetry:.2f}, from the weights alone", "weights")
+
+
+def _from_ablation(ablation: Mapping[str, Any], on_data: Mapping[str, Any], limit: Thresholds) -> Label | None:
+    """By the parts that the loss needs; None if it needs none of them."""
+    needed = {part for part, (_, low, _) in ablation.items() if low > limit.loss}
+    open_ = {part for part, (_, _, high) in ablation.items() if high > limit.loss} - needed
+    costs = ", ".join(f"{part} {ablation[part][0]:+.4f}" for part in ablation if part in needed | open_)
+    if open_:
+        return Label("undecided", f"cost of leaving out, nats per token, with intervals across {limit.loss:g}: {costs}", "ablation")
+    if not needed:
+        return None
+    reason = f"leaving out costs, nats per token: {costs}; the other parts cost less than {limit.loss:g}"
+    return Label(_needing(needed, on_data), reason, "ablation")
+
+
+def _needing(needed: set[str], on_data: Mapping[str, Any]) -> str:
+    """The label of a head that needs these parts; what a query does with positions counts as position."""
+    if needed <= {"position", "query_only"}:
+        return _sink_or_position(on_data)
+    if needed == PAIRWISE:
+        return "pairwise"
+    return needed.pop() if len(needed) == 1 else "mixed"
+
+
+def _from_variance(on_data: Mapping[str, Any], limit: Thresholds) -> tuple[str, str]:
+    shares = {part: on_data[part] for part in ("position", "popularity", "symmetric", "skew")}
+    shares["pairwise"] = on_data["symmetric"] + on_data["skew"]
+    intervals = on_data.get("intervals")
+    if intervals is None:  # a closed form has none
+        low = high = shares
+    elif any(intervals[part] is None for part in shares):
+        return "undecided", "too few sequences for an interval"
+    else:
+        low, high = ({part: intervals[part][end] for part in shares} for end in (0, 1))
+    for part in shares:  # pairwise last: it is the label where neither of its two parts alone is
+        if low[part] >= limit.share:
+            label = _sink_or_position(on_data) if part == "position" else part
+            return label, f"{_percent(part, shares, low, high)} of the variance"
+    most = max(shares, key=lambda part: shares[part])
+    told = f"largest: {_percent(most, shares, low, high)} of the variance"
+    return ("mixed" if all(high[part] < limit.share for part in shares) else "undecided"), told
+
+
+def _percent(part: str, value: Mapping[str, float], low: Mapping[str, float], high: Mapping[str, float]) -> str:
+    between = "" if low is high else f" ({low[part]:.0%} to {high[part]:.0%})"
+    return f"{part} {value[part]:.0%}{between}"
+
+
+def _sink_or_position(on_data: Mapping[str, Any]) -> str:
+    """`sink` where most of the position part is the first key against all others."""
+    return "sink" if on_data.get("sink", 0.0) > on_data["position"] / 2 > 0 else "position"
+
+
+def properties(
+    weights: Mapping[str, Any],
+    on_data: Mapping[str, Any] | None,
+    rank: int,
+    thresholds: Thresholds | None = None,
+) -> list[str]:
+    """What else is known of a head's form: "psd", "low rank 7", "split 12:30" (effective ranks that fit its width).
+
+    >>> properties({"symmetry": 0.95, "positive_share": 0.99, "effective_rank": 7.4}, None, rank=64)
+    ['psd', 'low rank 7']
+    """
+    limit = thresholds or Thresholds()
+    held = []
+    if weights["symmetry"] >= limit.symmetry and weights["positive_share"] >= limit.positive:
+        held.append("psd")
+    if weights["effective_rank"] <= limit.low_rank * rank:
+        held.append(f"low rank {max(round(weights['effective_rank']), 1)}")
+    if on_data is not None:
+        symmetric, skew = (round(on_data[f"effective_rank_{part}"]) for part in ("symmetric", "skew"))
+        if symmetric + skew <= rank:
+            held.append(f"split {symmetric}:{skew}")
+    return held
