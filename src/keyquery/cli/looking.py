@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models, report
+from keyquery.capture.text import LENGTH
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
+from keyquery.instruments.on_data import PAIRS
 from keyquery.reading import Reading
 
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
@@ -32,8 +34,14 @@ Count = Annotated[
     ),
 ]
 Length = Annotated[
-    int | None,
-    typer.Option(min=2, help="With --text: the length of a window in tokens; 128, or 256 for the models that ship."),
+    int, typer.Option(min=2, help="With --text: the length of a window in tokens; shares depend on it.")
+]
+Lengths = Annotated[
+    str | None, typer.Option(help="With --text: other windows to measure the shares in, such as 64,256,1024.")
+]
+Pairs = Annotated[
+    str,
+    typer.Option(help="visible: shares over the pairs that the model scores; independent: in closed form, as if tokens were."),
 ]
 Corpus = Annotated[
     Path | None,
@@ -61,7 +69,9 @@ def look(
     force: Force = False,
     directions: Count = None,
     tokens: Tokens = 20_000,
-    length: Length = None,
+    length: Length = LENGTH,
+    lengths: Lengths = None,
+    pairs: Pairs = PAIRS[0],
     corpus: Corpus = None,
     window: Window = 5,
 ) -> None:
@@ -79,8 +89,9 @@ def look(
         "tokens": tokens,
         "length": length,
     }
-    options |= {"corpus": corpus, "window": window}
-    options |= {"text": text, "layers": _numbers(layers), **for_page(html, directions, model)}
+    options |= {"corpus": corpus, "window": window, "pairs": pairs}
+    options |= {"lengths": None if lengths is None else _numbers("--lengths", lengths)}
+    options |= {"text": text, "layers": None if layers is None else _numbers("--layers", layers), **for_page(html, directions, model)}
     reading = _shipped(quiet, options) if model is None else watched_look(model, quiet, **options)
     deliver(reading, files, quiet)
 
@@ -97,7 +108,7 @@ def compare(
     quiet: Quiet = False,
     force: Force = False,
     tokens: Tokens = 20_000,
-    length: Length = None,
+    length: Length = LENGTH,
     joined: Annotated[
         bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
     ] = False,
@@ -117,7 +128,7 @@ def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     for name in ("heads", "query", "key", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
-    options |= {"text": options["text"] or models.TEXT, "length": options["length"] or models.LENGTH}
+    options |= {"text": options["text"] or models.LONG_TEXT}
     return side_by_side(*(watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
 
@@ -142,7 +153,6 @@ def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 
 def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
     """A look with a progress bar. A file that an estimator saved is one of its network."""
-    options = {name: value for name, value in options.items() if name != "length" or value is not None}
     with watching(quiet) as progress:
         if (network := saved_network(source)) is not None:
             if given := [
@@ -166,15 +176,13 @@ def for_page(html: Path | None, directions: int | None, source: str | None) -> d
     }
 
 
-def _numbers(layers: str | None) -> list[int] | None:
-    """Layer numbers of a text such as 0-5 or 0,3,7-9."""
-    if layers is None:
-        return None
+def _numbers(option: str, text: str) -> list[int]:
+    """Numbers of a text such as 0-5 or 0,3,7-9."""
     chosen: list[int] = []
-    for part in layers.split(","):
+    for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 5 and int(first) <= int(last)):
-            raise ValueError(f"--layers takes numbers below 10000 and ranges such as 0-5 or 0,3,7, got {layers!r}")
+        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 6 and int(first) <= int(last)):
+            raise ValueError(f"{option} takes numbers below 100000 and ranges such as 0-5 or 0,3,7, got {text!r}")
         chosen += range(int(first), int(last) + 1)
     return list(dict.fromkeys(chosen))

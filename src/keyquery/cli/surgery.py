@@ -89,7 +89,7 @@ def ablate(
     shown: Reading | None = None
     if html is not None:
         source = model or str(models.DECODER)
-        options: dict[str, Any] = {"text": text or models.TEXT, "tokens": tokens, "length": length}
+        options: dict[str, Any] = {"text": text or models.LONG_TEXT, "tokens": tokens, "length": length}
         shown = found.onto(watched_look(source, quiet, **options, **for_page(html, None, source)))
     deliver(found, files, quiet, page_of=shown)
 
@@ -99,7 +99,7 @@ def _running(
 ) -> tuple[str, nn.Module, Any, list[Any]]:
     """A model that gives logits, its tokenizer, and the text as batches."""
     path = Path(source or models.DECODER)
-    lines = read_lines(text or models.TEXT)
+    lines = read_lines(text or models.LONG_TEXT)
     model, tokenizer = load_model(path, speaking=True)
     if tokenizer is None:
         raise ValueError(f"{path} has no tokenizer: a text cannot be run")
