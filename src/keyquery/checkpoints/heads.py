@@ -29,6 +29,7 @@ EMBEDDINGS = (
     "token_embedding",
     "tokens",
 )
+EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # how their names end
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
@@ -121,7 +122,7 @@ class Heads:
 
     def _embedding(self) -> str | None:
         named = (name for name, shape in self.source.shapes.items() if len(shape) == 2)
-        return next((name for name in named if any(name.endswith(f"{part}.weight") for part in EMBEDDINGS)), None)
+        return next((name for name in named if name.endswith(EMBEDDED)), None)
 
     def depth(self) -> int:
         """How many layers stand on each other; an encoder with a decoder, two stacks, has no such number.
@@ -189,7 +190,7 @@ class Heads:
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
             "modules": place.names,
-            "notes": (*self._notes, *_notes(attention, config, part, shifted)),
+            "notes": (*self._notes, *_notes(place, config, part, shifted)),
             **norms,
         }
         if kernel is None:
@@ -239,12 +240,16 @@ def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
     return bool(said) and config.get("use_bidirectional_attention") is not True
 
 
-def _notes(attention: Attention, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+    attention, rotary = place.attention, "rotary" in place.names
+    assumed = attention.scale == "transformer_lens" and not config
     notes = {
         "the content-to-content kernel only": attention.position == "disentangled",
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
         "rotary positions unknown: there is no config": bool(attention.rope and not config),
+        "rotary positions enter its scores and are not read": rotary,
+        "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
     }
     return tuple(note for note, holds in notes.items() if holds)
@@ -271,9 +276,12 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
 def _norm(
     source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any], sizes: tuple[int, ...]
 ) -> Norm:
-    gain = read_rows(source, f"{name}.weight")
-    shift = read_rows(source, f"{name}.bias") if kind == "layer" and f"{name}.bias" in source.shapes else None
-    for ending, tensor in ((".weight", gain), (".bias", shift)):
+    weight, bias = attention.norm_weight, attention.norm_bias
+    if kind == "by shift":
+        kind = "layer" if name + bias in source.shapes else "rms"
+    gain = read_rows(source, name + weight)
+    shift = read_rows(source, name + bias) if kind == "layer" and name + bias in source.shapes else None
+    for ending, tensor in ((weight, gain), (bias, shift)):
         if tensor is not None and tensor.numel() not in sizes:
             expected = " or ".join(map(str, dict.fromkeys(sizes)))
             raise ValueError(f"{name}{ending} has {tensor.numel()} values, expected {expected}")

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.checkpoints.family import Attention, Family, families, places, recognise
+from keyquery.checkpoints.custom import custom_family
+from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
@@ -25,12 +26,16 @@ def read(
     query: str | None = None,
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    layout: str | None = None,
 ) -> Heads:
     """The attention layers of a checkpoint or a live model; nothing but names and shapes is read yet.
 
     `source` is a Hugging Face folder, a .safetensors, .bin, .pt or .gguf file, the name of a hub model (org/name),
     or an nn.Module. A bare file without config needs `heads`. For an unknown family, `query` and `key` are the names
-    of its weights with {layer} in them, such as "blocks.{layer}.q.weight". `config` stands in for a config.json.
+    of its weights with {layer} in them, such as "blocks.{layer}.q.weight", and `layout` is how they are stored:
+    "linear" (heads·r, d), the default for matrices, "transposed" (d, heads·r), "heads" (heads, d, r), "heads-linear"
+    (heads, r, d), or of one tensor named by `query` alone "fused" (3·heads·r, d), "fused-transposed" and "fused-heads".
+    `config` stands in for a config.json.
 
     >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
     >>> len(heads), heads.family.name
@@ -43,10 +48,12 @@ def read(
         own = FormedHeads(opened, source)
         return own if family is None else MixedHeads(own, Heads(rest, family, heads, gaps=True))
     if query or key:
-        family = _custom(query, key)
+        family = custom_family(opened, query, key, layout, heads)
         if not places(family, opened.shapes, opened.config):
             raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {_shown(opened)}")
         return Heads(opened, family, heads, gaps=True)
+    if layout is not None:
+        raise ValueError(f"layout is of weights that query and key name, got {layout!r} without these")
     opened, notes = _language_tower(opened)
     family = _family_of(opened)
     strange = _strangeness(opened, family)
@@ -194,10 +201,3 @@ def _shown(source: Source) -> str:
     more = f", … ({len(names)} in all)" if len(names) > 6 else ""
     return (", ".join(names[:6]) or "no tensors") + more
 
-
-def _custom(query: str | None, key: str | None) -> Family:
-    if not query or not key:
-        raise ValueError("query and key patterns go together")
-    suffix = ".weight" if query.endswith(".weight") and key.endswith(".weight") else ""
-    names: dict[str, str | list[str]] = {"query": query.removesuffix(suffix), "key": key.removesuffix(suffix)}
-    return Family("custom", [], [Attention([names], weight=suffix)])

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models, report
+from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
@@ -21,8 +22,19 @@ from keyquery.reading import Reading
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
 HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
-Query = Annotated[str | None, typer.Option(help="Name of the query weights, with {layer} in it, of an unknown family.")]
-Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise.")]
+Query = Annotated[
+    str | None,
+    typer.Option(help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight."),
+]
+Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise; not needed with a fused --layout.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        help="With --query: how the weights are stored; d is the model's width, r a head's. "
+        + "; ".join(f"{name}: {how}" for name, (how, _) in LAYOUTS.items())
+        + ". Default: linear."
+    ),
+]
 Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text: how many tokens to run at most.")]
 Count = Annotated[
@@ -52,6 +64,7 @@ def look(
     heads: HeadCount = None,
     query: Query = None,
     key: Key = None,
+    layout: Layout = None,
     config: Config = None,
     json: Json = None,
     csv: Csv = None,
@@ -75,6 +88,7 @@ def look(
         "heads": heads,
         "query": query,
         "key": key,
+        "layout": layout,
         "config": config,
         "tokens": tokens,
         "length": length,
@@ -114,7 +128,7 @@ def compare(
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     """The two models that ship, on the text that ships unless another is given."""
-    for name in ("heads", "query", "key", "config"):
+    for name in ("heads", "query", "key", "layout", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
     options |= {"text": options["text"] or models.TEXT, "length": options["length"] or models.LENGTH}
@@ -146,7 +160,9 @@ def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
     with watching(quiet) as progress:
         if (network := saved_network(source)) is not None:
             if given := [
-                name for name in ("text", "corpus", "heads", "query", "key", "config") if options.get(name) is not None
+                name
+                for name in ("text", "corpus", "heads", "query", "key", "layout", "config")
+                if options.get(name) is not None
             ]:
                 raise ValueError(f"--{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
             source, options = network, {**options, "name": Path(source).name}

@@ -106,6 +106,7 @@ def look(
     query: str | None = None,
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    layout: str | None = None,
     tokenizer: Any = None,
     length: int = 128,
     tokens: int = 20_000,
@@ -124,8 +125,8 @@ def look(
     then run, at most `tokens` tokens in windows of `length`. `directions` is how many object directions and relation
     planes of each head to describe by the tokens along them; `sample`, of how many tokens at the start of the data to
     keep every head's scores, split into their parts. `corpus` (a text file, or a `kq.Cooccurrence` of the model's
-    tokens) sets each head beside what stands within `window` tokens of what. `heads`, `query`, `key` and `config` are
-    those of `read`. `workers` layers are measured at a time, each by one thread.
+    tokens) sets each head beside what stands within `window` tokens of what. `heads`, `query`, `key`, `config` and
+    `layout` are those of `read`. `workers` layers are measured at a time, each by one thread.
 
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
@@ -137,10 +138,10 @@ def look(
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        found, seen = read(source, heads, query, key, config), _Seen()
+        found, seen = read(source, heads, query, key, config, layout), _Seen()
     else:
         source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
-        found = read(source, heads, query, key, config)
+        found = read(source, heads, query, key, config, layout)
         kept = take(source, batches, found, sample, spoken)
         seen = _Seen.of(source, batches, found, {"longest": length, "from": used}, kept, watching)
     tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
