@@ -69,7 +69,9 @@ def test_heads_of_a_tensor_by_head_are_counted(weights, tmp_path):
 
 def test_a_tensor_by_head_is_no_matrix(weights, tmp_path):
     folder = write(tmp_path, stored("heads", weights))
-    with pytest.raises(ValueError, match=r"has the shape \(4, 20, 3\), which is not layout 'linear'.*heads: \(heads, d"):
+    with pytest.raises(
+        ValueError, match=r"has the shape \(4, 20, 3\), which is not layout 'linear'.*heads: \(heads, d"
+    ):
         kq.read(folder, heads=HEADS, **names("heads"))
     with pytest.raises(ValueError, match="which is not layout 'linear'"):
         kq.look(folder, heads=HEADS, **names("heads"))

@@ -1,11 +1,12 @@
 """nanoGPT, TransformerLens and llama2.c files against small models written here from their definitions."""
 
+import struct
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import layer_norm, pad, silu
 
 import keyquery as kq
 
@@ -25,7 +26,7 @@ def assert_scores(heads, inputs, expected):
         query, key = layer.project(entered)
         torch.testing.assert_close(layer.scale * (query @ key.mT).flatten(0, 1), scores, rtol=1e-4, atol=1e-5)
         folded = layer.folded
-        x = F.pad(before, (0, folded.dim - before.shape[-1]), value=1.0)
+        x = pad(before, (0, folded.dim - before.shape[-1]), value=1.0)
         torch.testing.assert_close(layer.scale * folded.scores(x).reshape(scores.shape), scores, rtol=1e-4, atol=1e-5)
 
 
@@ -65,7 +66,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x):
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+        return layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
 
 
 class Block(nn.Module):
@@ -75,7 +76,7 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config)
 
     def forward(self, x):
-        self.before, self.entered = F.layer_norm(x, x.shape[-1:], eps=1e-5), self.ln_1(x)
+        self.before, self.entered = layer_norm(x, x.shape[-1:], eps=1e-5), self.ln_1(x)
         return x + self.attn(self.entered)
 
 
@@ -217,7 +218,9 @@ def test_transformer_lens_values_and_outputs(tmp_path):
     torch.save(model.state_dict(), tmp_path / "lens.pt")
     maps = list(kq.read(tmp_path / "lens.pt").output)
     attention = model.blocks[1].attn
-    expected = torch.einsum("hdr,hre->hed", attention.W_V, attention.W_O)  # W_O·W_V, from what is read to what is written
+    expected = torch.einsum(
+        "hdr,hre->hed", attention.W_V, attention.W_O
+    )  # W_O·W_V, from what is read to what is written
     torch.testing.assert_close(maps[1].dense(), expected.detach())
     carried = kq.read(tmp_path / "lens.pt").values(0)
     torch.testing.assert_close(carried.value_bias.flatten(0, 1), model.blocks[0].attn.b_V.detach())
@@ -238,3 +241,99 @@ def test_rotary_positions_of_transformer_lens_are_noted(tmp_path):
     state |= {f"blocks.{i}.attn.rotary_{part}": torch.zeros(16, 6) for i in range(2) for part in ("sin", "cos")}
     torch.save(state, tmp_path / "lens.pt")
     assert "rotary positions enter its scores and are not read" in kq.read(tmp_path / "lens.pt")[0].notes
+
+
+# llama2.c, as its model.py and `legacy_export` have it
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, d, hidden, heads, keys):
+        super().__init__()
+        self.heads, self.keys, self.r = heads, keys, d // heads
+        self.ln_attention, self.ln_ffn = RMSNorm(d), RMSNorm(d)
+        self.wq, self.wo = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
+        self.wk, self.wv = (nn.Linear(d, keys * self.r, bias=False) for _ in range(2))
+        self.w1, self.w3 = (nn.Linear(d, hidden, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(hidden, d, bias=False)
+
+    def turned(self, x, turns):
+        pairs = torch.view_as_complex(x.reshape(len(x), -1, self.r // 2, 2))
+        return torch.view_as_real(pairs * turns).flatten(2)
+
+    def forward(self, x, turns):
+        self.entered, n = self.ln_attention(x), len(x)
+        q, k, v = (w(self.entered).view(n, -1, self.r) for w in (self.wq, self.wk, self.wv))
+        q, k = self.turned(q, turns), self.turned(k, turns)
+        k, v = (t.repeat_interleave(self.heads // self.keys, 1) for t in (k, v))
+        self.scores = torch.einsum("nhr,mhr->hnm", q, k) / self.r**0.5
+        hidden = torch.ones(n, n).triu(1).bool()
+        seen = torch.einsum("hnm,mhr->nhr", self.scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        x = x + self.wo(seen.reshape(n, -1))
+        y = self.ln_ffn(x)
+        return x + self.w2(silu(self.w1(y)) * self.w3(y))
+
+
+class Llama(nn.Module):
+    sizes = (24, 20, 3, 4, 2, 30, 16)  # dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len
+
+    def __init__(self):
+        super().__init__()
+        d, hidden, layers, heads, keys, vocabulary, length = self.sizes
+        self.embedding, self.ln_last = nn.Embedding(vocabulary, d), RMSNorm(d)
+        self.layers = nn.ModuleList([LlamaBlock(d, hidden, heads, keys) for _ in range(layers)])
+        r = d // heads
+        angles = torch.outer(torch.arange(length), 10000.0 ** -(torch.arange(0, r, 2) / r))
+        self.turns = torch.polar(torch.ones_like(angles), angles)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x, self.turns[: len(ids), None])
+        return self.ln_last(x)
+
+    def export(self, path, shared=True):
+        names = ["ln_attention", "wq", "wk", "wv", "wo", "ln_ffn", "w1", "w2", "w3"]
+        parts = [self.embedding.weight, *(getattr(one, name).weight for name in names for one in self.layers)]
+        parts += [self.ln_last.weight, self.turns.real, self.turns.imag, *([] if shared else [self.embedding.weight])]
+        sizes = self.sizes if shared else (*self.sizes[:5], -self.sizes[5], self.sizes[6])
+        data = b"".join(part.detach().contiguous().numpy().astype("<f4").tobytes() for part in parts)
+        path.write_bytes(struct.pack("<7i", *sizes) + data)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_llama2c(shared, tmp_path):
+    model, path = randomise(Llama()), tmp_path / "model.bin"
+    model.export(path, shared)
+    with torch.no_grad():
+        model(torch.randint(0, 30, (9,)))
+    heads, places = kq.read(path), torch.arange(9)
+    assert (heads.family.name, len(heads)) == ("llama2c", 3)
+    for layer, block in zip(heads, model.layers, strict=True):
+        query, key = (layer.rope.rotate(t, places) for t in layer.project(block.entered))
+        scores = layer.scale * (query @ key.mT).flatten(0, 1)
+        torch.testing.assert_close(scores, block.scores, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.norm.gain, block.ln_attention.weight.detach())
+        torch.testing.assert_close(heads.values(layer.index).value.flatten(0, 2), block.wv.weight.detach())
+    torch.testing.assert_close(heads.embedding(), model.embedding.weight.detach())
+
+
+def test_llama2c_files_that_are_not_read_say_what_they_are(tmp_path):
+    path = tmp_path / "model.bin"
+    Llama().export(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"begins like a llama2\.c file, but has \d+ bytes; its header says \d+"):
+        kq.read(path)
+    path.write_bytes(struct.pack("<2i", 0x616B3432, 2) + bytes(248))
+    with pytest.raises(
+        ValueError, match=r"is a llama2\.c file of version 2, which is not read: export it as version 0"
+    ):
+        kq.read(path)

@@ -83,7 +83,9 @@ def _check_rank(place: Place, source: Source, heads: int) -> None:
     rows = shape[-1] if place.attention.transposed else shape[-2]
     rows *= heads if place.attention.order == "heads" else 1
     if rows != heads * said:
-        raise ValueError(f"{name} of shape {shape} has {rows} rows for {heads} heads, but the config's head_dim is {said}")
+        raise ValueError(
+            f"{name} of shape {shape} has {rows} rows for {heads} heads, but the config's head_dim is {said}"
+        )
 
 
 def _width(source: Source, layout: str | None) -> tuple[str, int | None]:
@@ -105,5 +107,7 @@ def _stated(layout: str | None) -> str:
 def _others(dims: int) -> str:
     """Layouts of so many dimensions."""
     fitting = [name for name, (_, facts) in LAYOUTS.items() if (facts.get("order") == "heads") == (dims == 3)]
-    shown = "; ".join(f"{name}: {LAYOUTS[name][0]}" for name in fitting) if dims in (2, 3) else "none has its dimensions"
+    shown = (
+        "; ".join(f"{name}: {LAYOUTS[name][0]}" for name in fitting) if dims in (2, 3) else "none has its dimensions"
+    )
     return f"--layout says how it is stored ({shown})"

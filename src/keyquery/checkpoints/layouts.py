@@ -19,7 +19,7 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 
 
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
-    """The number of query heads: as the tensor, the live module or the config says; as given where none of them does."""
+    """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
     named = [place.attention.heads] if place.attention.heads else list(HEADS)
     said: dict[str, Any] = {}
     if place.attention.order == "heads":

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models, report
+from keyquery.checkpoints.cache import located
 from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.estimators import saved_network
@@ -174,7 +175,7 @@ def for_page(html: Path | None, directions: int | None, source: str | None) -> d
 
     The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.
     """
-    here = source is None or Path(source).exists()
+    here = source is None or located(source).exists()
     wanted = report.page.DIRECTIONS if html is not None and here else 0
     return {
         "directions": wanted if directions is None else directions,

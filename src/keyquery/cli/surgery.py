@@ -98,7 +98,7 @@ def _running(
     source: str | None, text: Path | None, length: int, tokens: int, device: str
 ) -> tuple[str, nn.Module, Any, list[Any]]:
     """A model that gives logits, its tokenizer, and the text as batches."""
-    path = Path(source or models.DECODER)
+    path = source or str(models.DECODER)
     lines = read_lines(text or models.TEXT)
     model, tokenizer = load_model(path, speaking=True)
     if tokenizer is None:
@@ -106,4 +106,4 @@ def _running(
     batches = list(text_batches(lines, tokenizer, length, tokens))
     if sum(len(batch["input_ids"]) for batch in batches) < 2:
         raise ValueError("the text gives one sequence, and an interval needs two: more text or --tokens, less --length")
-    return path.name, model.to(pick_device(device)), tokenizer, batches
+    return Path(path).name, model.to(pick_device(device)), tokenizer, batches
