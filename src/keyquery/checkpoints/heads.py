@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places
+from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
@@ -91,10 +92,25 @@ class Heads:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Facts for provenance."""
+        """Facts for provenance; with the labels of layers where their numbers do not say what they are."""
         name = os.path.basename(self.source.label.rstrip("/")) or self.source.label
         facts = {"name": name, "family": self.family.name, "model_type": self.config.get("model_type")}
-        return {**facts, "layers": len(self)}
+        labels = self.labels()
+        told = {} if labels == [str(index) for index in range(len(self))] else {"labels": labels}
+        return {**facts, "layers": len(self), **told}
+
+    def labels(self) -> list[str]:
+        """What to call each layer: "encoder 0", "cross 3", "0 rope", or its number where there is one stack.
+
+        >>> model = torch.nn.Transformer(8, 2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True)
+        >>> kq.read(model).labels()
+        ['cross 0', 'decoder 0', 'encoder 0']
+        """
+        return layer_labels(self._named())
+
+    def _named(self) -> list[tuple[str, str]]:
+        """Name and kind of every layer."""
+        return [(_name(place, part), place.attention.kind) for place, part in self._places]
 
     @property
     def output(self) -> Iterator[Form]:
@@ -176,11 +192,12 @@ class Heads:
             width = weights.query.shape[2]
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
-        name = module_name(place) + (f" ({part})" if part else "")
+        name = _name(place, part)
         for role in ("query", "key", "query_bias", "key_bias"):
             _require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
         facts: dict[str, Any] = {
             "index": index,
+            "label": self.labels()[index],
             "name": name,
             "kind": attention.kind,
             "causal": _causal(attention, config),
@@ -217,6 +234,10 @@ class Heads:
         carried = self.values(index)
         # queryᵀ·key = W_O·W_V.
         return Projections(carried.output, carried.value).form()
+
+
+def _name(place: Place, part: str) -> str:
+    return module_name(place) + (f" ({part})" if part else "")
 
 
 def module_name(place: Place) -> str:

@@ -22,6 +22,7 @@ from keyquery.reading import Reading, digests, provenance
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import PARTS, Means, dial
 from keyquery.surgery.selection import Selection, select
+from keyquery.surgery.sites import labels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def ablate(
         raise ValueError("data must hold at least one batch, got none")
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
-    chosen = select(heads, known)
+    chosen = select(heads, known, labels_of(sites))
     placed = any(
         site.turn.rope is not None or site.position in ("alibi", "scaled alibi", "t5") for site in sites.values()
     )

@@ -28,6 +28,9 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
     ValueError: not a look: layers[0].raw.symmetry must be a number, got None
     """
     _check("model", model, MODEL)
+    labels = model.get("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"not a look: model.labels must be a list of texts, got {labels!r:.60}")
     for name, rows, fields in (("layers", layers, LAYER), ("heads", heads, HEAD)):
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise ValueError(f"not a look: {name} must be a list with something in it, got {rows!r:.60}")

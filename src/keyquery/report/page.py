@@ -75,6 +75,7 @@ def _model(look: Look) -> dict[str, Any]:
     return {
         "name": look.model["name"],
         "facts": _facts(look),
+        "labels": list(look.model.get("labels") or []),
         "columns": columns,
         "layers": [{**row, "raw": short(row["raw"], DIGITS)} for row in look.layers],
         "heads": [_head(head, columns, causal[head["layer"]], kept, len(look.heads)) for head in look.heads],

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.estimators import Reranking
 from keyquery.instruments import (
     Ablation,
@@ -107,7 +108,7 @@ def _heads_table(reading: Look) -> Table:
     for head in reading.heads:
         data = head["on_data"]
         table.add_row(
-            f"{head['layer']}.{head['head']}",
+            Text(name_of(reading.model, head["layer"], head["head"])),
             _bar(_shares(head)),
             f"{head['raw']['symmetry']:+z.2f}",
             f"{head['folded']['symmetry']:+z.2f}",
@@ -125,7 +126,7 @@ def _layers_table(reading: Look) -> Table:
         values = sorted(head["raw"]["symmetry"] for head in heads)
         mean = [sum(parts) / len(heads) for parts in zip(*map(_shares, heads), strict=True)]
         table.add_row(
-            str(layer["layer"]),
+            Text(name_of(reading.model, layer["layer"])),
             _bar(mean),
             f"{layer['raw']['symmetry']:+z.2f}",
             f"{layer['raw']['directionality']:+z.2f}",
@@ -160,7 +161,7 @@ def _comparison(reading: Comparison) -> list[Any]:
     columns = (column for look in looks for column in (Text(look.model["name"]), "symmetry"))
     table = _table("head" if apart else "layer", *columns)
     for rows in zip(*(look.heads if apart else look.layers for look in looks), strict=True):
-        cells: list[Any] = [f"{rows[0]['layer']}.{rows[0]['head']}" if apart else str(rows[0]["layer"])]
+        cells: list[Any] = [Text(name_of(looks[0].model, rows[0]["layer"], rows[0]["head"] if apart else None))]
         for row in rows:
             figures = row.get("on_data") or row["raw"]
             cells += [_bar(_shares(row)), f"{figures['symmetry']:+z.2f}"]

@@ -25,7 +25,7 @@ from keyquery.forms.checks import check_number
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Call, Site
+from keyquery.surgery.sites import Call, Site, labels_of
 from keyquery.surgery.wide import widen
 
 MOST = 1e4  # beyond, scores of short floats overflow
@@ -131,7 +131,7 @@ def dial(
     check_model(model)
     values = _checked(reciprocal, directional, popularity, position)
     sites = sites_of(model)
-    chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     if values[3] != 1 and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
         raise ValueError(f"{odd.name} scores positions by terms of their own, which the dial does not reach")
     means = None if data is None else data if isinstance(data, Means) else Means(model, data)
