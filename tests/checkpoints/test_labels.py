@@ -1,4 +1,4 @@
-"""Layers of several stacks have labels, one numbering for all commands; and one head of a layer is had by its number."""
+"""Layers of several stacks have labels, one numbering for all commands; and a layer gives one head by its number."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_labels(name):
 def test_a_table_names_stacks():
     reading = kq.look(tiny_model("t5"))
     assert "4.1 cross 0" in printed(reading)
-    assert "2.0 decoder 0" in printed(kq.compare(reading, reading))
+    assert "2.0 decoder 0" in printed(kq.compare(reading, kq.look(tiny_model("t5"))))
     assert '"labels": ["encoder 0"' in reading.to_json()
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models, report
+from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.cache import located
 from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
@@ -117,14 +118,22 @@ def compare(
         bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
     ] = False,
 ) -> None:
-    """Show two models, or two steps of one, side by side."""
+    """Show what differs between two models, or two steps of one.
+
+    Of models of one shape: how far each head's M = QᵀK has moved, ‖ΔM‖/‖M‖, and its symmetric and skew part, as a map
+    of layers by heads and a ranking, and which tensors are the same. Models of different shapes, and looks that were
+    saved, are shown side by side.
+    """
     if joined and picture is None:
         raise ValueError("--joined is about the picture: give --picture FILE")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     sources = [(source, for_page(html, None, source)) for source in (first, second)]
     looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
-    deliver(side_by_side(*_told_apart(looks, (first, second))), files, quiet, joined)
+    with watching(quiet) as progress:
+        weights = _weights((first, second), heads)
+        found = side_by_side(*_told_apart(looks, (first, second)), weights=weights, progress=progress)
+    deliver(found, files, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
@@ -143,6 +152,17 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
             raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
         return reading
     return watched_look(source, quiet, **options)
+
+
+def _weights(sources: Sequence[str], heads: int | None) -> list[Heads] | None:
+    """The heads of each source, or None where one of them is a look that was saved."""
+    if any(source.endswith(".json") and Path(source).is_file() for source in sources):
+        return None
+    networks = [saved_network(source) for source in sources]
+    return [
+        read(source, heads) if network is None else read(network)
+        for source, network in zip(sources, networks, strict=True)
+    ]
 
 
 def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
