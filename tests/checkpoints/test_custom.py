@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import keyquery as kq
+from keyquery import cli
 
 HEADS, R, D = 4, 3, 20
 FUSED = ("fused", "fused-transposed", "fused-heads")
@@ -136,3 +138,16 @@ def test_options_that_do_not_go_together_are_named(options, words, weights, tmp_
 def test_a_layout_alone_says_nothing(tmp_path, weights):
     with pytest.raises(ValueError, match="layout is of weights that query and key name"):
         kq.read(write(tmp_path, stored("linear", weights)), layout="heads")
+
+
+@pytest.mark.parametrize("layout", ["heads", "fused-transposed"])
+def test_command_line_takes_a_layout(layout, tmp_path, weights):
+    folder = write(tmp_path, stored(layout, weights), head_dim=R, hidden_size=D)
+    patterns = [part for name, value in names(layout).items() for part in (f"--{name}", value)]
+    arguments = ["look", str(folder), *patterns, "--heads", "4"]
+    result = CliRunner().invoke(cli.app, [*arguments, "--layout", layout])
+    assert result.exit_code == 0, result.output
+    assert "1 layers, 4 heads, width 20" in result.output
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code != 0
+    assert "--layout" in str(result.exception)

@@ -59,7 +59,10 @@ Window = Annotated[int, typer.Option(min=1, help="With --corpus: how far apart t
 def look(
     model: Annotated[
         str | None,
-        typer.Argument(help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name)."),
+        typer.Argument(
+            help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name): from the local "
+            "hub cache where it is there."
+        ),
     ] = None,
     text: Text = None,
     layers: Layers = None,

@@ -23,7 +23,12 @@ from keyquery.surgery.dial import PARTS
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file; the decoder that ships, unless given.")]
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on; the text that ships, unless given.")]
-Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5; all unless given.")]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5, numbered as look does, or 'decoder 1.*'. Default: all."
+    ),
+]
 Reciprocal = Annotated[float, typer.Option(help="Gain on what heads compare: 1 as it is, 0 off, 2 twice.")]
 Directional = Annotated[float, typer.Option(help="Gain on what they point at.")]
 Popularity = Annotated[float, typer.Option(help="Gain on keys that everyone looks at.")]
