@@ -24,7 +24,12 @@ from keyquery.reading import Reading
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the decoder that ships.")]
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on. Default: the text that ships.")]
-Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5. Default: all.")]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5, numbered as look does, or 'decoder 1.*'. Default: all."
+    ),
+]
 Symmetric = Annotated[float, typer.Option(help="Gain on the symmetric part (similarity): 1 as it is, 0 off, 2 twice.")]
 Skew = Annotated[float, typer.Option(help="Gain on the skew part (direction).")]
 Popularity = Annotated[float, typer.Option(help="Gain on the key-only part: what a key's content draws from every query.")]
@@ -116,7 +121,7 @@ def _running(
     source: str | None, text: Path | None, length: int, tokens: int, device: str
 ) -> tuple[str, nn.Module, Any, list[Any]]:
     """A model that gives logits, its tokenizer, and the text as batches."""
-    path = Path(source or models.DECODER)
+    path = source or str(models.DECODER)
     lines = read_lines(text or models.LONG_TEXT)
     model, tokenizer = load_model(path, speaking=True)
     if tokenizer is None:
@@ -124,4 +129,4 @@ def _running(
     batches = list(text_batches(lines, tokenizer, length, tokens))
     if sum(len(batch["input_ids"]) for batch in batches) < 2:
         raise ValueError("the text gives one sequence, and an interval needs two: more text or --tokens, less --length")
-    return path.name, model.to(pick_device(device)), tokenizer, batches
+    return Path(path).name, model.to(pick_device(device)), tokenizer, batches

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from keyquery.extras import optional
 from keyquery.files import write_all
 from keyquery.forms.checks import check_count, check_number
 from keyquery.reading import plain
@@ -89,7 +90,7 @@ class Estimator:
         return any(name.endswith("_") and not name.startswith("_") for name in vars(self))
 
     def __sklearn_tags__(self) -> Any:
-        tags, kind = import_module("sklearn.utils"), getattr(self, "_estimator_type", None)
+        tags, kind = optional("sklearn.utils"), getattr(self, "_estimator_type", None)
         return tags.Tags(
             estimator_type=kind,
             target_tags=tags.TargetTags(required=kind is not None),

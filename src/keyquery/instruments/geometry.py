@@ -116,6 +116,7 @@ def look(
     query: str | None = None,
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    layout: str | None = None,
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
@@ -141,7 +142,7 @@ def look(
         heads are divided into parts. Default: weights alone.
     layers
         Which layers. Default: all.
-    heads, query, key, config
+    heads, query, key, config, layout
         As in `read`, for checkpoints that do not say.
     tokenizer
         For `text`. Default: the one beside the model.
@@ -184,10 +185,10 @@ def look(
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        found, seen, curves = read(source, heads, query, key, config), OnData(), {}
+        found, seen, curves = read(source, heads, query, key, config, layout), OnData(), {}
     else:
         source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
-        found = read(source, heads, query, key, config)
+        found = read(source, heads, query, key, config, layout)
         kept = take(source, batches, found, sample, spoken)
         facts = {"from": used, "pairs": pairs}
         seen = OnData.of(source, batches, found, {"longest": length, **facts}, kept, watching)

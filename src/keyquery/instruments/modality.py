@@ -19,6 +19,7 @@ from keyquery.capture.watch import Batch
 from keyquery.capture.words import BLANKS, words_of
 from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
+from keyquery.extras import optional
 from keyquery.instruments.mapped import check_length
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
@@ -133,7 +134,7 @@ def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
     if isinstance(holder, str) and holder not in text:
         text = f"{holder} {text}"
     if not hasattr(pixels, "mode"):  # an array: which side of it is the colours is then not guessed
-        pixels = import_module("PIL.Image").fromarray(pixels)
+        pixels = optional("PIL.Image").fromarray(pixels)
     try:
         batch = dict(processor(images=pixels.convert("RGB"), text=text, return_tensors="pt"))
     except (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError, KeyError) as error:

@@ -26,7 +26,7 @@ from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
 from keyquery.survey.answers import Survey
 
-SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
+SCRIPTS = ("elements.js", "overview.js", "changes.js", "head.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
 # Bytes: room for the score maps of 144 rotary heads, and at most what keeps 1,024 heads below 5 MB.
@@ -55,7 +55,8 @@ def page(reading: Reading) -> str:
     if type(reading) in OWN:
         return OWN[type(reading)](reading)
     looks = looks_of(reading)
-    data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
+    changes = [_change(one) for one in reading.changes] if isinstance(reading, Comparison) else []
+    data = {"units": dict(Look.units), "models": [_model(look) for look in looks], "changes": changes}
     title = " and ".join(str(look.model["name"]) for look in looks)
     triangles = "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks)
     return document("page", title, SCRIPTS, data, own_style=triangle.STYLE, triangles=triangles)
@@ -75,6 +76,7 @@ def _model(look: Look) -> dict[str, Any]:
     return {
         "name": look.model["name"],
         "facts": _facts(look),
+        "labels": list(look.model.get("labels") or []),
         "columns": columns,
         "layers": [{**row, "raw": short(row["raw"], DIGITS)} for row in look.layers],
         "heads": [_head(head, columns, causal[head["layer"]], kept, len(look.heads)) for head in look.heads],
@@ -83,6 +85,14 @@ def _model(look: Look) -> dict[str, Any]:
         "cut": len(tokens) if kept < len(tokens) else 0,
         "notes": _notes(look, len(tokens), kept),
     }
+
+
+def _change(change: Mapping[str, Any]) -> dict[str, Any]:
+    """How far heads moved, as lists: layer, head, change, symmetric, skew and folded."""
+    names = ("layer", "head", "change", "symmetric", "skew", "folded")
+    rows = None if change["rows"] is None else [short([row[name] for name in names], 4) for row in change["rows"]]
+    tensors = {name: len(found) for name, found in change["tensors"].items()}
+    return {**{name: change.get(name) for name in ("of", "from", "why", "notes")}, "rows": rows, "tensors": tensors}
 
 
 def _head(

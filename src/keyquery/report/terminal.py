@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.estimators import Reranking
 from keyquery.instruments import (
     Ablation,
@@ -34,6 +35,7 @@ from keyquery.report.classified import transport_study_tables
 from keyquery.report.colours import DOES
 from keyquery.report.counted import corpus_tables
 from keyquery.report.deepened import depth_study_tables
+from keyquery.report.differences import difference_lines
 from keyquery.report.explained import causes_study_tables
 from keyquery.report.filled import words_study_tables
 from keyquery.report.flowed import flow_lines
@@ -107,7 +109,7 @@ def _heads_table(reading: Look) -> Table:
     for head in reading.heads:
         data = head["on_data"]
         table.add_row(
-            f"{head['layer']}.{head['head']}",
+            Text(name_of(reading.model, head["layer"], head["head"])),
             _bar(_shares(head)),
             f"{head['raw']['symmetry']:+z.2f}",
             f"{head['folded']['symmetry']:+z.2f}",
@@ -125,7 +127,7 @@ def _layers_table(reading: Look) -> Table:
         values = sorted(head["raw"]["symmetry"] for head in heads)
         mean = [sum(parts) / len(heads) for parts in zip(*map(_shares, heads), strict=True)]
         table.add_row(
-            str(layer["layer"]),
+            Text(name_of(reading.model, layer["layer"])),
             _bar(mean),
             f"{layer['raw']['symmetry']:+z.2f}",
             f"{layer['raw']['directionality']:+z.2f}",
@@ -153,20 +155,33 @@ def _summary(reading: Look) -> list[str]:
 
 
 def _comparison(reading: Comparison) -> list[Any]:
-    looks = reading.looks
+    looks, differences = reading.looks, difference_lines(reading, _table)
     if len({(len(look.layers), len(look.heads)) for look in looks}) > 1:
-        return [*(part for look in looks for part in (_look(look), "")), *map(_in_short, looks)]
+        shown = (part for look in looks for part in (_look(look), ""))
+        return [*shown, *differences, "", *map(_in_short, looks)]
+    if reading.changes and all(change["rows"] is not None for change in reading.changes):
+        return [*differences, "", *map(_in_short, looks)]
     apart = len(looks[0].heads) <= MOST_HEADS
     columns = (column for look in looks for column in (Text(look.model["name"]), "symmetry"))
     table = _table("head" if apart else "layer", *columns)
-    for rows in zip(*(look.heads if apart else look.layers for look in looks), strict=True):
-        cells: list[Any] = [f"{rows[0]['layer']}.{rows[0]['head']}" if apart else str(rows[0]["layer"])]
+    everything = list(zip(*(look.heads if apart else look.layers for look in looks), strict=True))
+    unequal = [rows for rows in everything if any(_figures(row) != _figures(rows[0]) for row in rows[1:])]
+    equal = len(everything) - len(unequal)
+    for rows in unequal:
+        cells: list[Any] = [Text(name_of(looks[0].model, rows[0]["layer"], rows[0]["head"] if apart else None))]
         for row in rows:
             figures = row.get("on_data") or row["raw"]
             cells += [_bar(_shares(row)), f"{figures['symmetry']:+z.2f}"]
         table.add_row(*cells)
     beside = (part for look in looks if apart for part in corpus_tables(look))
-    return [_legend(looks[0]), table, "", *map(_in_short, looks), *beside]
+    what = "heads" if apart else "layers"
+    said = [f"{equal} of {len(everything)} {what} have equal figures and are not shown."] if equal else []
+    tables = [_legend(looks[0]), table] if unequal else []
+    return [*differences, "", *tables, *said, "", *map(_in_short, looks), *beside]
+
+
+def _figures(row: dict[str, Any]) -> Any:
+    return row["raw"], row.get("folded"), row.get("on_data")
 
 
 def _objectives(reading: Objectives) -> list[Any]:

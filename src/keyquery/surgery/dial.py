@@ -29,7 +29,7 @@ from keyquery.forms.parts import PARTS
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Call, Site
+from keyquery.surgery.sites import Call, Site, labels_of
 from keyquery.surgery.wide import widen
 
 MOST = 1e4  # beyond, scores of short floats overflow
@@ -197,7 +197,7 @@ def dial(
     if data is None and means == "position":
         raise ValueError('means="position" are measured on data: give data, batches that the model takes')
     sites = sites_of(model)
-    chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
     if moved and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
         raise ValueError(f"{odd.name} scores positions by terms of their own, which the dial does not reach")

@@ -16,7 +16,7 @@ from keyquery.layers import Attention
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Site
+from keyquery.surgery.sites import Site, labels_of
 
 KINDS = ("zero", "mean")
 
@@ -61,7 +61,7 @@ def ablate_heads(
     check_model(model)
     check_choice("kind", kind, KINDS)
     sites = sites_of(model)
-    chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     names = {index: output_name(model, sites[index]) for index in chosen}
     if kind == "zero":
         means = {index: torch.zeros(()) for index in chosen}

@@ -15,7 +15,7 @@ function head() {
     one.kind === "cross" ? "cross-attention" : null, at.causal ? "looks back only" : null, ...(at.notes ?? [])];
   const curves = offsets(one);
   put("chosen",
-    el("div", { class: "verdict" }, el("h2", {}, `Layer ${one.layer}, head ${one.head}`),
+    el("div", { class: "verdict" }, el("h2", {}, `L${layerName(one.layer).slice(1)}, head ${one.head}`),
       el("b", {}, one.verdict), el("span", {}, one.reason)),
     el("p", { class: "muted" }, about.filter(Boolean).join(" · ")),
     el("div", { class: "figures" },
@@ -281,6 +281,6 @@ function layer() {
   const all = framed("Its heads", hasData() ? "shares on data" : "shares of energy", rows, "rest",
     el("div", { class: "wide heads" }, el("table", {}, el("thead", {}, top), el("tbody", {}, lines))));
   put("chosen",
-    el("div", { class: "verdict" }, el("h2", {}, `Layer ${at.layer}`), el("span", { class: "muted" }, about)),
+    el("div", { class: "verdict" }, el("h2", {}, `L${layerName(at.layer).slice(1)}`), el("span", { class: "muted" }, about)),
     el("div", { class: "figures" }, own, all));
 }

@@ -12,6 +12,8 @@ const model = () => DATA.models[state.model];
 const find = (layer, head) => model().heads.find((one) => one.layer === layer && one.head === head);
 const layerRow = (layer) => model().layers.find((one) => one.layer === layer);
 const ofLayer = (layer) => model().heads.filter((one) => one.layer === layer);
+const labelOf = (layer) => model().labels[layer] ?? "";  // of models of several stacks: encoder 0, cross 3
+const layerName = (layer) => labelOf(layer) ? `layer ${layer} (${labelOf(layer)})` : `layer ${layer}`;
 const hasData = () => model().heads.some((one) => one.on_data);
 const views = () => Object.keys(VIEWS).filter((view) => view !== "on_data" || hasData());
 function number(one, view, name) {
@@ -71,11 +73,11 @@ function cell(layer, head) {
     class: crowd ? "cell crowd" : "cell",
     role: "gridcell",
     tabindex: chosen ? 0 : -1,
-    title: `${layer}.${head}: ${told}`,
+    title: `${layer}.${head}${labelOf(layer) && ` (${labelOf(layer)})`}: ${told}`,
     "data-head": `${layer}.${head}`,
     "data-focus": "cell",
     "aria-selected": chosen,
-    "aria-label": `layer ${layer}, head ${head}: ${told}`,
+    "aria-label": `${layerName(layer)}, head ${head}: ${told}`,
     "--tone": `var(--${value > 0 ? "reciprocal" : "directional"})`,
     "--amount": `${(100 * Math.sqrt(Math.abs(value))).toFixed(0)}%`,  // so that small figures show too
     onclick: () => choose({ layer, head }),
@@ -85,11 +87,11 @@ function cell(layer, head) {
 function mapRow(layer, columns) {
   const pressed = layer === state.layer && state.head === null;
   const number = el("button", {
-    class: "number", type: "button", "aria-label": `layer ${layer}`, "aria-pressed": pressed,
+    class: "number", type: "button", "aria-label": layerName(layer), title: labelOf(layer), "aria-pressed": pressed,
     "data-focus": `layer ${layer}`, onclick: () => choose({ layer, head: null }),
   }, String(layer));
   const cells = Array.from({ length: columns }, (_, head) => cell(layer, head));
-  const bar = stack(meanShares(ofLayer(layer)), "stack", `layer ${layer}`);
+  const bar = stack(meanShares(ofLayer(layer)), "stack", layerName(layer));
   return el("div", { class: "row", role: "row" }, number, el("div", { class: "cells" }, cells), bar);
 }
 
