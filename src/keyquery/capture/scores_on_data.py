@@ -18,7 +18,9 @@ from keyquery.checkpoints import Heads, Layer
 SEQUENCES = 2 * FOLDS * LEAST  # that means by position need: half of them for the means, in folds
 
 
-def position_means(model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1) -> dict[int, PositionMeans]:
+def position_means(
+    model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1
+) -> dict[int, PositionMeans]:
     """Mean queries (scaled) and keys by position of every self-attention layer, by the layer's index."""
     means: dict[int, PositionMeans] = {}
     count = 0

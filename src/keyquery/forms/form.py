@@ -19,7 +19,7 @@ KERNELS = ("symmetric", "psd", "skew")
 
 
 class Shares(NamedTuple):
-    """What a head's scores do on data, summing to 1: compare, point, follow the crowd."""
+    """Shares of the variance of a head's scores over independent tokens; they sum to 1."""
 
     symmetric: Float[Tensor, "*batch"]
     skew: Float[Tensor, "*batch"]

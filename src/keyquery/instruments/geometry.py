@@ -193,7 +193,9 @@ def look(
         facts = {"from": used, "pairs": pairs}
         seen = OnData.of(source, batches, found, {"longest": length, **facts}, kept, watching)
         curves = {
-            one: OnData.of(source, _cut(source, text, spoken, one, tokens), found, {"longest": one, **facts}, None, watching)
+            one: OnData.of(
+                source, _cut(source, text, spoken, one, tokens), found, {"longest": one, **facts}, None, watching
+            )
             for one in lengths
         }
     tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
@@ -286,7 +288,9 @@ def _prepare(
     return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
 
 
-def _cut(model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int) -> list[Batch]:
+def _cut(
+    model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int
+) -> list[Batch]:
     """A text in windows of `length` tokens, as batches that the model takes."""
     assert text is not None
     lines = text if isinstance(text, list) else read_lines(text)

@@ -96,7 +96,11 @@ def _from_ablation(ablation: Mapping[str, Any], on_data: Mapping[str, Any], limi
     open_ = {part for part, (_, _, high) in ablation.items() if high > limit.loss} - needed
     costs = ", ".join(f"{part} {ablation[part][0]:+.4f}" for part in ablation if part in needed | open_)
     if open_:
-        return Label("undecided", f"cost of leaving out, nats per token, with intervals across {limit.loss:g}: {costs}", "ablation")
+        return Label(
+            "undecided",
+            f"cost of leaving out, nats per token, with intervals across {limit.loss:g}: {costs}",
+            "ablation",
+        )
     if not needed:
         return None
     reason = f"leaving out costs, nats per token: {costs}; the other parts cost less than {limit.loss:g}"

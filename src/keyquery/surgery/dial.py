@@ -45,7 +45,9 @@ class SiteMeans:
         self.by_position = len(query) > 1
         self._warned = False
 
-    def at(self, call: Call, sign: int = 1) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
+    def at(
+        self, call: Call, sign: int = 1
+    ) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
         """Both, at the place of every token of a call and rotated to it; the other way for `sign` −1."""
         if self.query.shape[-1] != call.keys.shape[-1]:
             raise ValueError("an rbf kernel takes the means of the batch at hand: leave data out")

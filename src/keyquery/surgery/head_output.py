@@ -77,7 +77,9 @@ def ablate_heads(
         return Handle(changes, "the ablation of heads")
 
 
-def mean_outputs(model: nn.Module, data: Iterable[Batch], names: Mapping[int, str]) -> dict[int, Float[Tensor, " width"]]:
+def mean_outputs(
+    model: nn.Module, data: Iterable[Batch], names: Mapping[int, str]
+) -> dict[int, Float[Tensor, " width"]]:
     """The mean of what enters each output projection, by layer."""
     entered = activations(model, batches_of(data), list(dict.fromkeys(names.values())))
     return {index: entered[name].double().mean(0) for index, name in names.items()}
