@@ -1,0 +1,83 @@
+"""Texts from files, made safe and short for a terminal."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+NAME = 80  # letters of a name within a message of the library
+WORD, TEXT, MESSAGE = 240, 400, 2000  # letters of a word in any message, of a text of a reading, of a whole message
+# What this library draws with, for terminals that cannot show it; each part of a bar keeps a sign of its own.
+ASCII = {
+    "█": "#", "▓": "=", "▒": "-", "░": ".", "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-", "↔": "<->",
+    "×": "x", "·": ".", "±": "+-", "≥": ">=", "≤": "<=", "²": "^2", "³": "^3", "‖": "||", "’": "'", "‘": "'", "“": '"',
+    "”": '"', "√": "sqrt", "Δ": "delta", "Σ": "sum",
+}  # fmt: skip
+
+
+def printable(text: str, most: int | None = None) -> str:
+    r"""A text that a terminal shows and does not obey, in one line; of more than `most` letters, its two ends.
+
+    Control characters (C0, C1), line ends, bidirectional overrides, surrogates and whatever else shows nothing are
+    written as Python escapes them.
+
+    >>> printable("\x1b]0;title\x07 \u202egpj.exe")
+    '\\x1b]0;title\\x07 \\u202egpj.exe'
+    >>> printable("layers." * 9, most=12)
+    'layers…yers.'
+    """
+    if not text.isprintable():
+        text = "".join(map(_visible, text))
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
+def message(text: str) -> str:
+    """An error message as a terminal is shown it: in one line, with long names in it, and the whole, shortened.
+
+    >>> message("no file " + "x" * 5000 + ":\\n  give another")[-30:]
+    'xxxxxxxxxxxxxxxx: give another'
+    """
+    return printable(" ".join(printable(word, WORD) for word in text.split()), MESSAGE)
+
+
+def printable_data(value: Any, most: int = TEXT) -> Any:
+    """Plain data, as of a Reading, with every text in it made printable.
+
+    >>> printable_data({"name": ["a\\tb", 1.5]})
+    {'name': ['a\\\\tb', 1.5]}
+    """
+    if isinstance(value, str):
+        return printable(value, most)
+    if isinstance(value, Mapping):
+        return {printable_data(key, most): printable_data(item, most) for key, item in value.items()}
+    if isinstance(value, list) and not set(map(type, value)) <= {float, int}:  # spectra are long, and numbers
+        return [printable_data(item, most) for item in value]
+    return value
+
+
+def spell_out() -> None:
+    """Let standard output and error spell out in ASCII what their encoding lacks, where they would raise."""
+    codecs.register_error("keyquery", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="keyquery")
+
+
+def _visible(sign: str) -> str:
+    if sign.isprintable():
+        return sign
+    if unicodedata.category(sign) == "Zs":  # spaces of other widths
+        return " "
+    return sign.encode("unicode_escape", "backslashreplace").decode()
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
