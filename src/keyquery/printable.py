@@ -6,8 +6,11 @@ import codecs
 import sys
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from copy import copy
+from dataclasses import fields
+from typing import Any, TypeVar
 
+D = TypeVar("D")
 NAME = 80  # letters of a name within a message of the library
 WORD, TEXT, MESSAGE = 240, 400, 2000  # letters of a word in any message, of a text of a reading, of a whole message
 # What this library draws with, for terminals that cannot show it; each part of a bar keeps a sign of its own.
@@ -45,7 +48,7 @@ def message(text: str) -> str:
     return printable(" ".join(printable(word, WORD) for word in text.split()), MESSAGE)
 
 
-def printable_data(value: Any, most: int = TEXT) -> Any:
+def printable_data(value: Any, most: int | None = None) -> Any:
     """Plain data, as of a Reading, with every text in it made printable.
 
     >>> printable_data({"name": ["a\\tb", 1.5]})
@@ -58,6 +61,18 @@ def printable_data(value: Any, most: int = TEXT) -> Any:
     if isinstance(value, list) and not set(map(type, value)) <= {float, int}:  # spectra are long, and numbers
         return [printable_data(item, most) for item in value]
     return value
+
+
+def printable_copy(record: D, most: int | None = None) -> D:
+    """A copy of a dataclass of plain data, such as a Reading, with every text in it made printable.
+
+    >>> printable_copy(kq.Reading(provenance={"model": "a\\tb"}))
+    Reading(provenance={'model': 'a\\\\tb'})
+    """
+    shown = copy(record)
+    for each in fields(record):  # type: ignore[arg-type]
+        object.__setattr__(shown, each.name, printable_data(getattr(record, each.name), most))
+    return shown
 
 
 def spell_out() -> None:

@@ -51,5 +51,5 @@ def _draw(axis: Any, panel: Ring, reading: Causes) -> None:
         axis.plot([x], [y], "o", markersize=2.2, color=TOKENS[kind])
         turn = -math.degrees(angle) + (180 if left else 0)
         place = {"ha": "right" if left else "left", "va": "center", "rotation": turn, "rotation_mode": "anchor"}
-        word = short(reading.tokens[node]).replace("$", r"\$")
+        word = short(reading.tokens[node])
         axis.text(x * out, y * out, word, size=6.5, weight="bold" if kind else "normal", **place)

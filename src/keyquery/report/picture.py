@@ -14,6 +14,7 @@ from keyquery.estimators import Importance, Interactions, Leaning, Reranking
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Causes, Comparison, Depth, Flow, Look, Transport
 from keyquery.layers.time import TimeKernel
+from keyquery.printable import printable_copy
 from keyquery.reading import Reading
 from keyquery.report.between import between
 from keyquery.report.carried import carried
@@ -63,6 +64,7 @@ PAPER: dict[str, Any] = {
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
+    "text.parse_math": False,  # a dollar in a name is a dollar
 }
 PAPER |= {"svg.hashsalt": "keyquery"}  # the same figures give the same file
 
@@ -103,6 +105,7 @@ def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
         pyplot = import_module("matplotlib.pyplot")
     except ImportError:
         raise ImportError("plot needs matplotlib: pip install 'keyquery[plot]'") from None
+    reading = printable_copy(reading)
     if type(reading) in OWN:
         drawers = OWN[type(reading)]
         what = what or next(iter(drawers))
@@ -157,6 +160,7 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
     The triangle and causal graphs as .svg need no other package; the rest is drawn by matplotlib.
     """
     check_picture(path)
+    reading = printable_copy(reading)  # no control character is well-formed XML
     if isinstance(reading, Causes) and path.suffix.lower() == ".svg":
         return graphs_svg(reading).encode()
     own = type(reading) in OWN

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import fields
 from statistics import median
 from typing import Any
 
@@ -28,7 +26,7 @@ from keyquery.instruments import (
     Transport,
     Turned,
 )
-from keyquery.printable import printable, printable_data
+from keyquery.printable import TEXT, printable, printable_copy
 from keyquery.progress import WIDE
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
@@ -84,9 +82,7 @@ def show(reading: Reading, console: Console) -> None:
 
     Its texts come out of files: none of them steers the terminal, or is taken for markup of rich.
     """
-    lines, shown = LINES.get(type(reading)), copy(reading)
-    for each in fields(reading):
-        object.__setattr__(shown, each.name, printable_data(getattr(reading, each.name)))
+    lines, shown = LINES.get(type(reading)), printable_copy(reading, TEXT)
     for line in shown.records() if lines is None else lines(shown):
         console.print(line, markup=False, emoji=False)
 
