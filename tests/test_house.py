@@ -17,6 +17,7 @@ SOURCE = Path(kq.__file__).parent
 ROOMS = [
     "_version",
     "printable",
+    "extras",
     "files",
     "progress",
     "reading",

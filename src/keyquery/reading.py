@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.extras import optional
 from keyquery.files import read_text, write_text
 
 KINDS: dict[str, type[Reading]] = {}
@@ -129,11 +130,7 @@ class Reading:
         >>> kq.Reading().to_frame().shape
         (1, 1)
         """
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'keyquery[frames]'") from None
-        return pandas.DataFrame(self.records())
+        return optional("pandas", "to_frame").DataFrame(self.records())
 
     def _repr_html_(self) -> str:
         return str(_report().html(self))

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import nn
 
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.extras import optional
 from keyquery.files import beside
 from keyquery.layers import LanguageModel
 
@@ -105,10 +105,7 @@ def _knowing(found: Any) -> Any:
 
 
 def _transformers(what: str = "on data") -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError:
-        raise ImportError(f"{what} needs transformers: pip install 'keyquery[hf]'") from None
+    return optional("transformers", what)
 
 
 def can_speak(source: str | Path) -> bool:
