@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 D = TypeVar("D")
 NAME = 80  # letters of a name within a message of the library
+BRIEF, REPR = 60, 240  # letters of a value in the repr of what holds it, and of the whole
 WORD, TEXT, MESSAGE = 240, 400, 2000  # letters of a word in any message, of a text of a reading, of a whole message
 # What this library draws with, for terminals that cannot show it; each part of a bar keeps a sign of its own.
 ASCII = {
@@ -46,6 +47,18 @@ def message(text: str) -> str:
     'xxxxxxxxxxxxxxxx: give another'
     """
     return printable(" ".join(printable(word, WORD) for word in text.split()), MESSAGE)
+
+
+def brief(value: Any, most: int = BRIEF) -> str:
+    """The repr of a value in a line; of a list or mapping that is longer, how many there are.
+
+    >>> brief([1.0] * 100), brief(torch.eye(2)), brief("x" * 100, 9)
+    ('[… 100]', 'tensor([[1., 0.], [0., 1.]])', "'xxx…xxx'")
+    """
+    said = " ".join(repr(value).split())
+    if len(said) > most and isinstance(value, (list, tuple, dict)):
+        return f"{{… {len(value)}}}" if isinstance(value, dict) else f"[… {len(value)}]"
+    return printable(said, most)
 
 
 def printable_data(value: Any, most: int | None = None) -> Any:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from keyquery.extras import optional
 from keyquery.files import write_all
 from keyquery.forms.checks import check_count, check_number
+from keyquery.printable import brief
 from keyquery.reading import plain
 
 FORMAT = 1
@@ -75,7 +76,8 @@ class Estimator:
 
     def __repr__(self) -> str:
         known = self._defaults()
-        given = [f"{name}={value!r}" for name, value in self.get_params().items() if repr(value) != repr(known[name])]
+        params = self.get_params().items()
+        given = [f"{name}={brief(value)}" for name, value in params if repr(value) != repr(known[name])]
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
