@@ -37,7 +37,7 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
-        return _own(path), Tokenizer.load(path)
+        return _own(path), Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     transformers = _transformers()
     with _hushed(transformers):
         try:

@@ -22,6 +22,9 @@ Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON
 Csv = Annotated[Path | None, typer.Option(help="Write its table to this CSV file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to this .svg, .png or .pdf file.")]
+Ids = Annotated[
+    Path | None, typer.Option(help="In place of --text: token ids, a sequence a line, integers; no line is cut.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
