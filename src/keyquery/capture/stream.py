@@ -163,7 +163,7 @@ def _listened(model: Any, run: _Run) -> Iterator[None]:
 
 
 def _register() -> None:
-    utils, masks = optional("transformers.modeling_utils"), optional("transformers.masking_utils")
+    utils, masks = (optional(f"transformers.{part}", "its attention") for part in ("modeling_utils", "masking_utils"))
     utils.AttentionInterface.register(NAME, _by_heads)
     masks.AttentionMaskInterface.register(NAME, masks.eager_mask)  # without one masks are dropped, without a word
 

@@ -17,6 +17,7 @@ from keyquery.checkpoints.llama2c import open_llama2c
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
 from keyquery.extras import optional
 from keyquery.files import beside
+from keyquery.printable import NAME, printable
 
 TORCH = (".bin", ".pt", ".pth")
 
@@ -73,7 +74,7 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
     if isinstance(source, str) and HUB_NAME.fullmatch(source) and not local:
         if (folder := cached(source)) is not None:
             return open_path(folder, config, label=source)
-        optional("huggingface_hub")  # before the network is asked
+        optional("huggingface_hub", "a hub model")  # before the network is asked
         from keyquery.checkpoints.hub import Hub
 
         return Hub(source)
@@ -165,7 +166,7 @@ def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
     known = any(other.goes_by(said) for other in families().values())
     why = "does not fit its tensors" if known else "is not known"
     return (
-        f"model type {said!r} {why}: read by its tensor names as {family.name}, "
+        f"model type {_quoted(said)} {why}: read by its tensor names as {family.name}, "
         "whose scale and norms may not be its own",
     )
 
@@ -183,12 +184,12 @@ def _family_of(source: Source) -> Family:
     if isinstance(said, str) and said.startswith("gguf-"):
         read_ones = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
         raise ValueError(
-            f"{source.label} is a GGUF file of architecture {said.removeprefix('gguf-')!r}, which is not read; "
+            f"{source.label} is a GGUF file of architecture {_quoted(said.removeprefix('gguf-'))}, which is not read; "
             f"those that are: {read_ones}"
         )
     recognised = recognise(source.shapes)
     if recognised is None:
-        kind = f"the model type {said!r}" if said else "this layout"
+        kind = f"the model type {_quoted(said)}" if said else "this layout"
         if isinstance(source, Live):
             raise ValueError(
                 f"{source.label} has no attention that is known: {kind} is not. It holds {_shown(source)}. "
@@ -207,4 +208,9 @@ def _shown(source: Source) -> str:
     """Some of the names of a source's tensors."""
     names = sorted(source.shapes)
     more = f", … ({len(names)} in all)" if len(names) > 6 else ""
-    return (", ".join(names[:6]) or "no tensors") + more
+    return (", ".join(printable(name, NAME) for name in names[:6]) or "no tensors") + more
+
+
+def _quoted(said: Any) -> str:
+    """What a config says, in a message."""
+    return printable(repr(said), NAME)

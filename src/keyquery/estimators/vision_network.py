@@ -93,7 +93,7 @@ def backbone_of(given: Any, size: int) -> Backbone:
 
 def built(facts: dict[str, Any], size: int) -> Backbone:
     """A backbone of a configuration, its weights as they come; nothing but what transformers knows is run."""
-    library = optional("transformers")
+    library = optional("transformers", "a backbone")
     told = dict(facts)
     config = library.AutoConfig.for_model(told.pop("model_type"), **told)
     return Backbone(library.AutoModel.from_config(config), size)

@@ -59,7 +59,7 @@ class Look(Reading, kind="look"):
         "singular_values": "of M, descending",
         "scale": "by which the model multiplies the score",
         "scores": "of the sample's tokens, query by key, scaled; their sum's softmax is the attention",
-        "symmetric": "of the variance of the scores over the visible pairs; so are skew, popularity, query_only, position",
+        "symmetric": "of the variance of scores over visible pairs; so are skew, popularity, query_only, position",
         "interaction": "of that variance: 2·covariances between parts; shares and interaction sum to 1",
         "sink": "of that variance: the first key against all others, in the position part",
         "half_window": "the same shares over pairs within the first half of each window",

@@ -26,7 +26,7 @@ from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
 from keyquery.survey.answers import Survey
 
-SCRIPTS = ("elements.js", "overview.js", "changes.js", "head.js", "page.js")
+SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
 # Bytes: room for the score maps of 144 rotary heads, and at most what keeps 1,024 heads below 5 MB.
@@ -99,12 +99,15 @@ def _head(
     head: Mapping[str, Any], columns: Mapping[str, list[str]], causal: bool, kept: int, count: int
 ) -> dict[str, Any]:
     figures = {
-        view: None if head[view] is None else [short(head[view][name], DIGITS) for name in names]
+        view: None if head[view] is None else [short(head[view].get(name), DIGITS) for name in names]
         for view, names in columns.items()
     }
     out = {key: head[key] for key in ("layer", "head", "kind", "scale", "rank", "verdict", "reason")}
     spectra = {view: _spectra(head[view], count) for view in ("raw", "folded")}
     out |= {**figures, "spectra": spectra}
+    intervals = {view: (head[view] or {}).get("intervals") for view in columns}
+    if any(intervals.values()):
+        out["intervals"] = {view: short(ends, 3) for view, ends in intervals.items() if ends}
     if "offsets" in head["raw"]:
         out["offsets"] = short(head["raw"]["offsets"], 4)
     if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
@@ -120,9 +123,9 @@ def _head(
 
 
 def _scalars(heads: Sequence[Mapping[str, Any]], view: str) -> list[str]:
-    """The names of a view's single figures."""
-    found: Mapping[str, Any] = next((head[view] for head in heads if head[view]), {})
-    return [name for name, value in found.items() if not isinstance(value, (list, dict))]
+    """The names of a view's single figures, in their order; a head may lack one that others have."""
+    found = (item for head in heads for item in (head[view] or {}).items())
+    return list(dict.fromkeys(name for name, value in found if isinstance(value, (int, float))))
 
 
 def _spectra(figures: Mapping[str, Any], count: int) -> list[str]:

@@ -185,10 +185,7 @@ def _image_set(
 
 
 def _digit_set(weights: Path | None, device: str, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        digits = optional("sklearn.datasets").load_digits()
-    except ImportError:
-        raise ImportError("digits need scikit-learn: pip install 'keyquery[estimators]'") from None
+    digits = optional("sklearn.datasets", "the data set digits").load_digits()
     pixels = np.rint(digits.images * 255 / 16).astype(np.uint8)[..., None]
     return image_vectors(pixels, load_dino(weights or ""), DIGITS_SIZE, device, progress=progress), digits.target
 

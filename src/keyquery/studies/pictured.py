@@ -81,10 +81,7 @@ class Scene(NamedTuple):
 
 def digits() -> Things:
     """The handwritten digits of scikit-learn, 8 × 8, in 8 bits."""
-    try:
-        found = optional("sklearn.datasets").load_digits()
-    except ImportError:
-        raise ImportError("the digits need scikit-learn: pip install 'keyquery[estimators]'") from None
+    found = optional("sklearn.datasets", "the data set digits").load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
     return Things(pixels, found.target.astype(np.int64), DIGITS)
 

@@ -175,11 +175,11 @@ def standardised(
 def _scikit(method: str, x: np.ndarray, y: np.ndarray, seed: int) -> Learned:
     """Logistic regression on standardised features, or histogram boosting: a point a step, scores multiplied."""
     if method == "logistic":
-        scaler = optional("sklearn.preprocessing").StandardScaler()
-        made = optional("sklearn.linear_model").LogisticRegression(max_iter=1000)
-        model = optional("sklearn.pipeline").make_pipeline(scaler, made)
+        scaler = optional("sklearn.preprocessing", "a baseline").StandardScaler()
+        made = optional("sklearn.linear_model", "a baseline").LogisticRegression(max_iter=1000)
+        model = optional("sklearn.pipeline", "a baseline").make_pipeline(scaler, made)
     else:
-        model = optional("sklearn.ensemble").HistGradientBoostingClassifier(random_state=seed)
+        model = optional("sklearn.ensemble", "a baseline").HistGradientBoostingClassifier(random_state=seed)
     steps, features = x.shape[1:]
     model.fit(x.reshape(-1, features), y.repeat(steps))
 

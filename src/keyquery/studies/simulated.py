@@ -91,7 +91,7 @@ def split_of(dataset: str, seed: int, folder: Path, digest: str | None = None) -
         arrays = _adult(folder / f"adult-{digest}.npz")
         rows = np.random.default_rng(seed).permutation(len(arrays.y))[:ROWS]
         return arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
-    x, y = getattr(optional("sklearn.datasets"), SCIKIT[dataset])(return_X_y=True)
+    x, y = getattr(optional("sklearn.datasets", "the data set"), SCIKIT[dataset])(return_X_y=True)
     learned, test = hold_out(y, HELD_OUT, seed)
     return Split(x[learned][:, None], y[learned], x[test][:, None], y[test])
 

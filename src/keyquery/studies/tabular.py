@@ -114,7 +114,7 @@ def _files(name: str, data: Path | None) -> list[str]:
 
 
 def _breast() -> Table:
-    found = optional("sklearn.datasets").load_breast_cancer()
+    found = optional("sklearn.datasets", "the table of breast cancer").load_breast_cancer()
     values = tuple(np.ascontiguousarray(column) for column in found.data.T)
     columns = (*map(str, found.feature_names), "target")
     kinds, categories = ("numeric",) * len(values), ((),) * len(values)

@@ -105,7 +105,7 @@ def _things(folder: Path, dataset: str, digest: str | None) -> Things:
 
 def dino_model(path: str | Path) -> nn.Module:
     """The Dinov2Model of transformers, with the weights of a file, its sizes read off them."""
-    library, weights = optional("transformers"), load_dino(path)
+    library, weights = optional("transformers", "DINOv2"), load_dino(path)
     tokens, width = weights["embeddings.position_embeddings"].shape[1:]
     patch = weights["embeddings.patch_embeddings.projection.weight"].shape[-1]
     depth = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))

@@ -230,8 +230,8 @@ class Means:
         count = sum(map(rows_of, batches))
         if kind is None and batches and count < SEQUENCES:
             warnings.warn(
-                f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, and "
-                'learned positions count as popularity; means="global" or "position" says which is wanted',
+                f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, "
+                'and learned positions count as popularity; means="global" or "position" says which is wanted',
                 stacklevel=3,
             )
             kind = "global"

@@ -42,7 +42,7 @@ def check_family(name: str, **changes: Any) -> None:
 def tiny_model(name: str, **changes: Any) -> Any:
     """The tiny model of a family with every weight random, also biases and gains, which would start as 0 and 1."""
     facts = families()[name].tiny
-    cls = getattr(optional("transformers"), changes.pop("model", facts["model"]))
+    cls = getattr(optional("transformers", "check_family"), changes.pop("model", facts["model"]))
     config = cls.config_class(**{**facts["config"], **changes}, attn_implementation="eager")
     model = cls(config).eval()
     with torch.no_grad():
@@ -184,7 +184,7 @@ def _spied(model: Any, name: str) -> Iterator[dict[str, Tensor]]:
     if name in BYPASS:
         yield {}
         return
-    utils, masks = optional("transformers.modeling_utils"), optional("transformers.masking_utils")
+    utils, masks = (optional(f"transformers.{part}", "check_family") for part in ("modeling_utils", "masking_utils"))
     names = {module: label for label, module in model.named_modules()}
     calls: dict[str, Tensor] = {}
 

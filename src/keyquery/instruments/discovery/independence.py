@@ -150,7 +150,7 @@ class DSeparation:
         self.count, self.most = len(self.observed), max(0, len(self.observed) - 2)
         self.tests, self.by_size = 0, Counter[int]()
         self._known: dict[Query, float] = {}
-        self._networkx = optional("networkx")
+        self._networkx = optional("networkx", "a known graph")
 
     def prepare(self, queries: Iterable[Query]) -> None:
         """Nothing to do beforehand."""
