@@ -129,7 +129,8 @@ def _visible(
             own = _of_torch(mask)
             return own[None, None] if own.ndim == 2 else own.unflatten(0, (-1, module.num_heads))
         if mask.ndim > 2:
-            pairs = pairs & unmasked(mask if mask.ndim == 4 else mask.unsqueeze(1), n, n)
+            allowed = unmasked(mask if mask.ndim == 4 else mask.unsqueeze(1), n, n)
+            pairs = pairs if allowed is None else pairs & allowed
             if not isinstance(module, Attention):  # whose mask and `is_causal` both hold; a model's own mask is whole
                 return pairs
     far = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None]  # key less query

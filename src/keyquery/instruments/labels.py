@@ -2,7 +2,8 @@
 
 A label is a prediction: that the head's other parts can be left out. It comes from ablation, where that was run
 (leaving a part out costs less than a stated loss), else from the shares of the variance with their intervals
-("variance"), else from the weights alone. Variance is not importance: docs/studies/labels.md counts how often the two agree.
+("variance"), else from the weights alone. Variance is not importance:
+docs/studies/labels.md counts how often the two agree.
 """
 
 from __future__ import annotations
