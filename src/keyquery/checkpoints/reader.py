@@ -12,7 +12,7 @@ from torch import nn
 from keyquery.checkpoints.family import Attention, Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
-from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
+from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.files import beside
 
 TORCH = (".bin", ".pt", ".pth")
@@ -36,6 +36,7 @@ def read(
     >>> len(heads), heads.family.name
     (1, 'torch')
     """
+    source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
     if isinstance(source, nn.Module) and not query and not key and (said := formed(source)):
         rest = Live(source, without=said)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from keyquery.capture import Batch, batches_of, joint_moments
 from keyquery.forms.checks import check_number
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
-from keyquery.surgery.handles import Handle, check_model
+from keyquery.surgery.handles import Handle, check_model, lasting
 from keyquery.surgery.selection import Selection, select
 from keyquery.surgery.sites import Call, Site
 from keyquery.surgery.wide import widen
@@ -128,7 +128,7 @@ def dial(
     >>> torch.equal(model(x), before), torch.equal(without, before)
     (True, False)
     """
-    check_model(model)
+    model = check_model(model)
     values = _checked(reciprocal, directional, popularity, position)
     sites = sites_of(model)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
@@ -139,9 +139,12 @@ def dial(
         index: Gains(some, values[:, None].expand(-1, len(some)), None if means is None else means.of(sites[index]))
         for index, some in chosen.items()
     }
-    with ExitStack() as changes:
+
+    def change(changes: ExitStack) -> Dial:
         rewrite(model, sites, gains, changes)
         return Dial(changes, gains)
+
+    return lasting(model, change)
 
 
 class Means:

@@ -23,7 +23,7 @@ from keyquery.layers import Attention
 from keyquery.surgery.adapters import Swapped, replace, unnest, unrecord
 from keyquery.surgery.attach import check_unchanged
 from keyquery.surgery.build import adapt, build, carried_state, check_layer, place_of, start_nearest
-from keyquery.surgery.handles import Handle, check_model, put
+from keyquery.surgery.handles import Handle, check_model, lasting, put
 
 FORMAT = "keyquery swap 1"  # one key of the metadata, whose keys have no order: equal swaps are equal files
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # whose masks say all that a kq.Attention needs
@@ -115,7 +115,7 @@ def swap(
     >>> type(model.self_attn).__name__
     'MultiheadAttention'
     """
-    check_model(model)
+    model = check_model(model)
     check_unchanged(model)
     check_choice("init", init, ("nearest", "random"))
     if data is not None and (saved is not None or init != "nearest"):
@@ -139,9 +139,15 @@ def swap(
         seen = None if data is None else _covariances(model, data, heads, chosen)
         for layer, new in zip(chosen, attentions, strict=True):
             lost[layer.index] = start_nearest(new, layer, None if seen is None else seen[layer.index])
-    with ExitStack() as changes:
+
+    def change(changes: ExitStack) -> Swap:
+        check_unchanged(model)
+        for layer in chosen:
+            check_layer(model, heads, layer)  # once more: another thread may have been first
         _put_all(model, chosen, attentions, changes)
         return Swap(changes, recipe, heads, attentions, lost)
+
+    return lasting(model, change)
 
 
 def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention], changes: ExitStack) -> None:
