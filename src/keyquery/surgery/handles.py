@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, call, length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from torch import nn
 
@@ -32,15 +33,15 @@ class Handle:
 
         def __enter__(self: H) -> H: ...
     else:
-        # Without a line of Python, on which an interrupt could fall between the change and the block that undoes it.
+        # In C throughout: an interrupt on a line of Python would fall between the change and the block that undoes it.
         __enter__ = property(attrgetter("_enter"))
 
     def __init__(self, changes: ExitStack, what: str) -> None:
         self._changes: ExitStack | None = changes.pop_all()
         self.what = what
         self.model: nn.Module | None = None
-        self._entered: dict[str, Handle] = {}
-        self._enter: Callable[[], Any] = partial(self._entered.setdefault, "by", self)
+        self._unentered = iter([ref(self)])  # used up when a block begins, which gets the handle that it holds
+        self._enter: Callable[[], Any] = partial(next, map(call, self._unentered))
 
     def undo(self) -> None:
         """Give the model back as it was, bit for bit; where another thread uses it, after that."""
@@ -54,8 +55,7 @@ class Handle:
     def _close(self) -> None:
         with uninterrupted():
             changes, self._changes, self.model = self._changes, None, None
-            self._enter = partial(_refuse, self.what)  # not a method of its own, which would keep it
-            self._entered.clear()
+            self._enter = partial(_refuse, self.what)
             if changes is not None:
                 changes.close()
 
@@ -84,7 +84,7 @@ class Handle:
 
     def __del__(self) -> None:
         """A block that an interrupt ended before the first line of `__exit__` undoes its change here."""
-        if getattr(self, "_entered", None) and not self.undone:
+        if not self.undone and length_hint(self._unentered) == 0:
             self.undo()
 
 
