@@ -40,14 +40,14 @@ class Interrupt:
 
 def states(model):
     """What a model is, and what it shares with others."""
-    names = {id(m): vars(m.config).get("_attn_implementation_internal") for m in model.modules() if hasattr(m, "config")}
+    names = [vars(m.config).get("_attn_implementation_internal") for m in model.modules() if hasattr(m, "config")]
     tables = [sys.modules[type(m).__module__].__dict__.get("ALL_ATTENTION_FUNCTIONS") for m in model.modules()]
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     return names, tables, handlers, torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled()
 
 
 def interrupted_everywhere(model, use, files=FILES, step=1):
-    """Use a model again and again, with an interrupt some lines later each time; it must be as it was. How many came?"""
+    """Use a model again and again, with an interrupt some lines later each time; it must be as it was."""
     if (handle := use()) is not None:
         handle.undo()
     before, shared = snapshot(model), states(model)

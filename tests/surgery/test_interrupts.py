@@ -94,11 +94,16 @@ def test_signals_wait_for_the_end_of_a_change_and_are_all_delivered():
     heard, before = [], signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append("terminate"))
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    try:
-        with pytest.raises(KeyboardInterrupt), uninterrupted(), uninterrupted():
+
+    def both():
+        with uninterrupted(), uninterrupted():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
             heard.append("whole")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            both()
         assert heard == ["whole", "terminate"]
         assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
     finally:
@@ -140,8 +145,7 @@ def test_dials_from_two_threads_leave_nothing_behind(name):
             try:
                 with kq.dial(model, popularity=0, heads=f"{layer}.*"):
                     pass
-            except (RuntimeError, ValueError) as error:
-                assert "undo that first" in str(error)
+            except RuntimeError:  # the other thread has it
                 refused += 1
         return refused
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from keyquery.capture.guard import temporarily
 from keyquery.capture.watch import entry
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.sources import bare, first_line
 from keyquery.layers import Attention
 
 Lengths = Callable[[Tensor], Tensor]
@@ -36,7 +36,7 @@ def carried(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str | None]]:
 
     Layers of `kq.Attention` say their maps themselves; those of other models are read as `kq.read` reads them.
     """
-    found: dict[str, Tensor] = {}
+    model, found = bare(model), dict[str, Tensor]()
     thread = get_ident()
 
     def hear(name: str, of: Lengths, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:

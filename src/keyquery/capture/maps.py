@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from keyquery.capture.guard import put_back, temporarily
 from keyquery.capture.watch import Batch, watch
+from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 
 Maps = tuple[Float[Tensor, "batch heads n m"], ...]
@@ -26,6 +27,7 @@ def attention_maps(model: Any, batch: Batch) -> Maps:
     >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
     torch.Size([1, 2, 5, 5])
     """
+    model = bare(model) if isinstance(model, nn.Module) else model
     if hasattr(model, "set_attn_implementation"):
         return _eager(model, batch)
     if isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules()):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from keyquery.capture.guard import put_back, temporarily
 from keyquery.capture.interface import Ungrouped, configs_of, uses_interface
 from keyquery.capture.watch import Batch, mask_for, masks_of, watch
+from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 
 NAME = "keyquery_heard"
@@ -83,6 +84,7 @@ def stream_maps(model: Any, batch: Batch, hear: Hear) -> tuple[list[int], Any]:
     >>> [(one.first, one.last, tuple(one.maps.shape)) for one in heard]
     [(0, False, (1, 1, 5, 5)), (1, True, (1, 1, 5, 5))]
     """
+    model = bare(model) if isinstance(model, nn.Module) else model
     if hasattr(model, "set_attn_implementation"):
         return _of_transformers(model, batch, hear)
     if isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from keyquery.capture.guard import Change, hold, temporarily
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.sources import bare, first_line
 
 Batch = Mapping[str, Tensor]
 # What models call the masks of their tokens: 1 (or True) for real ones; of torch's own, True (or −∞) for padding.
@@ -35,7 +35,7 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
     >>> heard[0].shape
     torch.Size([8, 3])
     """
-    masks: dict[str, Tensor] = {}
+    model, masks = bare(model), dict[str, Tensor]()
     paired = has_two_sides(model)
 
     thread = get_ident()

@@ -177,8 +177,8 @@ def _family_of(source: Source) -> Family:
         kind = f"the model type {said!r}" if said else "this layout"
         if isinstance(source, Live):
             raise ValueError(
-                f"{source.label} has no attention that is known: {kind} is not. It holds {_shown(source)}. "
-                "kq.read and kq.look can be told where it is: query=, key= and heads="
+                f"{source.label} has no attention that is known: it holds {_shown(source)}; where there is some, "
+                "kq.read and kq.look can be told by query=, key= and heads="
             )
         if all(name.startswith("network.") for name in source.shapes):
             kind += " (an estimator's? then load it, and look at that)"

@@ -12,7 +12,6 @@ import typer
 
 from keyquery import models, report
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
-from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
@@ -141,15 +140,9 @@ def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 
 
 def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
-    """A look with a progress bar. A file that an estimator saved is one of its network."""
+    """A look with a progress bar."""
     options = {name: value for name, value in options.items() if name != "length" or value is not None}
     with watching(quiet) as progress:
-        if (network := saved_network(source)) is not None:
-            if given := [
-                name for name in ("text", "corpus", "heads", "query", "key", "config") if options.get(name) is not None
-            ]:
-                raise ValueError(f"--{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
-            source, options = network, {**options, "name": Path(source).name}
         return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
 
 

@@ -24,7 +24,7 @@ from keyquery.layers import Attention, Cache
 from keyquery.layers.attend import as_wide, attend
 from keyquery.surgery.beside import beside
 from keyquery.surgery.handles import put
-from keyquery.surgery.register import ACTIVE, intercept
+from keyquery.surgery.register import ACTIVE, eagerly, intercept
 from keyquery.surgery.sites import Rewrite, Run, Site, find_sites, repeated
 
 
@@ -129,7 +129,7 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
             if isinstance(own, Tensor):
                 run.positions = own if own.ndim == 2 else own[None]
 
-        return hear
+        return eagerly(hear)
 
     def turned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         at = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
@@ -137,7 +137,7 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
 
     hooks += [site.module.register_forward_pre_hook(note(site), with_kwargs=True) for site in sites.values()]
     rotary = [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
-    hooks += [module.register_forward_pre_hook(turned, with_kwargs=True) for module in rotary]
+    hooks += [module.register_forward_pre_hook(eagerly(turned), with_kwargs=True) for module in rotary]
     for hook in hooks:
         changes.callback(hook.remove)
 
@@ -162,9 +162,13 @@ class _Begin(Bound):
 
     def __init__(self, signature: inspect.Signature, run: Run) -> None:
         self._signature, self._run = signature, run
+        self._hear = eagerly(self._note)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the call."""
+        self._hear(args, kwargs)
+
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             given = self._signature.bind_partial(*args, **kwargs).arguments
         except TypeError:  # the call itself will say it better
@@ -177,9 +181,13 @@ class _End(Bound):
 
     def __init__(self, sites: Mapping[int, Site], run: Run) -> None:
         self._sites, self._run = sites, run
+        self._check = eagerly(self._end)
 
     def __call__(self, module: nn.Module, args: Any, out: Any) -> None:
         """After the call, also one that failed."""
+        self._check(out)
+
+    def _end(self, out: Any) -> None:
         if self._run.masks:
             self._run.masks.pop()
         if out is None or self._run.masks:  # an exception is on its way, or a model around this one goes on
@@ -197,7 +205,7 @@ class Replaced(Bound):
     """A function in the place of a module's own."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+        self._function = eagerly(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function."""

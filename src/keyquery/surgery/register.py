@@ -70,6 +70,11 @@ def _replace(names: dict[str, Any]) -> Callable[[], None]:
     return partial(names.__setitem__, TABLE, before)
 
 
+def eagerly(function: Any) -> Any:
+    """A function that torch.compile leaves alone: what it reads, changes with every turn of a dial."""
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+
+
 class Intercepted(Mapping[str, Any]):
     """Transformers' table of attention functions, each of which sees rewritten queries and keys."""
 
@@ -78,10 +83,10 @@ class Intercepted(Mapping[str, Any]):
 
     def get_interface(self, name: Any, default: Any) -> Any:
         """The function of an implementation; `default` is the family's eager one."""
-        return partial(_attend, self._table.get_interface(name, default), name, default)
+        return partial(eagerly(_attend), self._table.get_interface(name, default), name, default)
 
     def __getitem__(self, name: str) -> Any:
-        return partial(_attend, self._table[name], name, None)
+        return partial(eagerly(_attend), self._table[name], name, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)
