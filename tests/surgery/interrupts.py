@@ -29,6 +29,9 @@ class Interrupt:
     def _trace(self, frame, event, arg):
         if frame.f_code.co_filename not in self.files or frame.f_code.co_name.startswith("<"):
             return None
+        callers = (frame, frame.f_back, frame.f_back and frame.f_back.f_back)
+        if any(caller and caller.f_code.co_name == "__del__" for caller in callers):  # where Python swallows them
+            return None
         place = frame, event, frame.f_lineno
         if event in ("call", "line") and self.seen < self.at and place not in self.lines:
             self.lines[place] = self.seen = self.seen + 1

@@ -143,17 +143,19 @@ def swap(
             lost[layer.index] = start_nearest(new, layer, None if seen is None else seen[layer.index])
 
     def change(changes: ExitStack) -> Swap:
-        check_unchanged(model)
-        for layer in chosen:
-            check_layer(model, heads, layer)  # once more: another thread may have been first
-        _put_all(model, chosen, attentions, changes)
+        _put_all(model, heads, chosen, attentions, changes)
         return Swap(changes, recipe, heads, attentions, lost)
 
     return lasting(model, change)
 
 
-def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention], changes: ExitStack) -> None:
+def _put_all(
+    model: nn.Module, heads: Heads, chosen: list[Layer], attentions: list[Attention], changes: ExitStack
+) -> None:
     """The one step that changes the model; whatever fails in it is undone."""
+    check_unchanged(model)
+    for layer in chosen:
+        check_layer(model, heads, layer)  # once more: another thread may have been first
     for part in model.modules():
         if hasattr(part, "save_pretrained"):
             hold(("saving", id(part)), partial(_forbid, part), changes)  # swaps of other layers may come and go
