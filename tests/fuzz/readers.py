@@ -19,7 +19,7 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.data import load_images, load_table, load_ts
 from keyquery.data.text import read_column, read_corpus
-from keyquery.estimators.kinds import saved_network
+from keyquery.estimators import saved_network
 from keyquery.files import read_text
 from keyquery.layers import LanguageModel, Shape
 from keyquery.studies.purchases import read_badges, read_cdnow, read_retail

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.serialization import default_restore_location
 
 from keyquery.files import beside
@@ -287,6 +288,24 @@ def _check_depth(data: Any) -> None:
             for inner in (item.values() if isinstance(item, dict) else item)
             if isinstance(inner, (dict, list))
         ]
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, without what torch.compile or data parallelism wraps around it; both share its weights.
+
+    >>> bare(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a live torch.nn.Module, got {type(model).__name__}")
+    while isinstance(inner := _wrapped(model), nn.Module):
+        model = inner
+    return model
+
+
+def _wrapped(model: nn.Module) -> Any:
+    parallel = isinstance(model, (nn.DataParallel, DistributedDataParallel))
+    return model.module if parallel else getattr(model, "_orig_mod", None)
 
 
 def first_line(error: Exception) -> str:

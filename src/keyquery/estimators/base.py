@@ -284,6 +284,8 @@ def filled(build: Callable[[], Network], weights: Mapping[str, Tensor], depth: i
     for name in sorted(shapes.keys() | weights.keys()):
         if name not in shapes or name not in weights or shapes[name] != weights[name].shape:
             raise ValueError(f"{name} is not what a network of these parameters has")
+    if broken := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise ValueError(f"{broken[0]} holds NaN or infinity")
     with seeded(0, "cpu"):
         network = build()
     network.load_state_dict(weights)

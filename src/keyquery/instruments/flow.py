@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from keyquery.capture.load import load_model, load_processor
+from keyquery.checkpoints.sources import bare
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.instruments.flowing import Measured, heard, listened
 from keyquery.instruments.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
@@ -173,7 +174,7 @@ def flow(
         )
     if any(given is not None for given in (values, output, mask)):
         raise ValueError("values, output and mask go with a tensor: a model has its own")
-    model, tokenizer = (attention, None) if isinstance(attention, nn.Module) else load_model(attention)
+    model, tokenizer = (bare(attention), None) if isinstance(attention, nn.Module) else load_model(attention)
     if not isinstance(attention, nn.Module) and processor is None and inputs is None:
         processor = load_processor(attention) or tokenizer
     check_unchanged(model)
