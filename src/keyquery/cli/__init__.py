@@ -25,6 +25,7 @@ from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
+from keyquery.forms.checks import environment_count
 
 app = typer.Typer(
     name="keyquery",
@@ -73,8 +74,8 @@ def main() -> None:
 
     With KEYQUERY_DEBUG in the environment it is the traceback.
     """
-    several = int(os.environ.get("RANK", "0")) > 0  # of the processes of torchrun the first one speaks
     try:
+        several = environment_count("RANK", 0) > 0  # of the processes of torchrun the first one speaks
         with redirect_stdout(io.StringIO()) if several else nullcontext():
             app()
     except SystemExit as stop:
