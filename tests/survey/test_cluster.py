@@ -169,5 +169,47 @@ def test_a_scheduler_that_stays_away_is_told(tmp_path, machines, monkeypatch):
 
 def test_no_scheduler_is_one_sentence(monkeypatch):
     monkeypatch.setattr(crews, "ANSWER", 1)
-    with pytest.raises(ConnectionError, match="no Dask scheduler answers at tcp://127"):
+    with pytest.raises(ConnectionError, match="no Dask scheduler answers at 'tcp://127"):
         crews.Cluster("tcp://127.0.0.1:9", patience=0.0).open()
+
+
+def test_a_port_where_nothing_is_said_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(crews, "ANSWER", 1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(ConnectionError, match="no Dask scheduler answers at 'tcp://127"):
+            crews.Cluster(f"tcp://127.0.0.1:{silent.getsockname()[1]}", patience=0.0).open()
+
+
+ADDRESSES = [
+    "",
+    "head",
+    "tcp://",
+    "tcp://head:port",
+    "http://127.0.0.1:8786",
+    "tls://127.0.0.1:9",
+    "tcp://[::1",
+    "x://y",
+]
+TRIED = """
+import sys
+from keyquery.survey.crew import Cluster
+for address in sys.argv[1:]:
+    try:
+        Cluster(address).open()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_what_is_no_address_is_one_sentence_and_nothing_follows(tmp_path):
+    """Not in this process: what Dask has to say of a client that it did not make comes when that is deleted."""
+    where = {**os.environ, "PYTHONPATH": str(Path(survey.__file__).parents[2])}
+    command = [sys.executable, "-c", TRIED, *ADDRESSES]
+    done = subprocess.run(command, env=where, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, len(lines)) == (0, "", len(ADDRESSES))
+    for address, line in zip(ADDRESSES, lines, strict=True):
+        said = f"no Dask scheduler answers at {address!r}: expected an address such as tcp://host:8786 ("
+        assert line.startswith(said)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated, Any
 
 import typer
@@ -62,7 +66,7 @@ def survey(
         "key": key,
         "config": config,
     }
-    with paced(Console(stderr=True), wanted=not quiet) as progress:
+    with _ending(), paced(Console(stderr=True), wanted=not quiet) as progress:
         reading = run(models, out, progress=progress, **options)
     if not quiet:
         terminal.show(reading, Console())
@@ -72,3 +76,26 @@ def survey(
             typer.echo(f"keyquery: not read: {row['name']}: {row['why']}", err=True)
     if reading.broken:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the survey as an interrupt does: its processes and temporary files go with it."""
+
+    def leave(number: int, _: Any) -> None:
+        for each in usual:
+            signal.signal(each, signal.SIG_IGN)  # to leave once is enough
+        typer.echo("keyquery: terminated; what is recorded stays, and the same command resumes", err=True)
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)]
+    if current_thread() is not main_thread():  # where no handlers may be set
+        numbers = []
+    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # not ignored, as by nohup
+    for number in usual:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in usual:
+            signal.signal(number, signal.SIG_DFL)
