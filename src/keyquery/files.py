@@ -254,6 +254,12 @@ def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> Non
             Path(name).unlink(missing_ok=True)
 
 
+def append_line(path: str | Path, line: str) -> None:
+    """Add a line to a file, or make the file of it."""
+    with _target(Path(path)).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
 @contextmanager
 def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
     """A temporary name beside `path` for what writes files by itself; renamed to `path` where nothing went wrong.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyquery.files import MARK, remove_temporaries, write_all
+from keyquery.files import MARK, append_line, remove_temporaries, write_all
 from keyquery.forms.checks import check_count
 from keyquery.progress import Progress, silent
 from keyquery.reading import provenance
@@ -182,8 +182,7 @@ def _prepare(folder: Path) -> str:
             raise OSError(f"{part} could not be made: {error.strerror or error}") from None
     remove_temporaries(before, _folders(folder))
     token = secrets.token_hex(16)
-    with (folder / "records" / HERE).open("a", encoding="utf-8") as manifest:
-        manifest.write(f"{token}\n")
+    append_line(folder / "records" / HERE, token)
     return token
 
 
