@@ -1,6 +1,7 @@
 """A survey on a real Dask scheduler with two worker processes, and what may happen to them."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -213,3 +214,41 @@ def test_what_is_no_address_is_one_sentence_and_nothing_follows(tmp_path):
     for address, line in zip(ADDRESSES, lines, strict=True):
         said = f"no Dask scheduler answers at {address!r}: expected an address such as tcp://host:8786 ("
         assert line.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
+def test_with_tls_only_who_has_a_certificate_is_let_in(tmp_path, machines, monkeypatch):
+    dask = pytest.importorskip("dask")
+    key, pem = tmp_path / "key.pem", tmp_path / "pem.pem"
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        pem,
+        "-days",
+        "2",
+        *name,
+    ]
+    subprocess.run(made, check=True, capture_output=True)
+    own = ("--tls-ca-file", pem, "--tls-cert", pem, "--tls-key", key)
+    models, plain = [llama(tmp_path / "models" / "m")], machines.address
+    machines.address = plain.replace("tcp", "tls")
+    machines.start("scheduler", "--port", str(machines.port), "--protocol", "tls", *own)
+    machines.start("worker", machines.address, "--nthreads", "1", "--no-nanny", *own)
+    shown = {"ca-file": pem, "client.cert": pem, "client.key": key}
+    with dask.config.set({f"distributed.comm.tls.{name}": str(path) for name, path in shown.items()}):
+        together = survey_on(machines, models, tmp_path / "together")
+    assert together == survey.run(models, tmp_path / "alone", workers=1)
+    monkeypatch.setattr(crews, "ANSWER", 2)
+    with pytest.raises(ValueError, match="TLS configuration"):
+        crews.Cluster(machines.address).open()
+    with pytest.raises(ConnectionError, match="no Dask scheduler answers"):
+        crews.Cluster(plain).open()

@@ -18,6 +18,14 @@ from keyquery.cli.options import PATH, Quiet
 from keyquery.report import terminal
 from keyquery.report.pace import paced
 
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        help="The address of a Dask scheduler, such as tcp://127.0.0.1:8786, whose workers measure. "
+        "An open Dask port lets anyone run code: start Dask with --host 127.0.0.1 or TLS."
+    ),
+]
+
 
 def survey(
     models: Annotated[
@@ -33,10 +41,7 @@ def survey(
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many processes of this machine measure. Without: one a core.")
     ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="The address of a Dask scheduler, such as tcp://host:8786, whose workers measure."),
-    ] = None,
+    scheduler: Scheduler = None,
     heads: HeadCount = None,
     query: Query = None,
     key: Key = None,
@@ -46,11 +51,12 @@ def survey(
     """Look at many checkpoints, and say what changes over training, size and families.
 
     Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
-    checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://head:8786`
+    checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://127.0.0.1:8786`
 
     Work is cut by layer, and every finished layer is recorded: broken off at any moment and started again, nothing is
     measured twice, and the result is the same, byte for byte. A checkpoint that cannot be read is named at the end
-    (exit code 1), and does not stop the others. Needs the extra: pip install 'keyquery[survey]'.
+    (exit code 1), and does not stop the others. Nothing that no survey wrote is deleted or replaced in --out. Needs the
+    extra: pip install 'keyquery[survey]'.
     """
     from keyquery.survey import run
 
