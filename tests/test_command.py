@@ -248,3 +248,17 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     assert (code, "there is no GPU here" in said) == (2, True)
     code, said = main("dial", tmp_path)
     assert (code, "cannot be run" in said) == (2, True)
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5", "٣", "9" * 5000])
+def test_a_rank_that_is_no_number_is_one_sentence(value, main, monkeypatch):
+    monkeypatch.setenv("RANK", value)
+    code, err = main("--version")
+    assert code == 2
+    assert err.startswith("keyquery: the environment variable RANK must be a number, as torchrun sets it, got ")
+    assert err.count("\n") == 1
+
+
+def test_an_empty_rank_is_none(main, monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    assert main("--version") == (0, "")

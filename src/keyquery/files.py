@@ -9,10 +9,11 @@ import io
 import lzma
 import math
 import os
+import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +29,7 @@ UNPACK: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
 }
 OPEN: dict[str, Any] = {".xz": lzma.LZMAFile, ".gz": lambda raw: gzip.GzipFile(fileobj=raw)}
+MARK = re.compile(r"[0-9a-f]{32}")  # what the temporary names of one run end in
 BLOCK, PART = 2**19, 2**16  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
 
 
@@ -229,14 +231,17 @@ def write_text(path: str | Path, text: str) -> None:
     write_all({path: text})
 
 
-def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
-    """Write several files, all or none: each to a temporary name first, then all are renamed."""
+def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> None:
+    """Write several files, all or none: each to a temporary name first, then all are renamed.
+
+    Temporary names end in `mark`, so that `remove_temporaries` can delete what a killed process left.
+    """
     written: dict[str, Path] = {}
     try:
         for path, content in contents.items():
             real = _target(Path(path))
             try:
-                _write_beside(real, content, written)
+                _write_beside(real, content, written, mark)
             except OSError as error:
                 # The temporary name would mean nothing to the user.
                 raise OSError(f"{path} could not be written: {error.strerror or error}") from None
@@ -246,12 +251,20 @@ def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
             del written[name]
     finally:
         for name in written:
-            os.unlink(name)
+            Path(name).unlink(missing_ok=True)
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """Add a line to a file, or make the file of it."""
+    with _target(Path(path)).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
+def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
     """A temporary name beside `path` for what writes files by itself; renamed to `path` where nothing went wrong.
+
+    The temporary name ends in `mark`, as in `write_all`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -264,7 +277,7 @@ def writing(path: str | Path) -> Iterator[Path]:
     written: dict[str, Path] = {}
     try:
         try:
-            _write_beside(real, b"", written)
+            _write_beside(real, b"", written, mark)
             (name,) = written
             yield Path(name)
             os.replace(name, real)
@@ -274,6 +287,25 @@ def writing(path: str | Path) -> Iterator[Path]:
     finally:
         for name in written:
             Path(name).unlink(missing_ok=True)
+
+
+def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
+    """Delete temporary files of processes that were killed: those whose names end in a mark of theirs, nothing else.
+
+    A mark is 32 random hexadecimal digits (`secrets.token_hex(16)`): no file of anyone else ends in it.
+
+    >>> remove_temporaries(["bak"], [Path("docs")])
+    Traceback (most recent call last):
+    ValueError: marks must be 32 hexadecimal digits each, got 'bak'
+    """
+    if wrong := [mark for mark in marks if not MARK.fullmatch(mark)]:
+        raise ValueError(f"marks must be 32 hexadecimal digits each, got {wrong[0]!r}")
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                ours = entry.name.startswith(".") and entry.name.rpartition(".")[2] in marks
+                if ours and entry.is_file(follow_symlinks=False):
+                    Path(entry).unlink(missing_ok=True)
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:
@@ -302,8 +334,8 @@ def _target(path: Path) -> Path:
     return real
 
 
-def _write_beside(real: Path, content: str | bytes, written: dict[str, Path]) -> None:
-    handle, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:40]}.")
+def _write_beside(real: Path, content: str | bytes, written: dict[str, Path], mark: str) -> None:
+    handle, name = tempfile.mkstemp(f".{mark}" if mark else "", f".{real.name[:40]}.", real.parent)
     written[name] = real
     with os.fdopen(handle, "wb") as file:
         file.write(content if isinstance(content, bytes) else content.encode())

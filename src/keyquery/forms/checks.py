@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -38,6 +39,18 @@ def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
         if bad == 0:
             return
         raise ValueError(f"{name} must be finite, got {bad} NaN or infinite of {value.numel()} values")
+
+
+def environment_count(name: str, default: int) -> int:
+    """A count from the environment, such as RANK or WORLD_SIZE, which torchrun sets.
+
+    >>> environment_count("NOT_SET", 1)
+    1
+    """
+    value = os.environ.get(name) or str(default)
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ValueError(f"the environment variable {name} must be a number, as torchrun sets it, got {value!r}")
+    return int(value)
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
