@@ -17,6 +17,8 @@ SOURCE = Path(kq.__file__).parent
 ROOMS = [
     "_version",
     "files",
+    "bounded_json",
+    "bounded_pickle",
     "progress",
     "reading",
     "forms",
