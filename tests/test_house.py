@@ -20,6 +20,7 @@ ROOMS = [
     "bounded_json",
     "bounded_pickle",
     "progress",
+    "reading_schema",
     "reading",
     "forms",
     "checkpoints",

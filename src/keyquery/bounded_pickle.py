@@ -10,27 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pickletools import genops
 from typing import Any, BinaryIO
 
+from keyquery.files import printable
+
 DEEPEST = 100  # levels of containers
-STEPS = 4_000_000  # opcodes, and items that calls copy: a bound on time and on objects; a tensor takes about 40
+STEPS = 3_000_000  # opcodes, and items that calls copy: a bound on time and on objects; a tensor takes about 40
 SHARED, FEW = 8, 10_000  # items with every shared container written out: so many for each step, and so many more
 COPIED, SOME = 2, 2**20  # bytes that calls copy: so many for each byte of the file, and so many more
 WIDEST = 2**127  # of integers; torch writes one of 80 bits at the start of a file
-
-CONSTANTS: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-}
-INTEGERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
-VALUES = {"FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE"}
-VALUES |= {"BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
-IGNORED = {"PROTO", "FRAME", "STOP"}
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-PUTS, GETS = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
 
 
 class Stateful:
@@ -74,31 +60,21 @@ class Pickle:
         self.stack, self.marks, self.memo = [], [], {}
         for opcode, argument, _ in genops(file):
             self._spend(1)
-            self._step(opcode.name, argument)
+            step = OPCODES.get(opcode.name)
+            if step is None:
+                raise ValueError(f"it holds the opcode {opcode.name}, which is not read")
+            step(self, argument)
         value = self.stack.pop()
         check_sharing(value, SHARED * self.steps + FEW)
         return value
 
-    def _step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in VALUES:
-            stack.append(argument)
-        elif name in INTEGERS:
-            if not -WIDEST < argument < WIDEST:
-                raise ValueError("it holds an integer of more than 128 bits")
-            stack.append(argument)
-        elif name in CONSTANTS:
-            stack.append(CONSTANTS[name]())
-        elif name in PUTS:
-            self.memo[argument] = stack[-1]
-        elif name in GETS:
-            stack.append(self.memo[argument])
-        elif name in TUPLES:
-            stack[-TUPLES[name] :] = [tuple(stack[-TUPLES[name] :])]
-        elif name in OTHERS:
-            OTHERS[name](self, argument)
-        elif name not in IGNORED:
-            raise ValueError(f"it holds the opcode {name}, which is not read")
+    def _number(self, number: int) -> None:
+        if not -WIDEST < number < WIDEST:
+            raise ValueError("it holds an integer of more than 128 bits")
+        self.stack.append(number)
+
+    def _tuple(self, count: int) -> None:
+        self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def _spend(self, steps: int) -> None:
         self.steps += steps
@@ -150,7 +126,7 @@ class Pickle:
     def _name(self, module: str, name: str) -> None:
         whole = f"{module}.{name}"
         if whole not in self.names:
-            raise UnknownName(whole)
+            raise UnknownName(printable(whole[:100]))
         self.stack.append(self.names[whole])
 
     def _call(self, _: Any) -> None:
@@ -174,7 +150,26 @@ class Pickle:
         self.stack.append(self.persistent(self.stack.pop()))
 
 
-OTHERS: dict[str, Callable[[Pickle, Any], Any]] = {
+VALUES = ("FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8").split()
+VALUES += ("SHORT_BINBYTES", "BINBYTES", "BINBYTES8")
+OPCODES: dict[str, Callable[[Pickle, Any], Any]] = {
+    **dict.fromkeys(VALUES, lambda self, value: self.stack.append(value)),
+    **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), Pickle._number),
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda self, _: None),
+    **dict.fromkeys(
+        ("PUT", "BINPUT", "LONG_BINPUT"), lambda self, place: self.memo.__setitem__(place, self.stack[-1])
+    ),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda self, place: self.stack.append(self.memo[place])),
+    "NONE": lambda self, _: self.stack.append(None),
+    "NEWTRUE": lambda self, _: self.stack.append(True),
+    "NEWFALSE": lambda self, _: self.stack.append(False),
+    "EMPTY_TUPLE": lambda self, _: self.stack.append(()),
+    "EMPTY_LIST": lambda self, _: self.stack.append([]),
+    "EMPTY_DICT": lambda self, _: self.stack.append({}),
+    "EMPTY_SET": lambda self, _: self.stack.append(set()),
+    "TUPLE1": lambda self, _: self._tuple(1),
+    "TUPLE2": lambda self, _: self._tuple(2),
+    "TUPLE3": lambda self, _: self._tuple(3),
     "MARK": Pickle._mark,
     "POP": Pickle._pop,
     "POP_MARK": lambda self, _: self._marked(),

@@ -30,6 +30,9 @@ UNPACK: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
 }
 BLOCK, PART = 2**19, 2**14  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
+LONGEST = 2**24  # letters of a line in a table
+LINES = 1_000_000  # of a packed text, and two for each of its bytes
+BREAKS = [sign.encode() for sign in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
 NUMBERS = "biufcSU"  # kinds of arrays that are read: numbers and texts
 
 
@@ -62,8 +65,10 @@ def read_bytes(path: str | Path, most: int = WHOLE) -> bytes:
     return path.read_bytes()
 
 
-def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = None) -> str:
     """The text of a file, unpacked where its name ends in .xz or .gz, without a byte-order mark; `-` is standard input.
+
+    A line of more than `longest` letters is refused: what cuts it at commas would make an object of each.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -79,6 +84,7 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     elif path.suffix in UNPACK:
         with regular(path).open("rb") as file:
             data = b"".join(_unpacked(path, file))
+        _check_lines(path, data)
     else:
         data = read_bytes(path)
     if b"\0" in data and encoding == "utf-8":
@@ -88,7 +94,25 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as error:
         found = f"byte {data[error.start]:#04x} at {error.start}"
         raise ValueError(f"{path} is not {encoding.upper()} text: {found}") from None
+    if longest is not None:
+        _check_length(path, text, longest)
     return text.removeprefix("\ufeff")
+
+
+def _check_lines(path: Path, data: bytes) -> None:
+    """Refuse a packed text of far more lines than bytes: what splits it would make an object of each."""
+    most = LINES + 2 * path.stat().st_size
+    if sum(map(data.count, BREAKS)) > most:
+        raise ValueError(f"{path} unpacks to more than {most} lines, which is refused: unpack it yourself")
+
+
+def _check_length(path: Path, text: str, longest: int) -> None:
+    start = 0
+    while len(text) - start > longest:
+        end = max(text.rfind(sign, start, start + longest + 1) for sign in "\n\r")
+        if end < 0:
+            raise ValueError(f"{path} has a line of more than {longest} letters, which is refused")
+        start = end + 1
 
 
 def _standard_input() -> bytes:
@@ -235,6 +259,15 @@ def _array(name: str, opened: Callable[[], Any], size: int) -> np.ndarray:
     if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
         raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
     return found
+
+
+def printable(text: str) -> str:
+    """A text that leaves a terminal as it is: escape codes and other signs that are not printed are replaced.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a�[2Jb\\n'
+    """
+    return "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
 
 
 def beside(folder: str | Path, name: str) -> Path:

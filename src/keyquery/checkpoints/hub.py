@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 from safetensors.torch import load
 from torch import Tensor
 
+from keyquery.bounded_json import parse_json
 from keyquery.checkpoints.sources import first_line
 
 LARGEST_HEADER = 100_000_000  # as the format itself allows
@@ -62,8 +63,8 @@ class Hub:
 
     def _object(self, what: str, text: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text.decode())
+        except ValueError as error:
             raise ValueError(f"{self.label}: {what} is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise ValueError(f"{self.label}: {what} is not a JSON object")

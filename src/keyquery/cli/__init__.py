@@ -25,6 +25,7 @@ from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
+from keyquery.files import printable
 
 app = typer.Typer(
     name="keyquery",
@@ -91,7 +92,7 @@ def main() -> None:
 
 def _sentence(error: Exception) -> str:
     """An error in one line: those that are meant for users as they are, others with their type."""
-    said = " ".join(str(error).split())
+    said = printable(" ".join(str(error).split()))
     if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
         return said
-    return f"{type(error).__name__}: {first_line(error)} (KEYQUERY_DEBUG=1 shows where)"
+    return f"{type(error).__name__}: {printable(first_line(error))} (KEYQUERY_DEBUG=1 shows where)"

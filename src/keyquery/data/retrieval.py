@@ -101,6 +101,8 @@ class _Array(Stateful):
 
     def build(self, state: Any) -> None:
         """([version], shape, dtype, whether in Fortran's order, bytes)."""
+        if not isinstance(state, tuple) or len(state) not in (4, 5):
+            raise ValueError("it holds an array that is not made of bytes, a dtype and a shape")
         shape, kind, fortran, data = state[-4:]
         self.values = _over(data.encode("latin1") if isinstance(data, str) else data, kind, shape, "CF"[bool(fortran)])
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from keyquery.bounded_json import parse_json
 from keyquery.estimators.datapoints import NPTClassifier, NPTRegressor
 from keyquery.estimators.events import EventModel
 from keyquery.estimators.rerank import Reranker
@@ -29,8 +29,8 @@ def saved_network(path: str | Path) -> nn.Module | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
-    except (SafetensorError, json.JSONDecodeError, RecursionError):
+            facts = parse_json((file.metadata() or {}).get("keyquery", "null"))
+    except (SafetensorError, ValueError):
         return None
     kind = KINDS.get(str(facts.get("kind"))) if isinstance(facts, dict) else None
     return None if kind is None else kind.load(path, device="cpu").network_

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group
+from rich.pretty import Pretty
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.protocol import is_renderable
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +29,7 @@ from keyquery.instruments import (
     Transport,
     Turned,
 )
+from keyquery.files import printable
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
@@ -74,7 +78,22 @@ def show(reading: Reading, console: Console) -> None:
     """Print a reading as its kind is shown, any other as its records."""
     lines = LINES.get(type(reading))
     for line in reading.records() if lines is None else lines(reading):
-        console.print(line)
+        console.print(_Plain(line))
+
+
+class _Plain:
+    """What is to be printed, without the escape codes that names and tokens of a file may hold."""
+
+    def __init__(self, line: Any) -> None:
+        self.line = line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        """Segments, whose styles are our own; signs that are not printed are replaced."""
+        line = self.line
+        if isinstance(line, str):
+            line = console.render_str(line, highlighter=console.highlighter)
+        for segment in console.render(line if is_renderable(line) else Pretty(line), options):
+            yield Segment(printable(segment.text), segment.style, segment.control)
 
 
 @contextmanager
@@ -226,8 +245,9 @@ def _legend(reading: Look) -> Text:
 
 
 def _bar(shares: list[float]) -> Text:
-    """Shares as one bar of fixed width."""
-    ends = [round(BAR * sum(shares[: i + 1])) for i in range(len(shares))]
+    """Shares as one bar of fixed width, whatever they add up to."""
+    sums = [sum(shares[: i + 1]) for i in range(len(shares))]
+    ends = [round(BAR * min(max(at, 0.0), 1.0)) for at in sums]
     starts = [0, *ends[:-1]]
     looks = list(PARTS.values())
     return Text.assemble(
