@@ -28,8 +28,6 @@ def parse_json(text: str, finite: bool = False) -> Any:
     _check_brackets(text)
     try:
         return json.loads(text, **({"parse_constant": _refuse, "parse_float": _finite} if finite else {}))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from None
 

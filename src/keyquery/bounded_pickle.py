@@ -86,7 +86,7 @@ class Pickle:
         for one in arguments if isinstance(arguments, tuple) else (arguments,):
             if isinstance(one, (str, bytes)):
                 self.bytes_left -= len(one)
-            elif isinstance(one, (list, tuple, dict, set)):
+            elif isinstance(one, KINDS):
                 self._spend(len(one))
         if self.bytes_left < 0:
             raise ValueError("it copies more bytes than it holds")
@@ -213,7 +213,7 @@ def pairs(items: Iterable[Any]) -> dict[Any, Any]:
 def latin1(text: str, encoding: str = "latin1") -> bytes:
     """Bytes, as pickles of protocol 2 write them: `_codecs.encode(text, "latin1")`."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise ValueError(f"it holds bytes in {encoding!r:.40}")
+        raise ValueError("it holds bytes that are not written as latin1")
     return text.encode("latin1")
 
 

@@ -23,7 +23,8 @@ import numpy as np
 MIB = 2**20
 WHOLE = 1024 * MIB  # of a file that is read whole
 # What a packed file may come to, so that a small one cannot fill the memory: so many bytes, and so many times its own.
-UNPACKED, RATIO = 64 * MIB, 100
+UNPACKED, RATIO = 32 * MIB, 100
+INPUT = 64 * MIB  # of standard input
 DICTIONARY = 256 * MIB  # that an .xz file may ask for; the largest that xz makes by itself is a quarter of it
 UNPACK: dict[str, Callable[[], Any]] = {
     ".xz": lambda: lzma.LZMADecompressor(memlimit=DICTIONARY),
@@ -116,9 +117,9 @@ def _check_length(path: Path, text: str, longest: int) -> None:
 
 
 def _standard_input() -> bytes:
-    data = sys.stdin.buffer.read(UNPACKED + 1)
-    if len(data) > UNPACKED:
-        raise ValueError(f"standard input has more than {UNPACKED} bytes, which are not read: give a file")
+    data = sys.stdin.buffer.read(INPUT + 1)
+    if len(data) > INPUT:
+        raise ValueError(f"standard input has more than {INPUT} bytes, which are not read: give a file")
     return data
 
 
@@ -193,7 +194,7 @@ def room_for(size: int) -> int:
     """How many bytes a packed file of this size may come to.
 
     >>> room_for(0), room_for(10_000_000)
-    (67108864, 1000000000)
+    (33554432, 1000000000)
     """
     return max(UNPACKED, RATIO * size)
 

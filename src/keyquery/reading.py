@@ -99,8 +99,10 @@ class Reading:
         text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else _file(source)
         try:
             data = parse_json(text, finite=True)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
         except ValueError as error:
-            raise ValueError(f"not a reading: no JSON that is read: {error}") from None
+            raise ValueError(f"not a reading: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
             raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
         cls = _class_of(data.pop("kind"))
@@ -111,8 +113,11 @@ class Reading:
         data.pop("units", None)
         try:
             check_fields(cls, data)
+        except ValueError as error:
+            raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
+        try:
             return cls(**data)
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
+        except (TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
             raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
 
     def records(self) -> list[dict[str, Any]]:

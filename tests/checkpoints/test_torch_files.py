@@ -95,6 +95,11 @@ def shared_lists():
     return pickle.dumps({"w": value}, 2)
 
 
+def shared_id():
+    """The same where a persistent id is expected: to print it would take for ever."""
+    return shared_lists()[:-1] + b"Q."
+
+
 def shared_dicts():
     value = {}
     for _ in range(90):
@@ -131,6 +136,7 @@ def collisions():
 HOSTILE = {
     "shared lists": (shared_lists, "share others so often"),
     "shared dicts": (shared_dicts, "share others so often"),
+    "shared lists as an id": (shared_id, "persistent id that is no storage"),
     "itself": (itself, "contains itself"),
     "deep": (deep, "nested more than 100 deep"),
     "bytearray": (lambda: called("builtins bytearray", 5 * 10**9), "more than weights (builtins.bytearray)"),

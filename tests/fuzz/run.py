@@ -19,6 +19,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from tests.fuzz.guard import Broken, watched
+
 STUCK = 60  # seconds without a new case, after which a process is ended from outside
 SPARE = 4 * 2**30  # address space that a process may take beyond what it has at the start
 
@@ -44,14 +46,12 @@ class Bench:
         self.one(name, random.Random(f"{seed} {number}"))
 
     def one(self, name, chance):
-        from tests.fuzz.guard import watched
-
         reader, (place, original) = self.readers[name], self.original[name]
         changed = reader.change(chance, original)
         file = place / reader.file
         file.unlink(missing_ok=True)
         file.write_bytes(changed)
-        with watched(place, len(changed)):
+        with watched(place, len(changed), reader.packed):
             reader.read(place)
 
 
@@ -69,7 +69,7 @@ def work(first, cases, step, seed, status):
             place[:8] = number.to_bytes(8, "little")
             try:
                 bench.case(number, seed)
-            except AssertionError as error:
+            except (Broken, AssertionError) as error:
                 told = {"case": number, "reader": bench.names[number % len(bench.names)], "what": str(error)}
                 print(json.dumps(told), flush=True)
         place[:8] = (2**63).to_bytes(8, "little")
@@ -122,7 +122,7 @@ def main():
             print(bench.names[given.case % len(bench.names)])
             try:
                 bench.case(given.case, given.seed)
-            except AssertionError:
+            except (Broken, AssertionError):
                 traceback.print_exc()
         return 0
     start, found = time.monotonic(), []

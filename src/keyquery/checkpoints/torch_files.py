@@ -139,9 +139,11 @@ def _remembering(storages: dict[str, Storage], length: int) -> Callable[[Any], S
     """What makes storages of persistent ids, and notes each under its key."""
 
     def remember(given: Any) -> Storage:
+        if not isinstance(given, tuple) or len(given) != length:
+            raise ValueError("it holds a persistent id that is no storage")
         kind, dtype, key, _, count, *views = given
-        if kind != "storage" or len(given) != length or not isinstance(key, str) or any(view for view in views):
-            raise ValueError(f"it holds a persistent id that is no storage: {given!r:.60}")
+        if kind != "storage" or not isinstance(dtype, torch.dtype) or not isinstance(key, str) or any(views):
+            raise ValueError("it holds a persistent id that is no storage")
         _check_counts("the elements of a storage", (count,))
         storage = Storage(key, dtype, count * dtype.itemsize)
         if storages.setdefault(key, storage) != storage:
@@ -153,7 +155,7 @@ def _remembering(storages: dict[str, Storage], length: int) -> Callable[[Any], S
 
 def _check_counts(name: str, counts: Any) -> None:
     if not isinstance(counts, tuple) or not all(type(one) is int and 0 <= one < 2**63 for one in counts):
-        raise ValueError(f"{name} must be integers from 0, got {counts!r:.60}")
+        raise ValueError(f"{name} must be integers from 0")  # what they are may be too large to print
 
 
 def _claim(storage: Any, offset: Any, size: Any, stride: Any, dtype: Any) -> Claim:

@@ -27,6 +27,8 @@ from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
 from keyquery.files import printable
 
+LONGEST = 2000  # letters of an error
+
 app = typer.Typer(
     name="keyquery",
     help="What a Transformer's heads compare, what they point at, how much they follow the crowd.",
@@ -92,7 +94,7 @@ def main() -> None:
 
 def _sentence(error: Exception) -> str:
     """An error in one line: those that are meant for users as they are, others with their type."""
-    said = printable(" ".join(str(error).split()))
+    said = printable(" ".join(str(error)[:LONGEST].split()))
     if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
         return said
     return f"{type(error).__name__}: {printable(first_line(error))} (KEYQUERY_DEBUG=1 shows where)"

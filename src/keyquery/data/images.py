@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from keyquery.files import read_arrays, read_bytes, regular, room_for
+from keyquery.files import RATIO, read_arrays, read_bytes, regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")  # of what Pillow knows: some others are programs
 PIXELS = 2**24  # of one image
+DECODED = 2**26  # bytes of all images, or 100 times those of their files
 FILE = 2**28  # bytes of one image's file
 SCANS = 500  # of one JPEG: each takes as long as the image is large, and real ones have about ten
 
@@ -144,7 +145,7 @@ def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]
     for name, data in files:
         image = _decode(library, name, data)
         given, made = given + len(data), made + image.nbytes
-        if made > (most := room_for(given)):
+        if made > (most := max(DECODED, RATIO * given)):
             raise ValueError(f"{name}: the images up to it come to more than {most} bytes, which is refused")
         if images and image.shape[:2] != images[0].shape[:2]:
             sizes = " × ".join(map(str, image.shape[:2])), " × ".join(map(str, images[0].shape[:2]))

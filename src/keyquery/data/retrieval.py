@@ -84,13 +84,14 @@ class _DType(Stateful):
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or not NUMBERS.fullmatch(code):
-            raise ValueError(f"it holds an array of {code!r:.40}; integers, floats and truth values are read")
+            what = repr(code[:40]) if isinstance(code, str) else f"a {type(code).__name__}"
+            raise ValueError(f"it holds an array of {what}; integers, floats and truth values are read")
         self.dtype = np.dtype(code)
 
     def build(self, state: Any) -> None:
         """(version, byte order, …), of which nothing else is of use for numbers."""
-        if state[1] not in ("<", ">", "|", "="):
-            raise ValueError(f"it holds an array of the byte order {state[1]!r:.40}")
+        if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
+            raise ValueError("it holds an array of an unknown byte order")
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
