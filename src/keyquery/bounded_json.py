@@ -27,7 +27,7 @@ def parse_json(text: str, finite: bool = False) -> Any:
     """
     _check_brackets(text)
     try:
-        return json.loads(text, **({"parse_constant": _refuse, "parse_float": _finite} if finite else {}))
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite) if finite else json.loads(text)
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from None
 

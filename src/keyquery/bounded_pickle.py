@@ -45,9 +45,7 @@ class Pickle:
     keyquery.bounded_pickle.UnknownName: os.system
     """
 
-    def __init__(
-        self, names: Mapping[str, Any], size: int, persistent: Callable[[Any], Any] | None = None
-    ) -> None:
+    def __init__(self, names: Mapping[str, Any], size: int, persistent: Callable[[Any], Any] | None = None) -> None:
         self.names, self.persistent = names, persistent
         self._functions = {id(one) for one in names.values() if callable(one)}
         self.steps, self.bytes_left = 0, COPIED * size + SOME
@@ -117,6 +115,11 @@ class Pickle:
             raise ValueError(f"it sets items of a {type(target).__name__}")
         target.update(pairs(zip(items[::2], items[1::2], strict=True)))
 
+    def _dict(self, _: Any) -> None:
+        items = self._marked()
+        self.stack.append({})
+        self._set(items)
+
     def _add(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, set):
@@ -150,15 +153,13 @@ class Pickle:
         self.stack.append(self.persistent(self.stack.pop()))
 
 
-VALUES = ("FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8").split()
-VALUES += ("SHORT_BINBYTES", "BINBYTES", "BINBYTES8")
+VALUES = ["FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE"]
+VALUES += ["BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"]
 OPCODES: dict[str, Callable[[Pickle, Any], Any]] = {
     **dict.fromkeys(VALUES, lambda self, value: self.stack.append(value)),
     **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), Pickle._number),
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda self, _: None),
-    **dict.fromkeys(
-        ("PUT", "BINPUT", "LONG_BINPUT"), lambda self, place: self.memo.__setitem__(place, self.stack[-1])
-    ),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda self, place: self.memo.__setitem__(place, self.stack[-1])),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda self, place: self.stack.append(self.memo[place])),
     "NONE": lambda self, _: self.stack.append(None),
     "NEWTRUE": lambda self, _: self.stack.append(True),
@@ -177,7 +178,7 @@ OPCODES: dict[str, Callable[[Pickle, Any], Any]] = {
     "MEMOIZE": lambda self, _: self.memo.__setitem__(len(self.memo), self.stack[-1]),
     "TUPLE": lambda self, _: self.stack.append(tuple(self._marked())),
     "LIST": lambda self, _: self.stack.append(self._marked()),
-    "DICT": lambda self, _: (items := self._marked(), self.stack.append({}), self._set(items)),
+    "DICT": Pickle._dict,
     "FROZENSET": lambda self, _: self.stack.append(frozenset(map(as_key, self._marked()))),
     "BYTEARRAY8": lambda self, data: self.stack.append(bytes(data)),
     "APPEND": lambda self, _: self._append([self.stack.pop()]),

@@ -23,7 +23,8 @@ import numpy as np
 MIB = 2**20
 WHOLE = 1024 * MIB  # of a file that is read whole
 # What a packed file may come to, so that a small one cannot fill the memory: so many bytes, and so many times its own.
-UNPACKED, RATIO = 32 * MIB, 100
+UNPACKED, RATIO = 16 * MIB, 100
+ARRAYS = 128 * MIB  # the same of arrays, of which no objects are made
 INPUT = 64 * MIB  # of standard input
 DICTIONARY = 256 * MIB  # that an .xz file may ask for; the largest that xz makes by itself is a quarter of it
 UNPACK: dict[str, Callable[[], Any]] = {
@@ -190,13 +191,13 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
         raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
 
 
-def room_for(size: int) -> int:
-    """How many bytes a packed file of this size may come to.
+def room_for(size: int, least: int | None = None) -> int:
+    """How many bytes a packed file of this size may come to: 100 times its own, or `least` (default: 16 MiB).
 
     >>> room_for(0), room_for(10_000_000)
-    (33554432, 1000000000)
+    (16777216, 1000000000)
     """
-    return max(UNPACKED, RATIO * size)
+    return max(UNPACKED if least is None else least, RATIO * size)
 
 
 def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
@@ -215,7 +216,7 @@ def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             chosen = {name: info for name, info in members.items() if not names or name in names}
-            most = room_for(path.stat().st_size)
+            most = room_for(path.stat().st_size, ARRAYS)
             if sum(info.file_size for info in chosen.values()) > most:
                 raise ValueError(f"it unpacks to more than {most} bytes, which is refused")
             return {name: _array(name, partial(file.open, info), info.file_size) for name, info in chosen.items()}

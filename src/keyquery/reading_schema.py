@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,7 +22,7 @@ def check_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
     known = {f.name: f for f in fields(cls)}
     if unknown := sorted(set(data) - set(known)):
         raise ValueError(f"it has no field {unknown[0]!r:.60}; its fields are {', '.join(known)}")
-    hints = _hints(cls)
+    hints = get_type_hints(cls)
     for name, f in known.items():
         if name not in data and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f"it lacks the field {name!r}")
@@ -43,11 +42,6 @@ def check_places(value: Any, where: str) -> None:
     elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
         for item in value:
             check_places(item, where)
-
-
-@cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return get_type_hints(cls)
 
 
 def _check(value: Any, hint: Any, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Files that nobody's program wrote: pickles, packed floods and readings made up from scratch, or put into real ones."""
+"""Files that nobody's program wrote: pickles, packed floods and readings, made up or put into real ones."""
 
 import gzip
 import io
@@ -115,7 +115,7 @@ def flooded(pack):
 
     def change(chance, data):
         unit = chance.choice([b" ", b"\n", b",", b"a", b"1,", b":", b"\t\n", b"a b ", b"1 19970101 1 1\n"])
-        size = chance.choice([28 * 2**20, 40 * 2**20]) if chance.random() < RARE else 2**18
+        size = chance.choice([14 * 2**20, 20 * 2**20]) if chance.random() < RARE else 2**16
         head = data if chance.random() < 0.4 else b""
         return head + flood(pack, unit, size)
 
@@ -127,9 +127,12 @@ def in_arrays(chance, data):
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     name = chance.choice(list(members))
-    dtype, shape = chance.choice(["<f8", "|u1", "<U0", "|O", "<i8", "|S0"]), chance.choice([(2**41,), (2**20, 64), (3,)])
+    dtype, shape = (
+        chance.choice(["<f8", "|u1", "<U0", "|O", "<i8", "|S0"]),
+        chance.choice([(2**41,), (2**20, 64), (3,)]),
+    )
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-    body = b"\0" * (70 * 2**20 if chance.random() < RARE else chance.choice([0, 24, 2**16]))
+    body = b"\0" * (120 * 2**20 if chance.random() < RARE else chance.choice([0, 24, 2**16]))
     members[name] = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

@@ -26,7 +26,7 @@ FORBIDDEN = (
 FORBIDDEN += ("shutil.", "os.link", "os.symlink", "os.putenv", "pty.", "webbrowser.", "pickle.find_class")
 
 
-class Broken(BaseException):  # noqa: N818
+class Broken(BaseException):
     """A promise that was not kept; what catches every Exception does not catch it."""
 
 

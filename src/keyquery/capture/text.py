@@ -38,7 +38,8 @@ def text_batches(
 ) -> Iterator[Batch]:
     """Lines as padded batches of token ids: each line is a sequence, long ones are cut into windows of `length`.
 
-    Lines of more than 100,000 letters are tokenised in parts. No more than `tokens` tokens come: the last window is cut. `tokenizer` is one of transformers.
+    Lines of more than 100,000 letters are tokenised in parts. No more than `tokens` tokens come: the last window is
+    cut. `tokenizer` is one of transformers.
     """
     added = getattr(tokenizer, "num_special_tokens_to_add", int)()
     if length <= added:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -133,7 +132,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> Loaded:
-    """The .bin, .pt or .pth files of a model: plain containers of tensors; a pickle that holds anything else is refused.
+    """The .bin, .pt or .pth files of a model: tensors in plain containers; a pickle of anything else is refused.
 
     Where there is no config, what a file says of itself beside its tensors stands in, as OpenAI's Whisper files do.
     """

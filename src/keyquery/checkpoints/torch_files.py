@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.bounded_pickle import Pickle, UnknownName, latin1, pairs
+from keyquery.bounded_pickle import Pickle, UnknownName, as_key, latin1, pairs
 from keyquery.files import regular
 
 MAGIC = 0x1950A86A20F9469CFC6C  # at the start of a file of the older format
@@ -194,7 +194,7 @@ NAMES: dict[str, Any] = {
     **{f"{place}.UntypedStorage": torch.uint8 for place in ("torch", "torch.storage")},
     **_DTYPES,
     **dict.fromkeys(("collections.OrderedDict", "collections.Counter"), lambda *items: _mapping(*items)),
-    **{f"{place}.set": lambda items=(): set(pairs((item, None) for item in items)) for place in ("__builtin__", "builtins")},
+    **{f"{place}.set": lambda items=(): set(map(as_key, items)) for place in ("__builtin__", "builtins")},
     **{f"{place}.complex": lambda real, imaginary: complex(real, imaginary) for place in ("__builtin__", "builtins")},
     **{f"torch._utils.{name}": _second for name in ("_rebuild_tensor", "_rebuild_tensor_v2")},
     **{f"torch._utils.{name}": _not_read for name in _OTHER},
@@ -222,7 +222,7 @@ class _Places:
         if key not in self.made:
             self.made[key] = self._bytes(claim.storage)
         empty = torch.empty(0, dtype=claim.dtype, device=self.device)
-        return empty.set_(self.made[key].untyped_storage(), claim.offset, claim.size, claim.stride)  # type: ignore[call-overload]
+        return empty.set_(self.made[key].untyped_storage(), claim.offset, claim.size, claim.stride)
 
     def _bytes(self, storage: Storage) -> Tensor:
         if not storage.nbytes:

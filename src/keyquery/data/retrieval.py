@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from keyquery.bounded_pickle import Pickle, Stateful, UnknownName, latin1
-from keyquery.files import read_array, read_arrays, read_bytes, regular, room_for
+from keyquery.files import ARRAYS, read_array, read_arrays, read_bytes, regular, room_for
 from keyquery.forms.checks import check_choice
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # what is to be found
@@ -212,7 +212,7 @@ def _matlab(path: Path) -> Mapping[str, np.ndarray]:
     except ImportError:
         raise ImportError("a .mat file needs scipy: pip install 'keyquery[estimators]'") from None
     try:
-        _check_matlab(reader.whosmat(path), room_for(path.stat().st_size))
+        _check_matlab(reader.whosmat(path), room_for(path.stat().st_size, ARRAYS))
         found = reader.loadmat(path, variable_names=["Q", "X"])
         return {name: found[name] for name in "QX" if name in found}
     except Exception as error:  # scipy has many words for a damaged file

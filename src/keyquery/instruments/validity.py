@@ -69,7 +69,9 @@ def _check_figures(where: str, value: Any) -> None:
 
 
 def _check_share(where: str, value: Any) -> None:
-    if value is not None and not (isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST):
+    if value is not None and not (
+        isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= LARGEST
+    ):
         raise ValueError(f"not a look: {where} must be a number from −{LARGEST:g} to {LARGEST:g}, got {value!r:.60}")
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.estimators import Reranking
+from keyquery.files import printable
 from keyquery.instruments import (
     Ablation,
     Causes,
@@ -29,7 +30,6 @@ from keyquery.instruments import (
     Transport,
     Turned,
 )
-from keyquery.files import printable
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
