@@ -56,7 +56,6 @@ def assert_refused(call, words, seconds=10, memory=1024, growth=300):
     assert found.error is not None, "it was read"
     name, said = found.error
     assert name == "ValueError" or issubclass(getattr(builtins, name, int), OSError), found
-    )
     assert words in said, said
     assert "\x1b" not in said
     assert found.grown < growth, found

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.fuzz.guard import Broken, watched
 
+MADE = 900  # seconds in which a process must have made its files
 STUCK = 60  # seconds without a new case, after which a process is ended from outside
 SPARE = 4 * 2**30  # address space that a process may take beyond what it has at the start
 
@@ -85,7 +86,7 @@ def _watch(first, cases, step, seed, folder):
             command = [sys.executable, "-m", "tests.fuzz.run", "--lane", str(at), str(step), str(status)]
             command += ["--cases", str(cases), "--seed", str(seed)]
             process = subprocess.Popen(command, stdout=sink, stderr=err)
-            seen, since = at, time.monotonic() + 60  # the files are made first
+            seen, since = at, time.monotonic() + MADE
             while process.poll() is None:
                 yield None
                 yield from map(json.loads, out)

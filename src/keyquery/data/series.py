@@ -96,7 +96,8 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
     facts: dict[str, list[str]] = {}
     for number, line in lines:
         if not line.startswith("@"):
-            raise ValueError(f"{path}, line {number}: before @data, a line must begin with @, got {line!r:.60}")
+            expected = f"before @data, expected a line that begins with @, got {line!r:.60}"
+            raise ValueError(f"{path}, line {number}: {expected}")
         name, *words = line[1:].split() or [""]
         facts[name.lower()] = words
 
