@@ -21,7 +21,7 @@ VALUES = [0, 1, -1, 255, 2**31 - 1, 2**40, 5 * 10**9, 2**62, 1.5, float("nan"), 
 VALUES += [(), (2,), (2**40,), (0,), b"", b"\0" * 8, None, True, "latin1", "U9", "V8", (1, 2, 3), *ESCAPES]
 
 
-RARE = 0.01  # of floods that take a second each
+RARE = 0.004  # of floods that take a second each
 
 
 def _put(place):

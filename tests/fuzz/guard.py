@@ -11,7 +11,8 @@ from pathlib import Path
 BOUND, TIMES = 64 * 2**20, 64  # bytes that reading may take: so many, and so many times the files
 PACKED = 192 * 2**20  # and so many more where the file is packed, or an image
 LONGEST = 10_000  # letters of an error
-SECONDS = 10.0
+# Ten seconds of work; and for what waits without working, a minute, since the machine may have other things to do.
+CLOCKS = {signal.SIGPROF: (signal.ITIMER_PROF, 10.0), signal.SIGALRM: (signal.ITIMER_REAL, 60.0)}
 # Things that Python tells of before it does them. Reading a model needs none of these.
 FORBIDDEN = (
     "os.system",
@@ -82,12 +83,13 @@ def watched(folder, size, packed=False):
     """Read a file of so many bytes in a folder; whatever breaks a promise comes out as Broken."""
 
     def late(number, frame):
-        raise Broken(f"hang: still reading after {SECONDS:g} s")
+        raise Broken(f"hang: still reading after {CLOCKS[number][1]:g} s")
 
     _forget_peak()
     before, _watch.seen = resident(), []
-    old = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    old = {number: signal.signal(number, late) for number in CLOCKS}
+    for clock, seconds in CLOCKS.values():
+        signal.setitimer(clock, seconds)
     _watch.folder = Path(os.path.realpath(folder))
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -99,12 +101,13 @@ def watched(folder, size, packed=False):
             raise Broken(f"crash: {type(error).__name__}: {error!s:.300}") from error
         if len(str(error)) > LONGEST:
             raise Broken(f"an error of {len(str(error))} letters: {error!s:.300}") from error
-        if "alloc" in str(error):
+        if "alloc" in str(error) or "MemoryError" in str(error):
             raise Broken(f"memory was asked for and not had: {error!s:.300}") from error
     finally:
         _watch.folder = None
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        for number, (clock, _) in CLOCKS.items():
+            signal.setitimer(clock, 0)
+            signal.signal(number, old[number])
     if _watch.seen:
         raise Broken(f"reached out: {'; '.join(_watch.seen[:3])}")
     if (grown := resident(peak=True) - before) > BOUND + TIMES * size + PACKED * packed:

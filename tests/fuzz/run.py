@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tests.fuzz.guard import Broken, watched
 
 MADE = 900  # seconds in which a process must have made its files
-STUCK = 60  # seconds without a new case, after which a process is ended from outside
+STUCK = 180  # seconds without a new case, after which a process is ended from outside
 SPARE = 4 * 2**30  # address space that a process may take beyond what it has at the start
 
 
