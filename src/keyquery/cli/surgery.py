@@ -22,7 +22,9 @@ from keyquery.reading import Reading
 from keyquery.surgery.dial import PARTS
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file; the decoder that ships, unless given.")]
-Text = Annotated[Path | None, typer.Option(help="Lines of text (- is standard input) to run it on; default: the text that ships.")]
+Text = Annotated[
+    Path | None, typer.Option(help="Lines of text to run it on (-: standard input); default: the text that ships.")
+]
 Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5; all unless given.")]
 Reciprocal = Annotated[float, typer.Option(help="Gain on what heads compare: 1 as it is, 0 off, 2 twice.")]
 Directional = Annotated[float, typer.Option(help="Gain on what they point at.")]
