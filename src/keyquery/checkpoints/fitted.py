@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
+
+from keyquery.bounded_json import parse_json
 
 # By name, since estimators stand on what this package reads.
 KINDS = {
@@ -31,8 +32,8 @@ def saved_network(path: Any) -> nn.Module | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
-    except (SafetensorError, json.JSONDecodeError, RecursionError):
+            facts = parse_json((file.metadata() or {}).get("keyquery", "null"))
+    except (SafetensorError, ValueError):
         return None
     kind = str(facts.get("kind")) if isinstance(facts, dict) else ""
     if kind not in KINDS:

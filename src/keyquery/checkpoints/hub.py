@@ -13,6 +13,7 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
+from keyquery.bounded_json import parse_json
 from keyquery.checkpoints.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
 from keyquery.extras import optional
@@ -63,8 +64,8 @@ class Hub:
 
     def _object(self, what: str, text: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text.decode())
+        except ValueError as error:
             raise ValueError(f"{self.label}: {what} is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise ValueError(f"{self.label}: {what} is not a JSON object")

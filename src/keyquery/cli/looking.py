@@ -23,7 +23,9 @@ from keyquery.instruments import look as look_at
 from keyquery.instruments.on_data import PAIRS
 from keyquery.reading import Reading
 
-Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
+Text = Annotated[
+    Path | None, typer.Option(help="Lines of text to run the model on (-: standard input): the forms on data.")
+]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
 HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
 Query = Annotated[

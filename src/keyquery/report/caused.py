@@ -87,7 +87,7 @@ def _explained(reading: Causes) -> list[Any]:
 
 
 def _sets(found: dict[str, Any], tokens: list[str] | None) -> list[Any]:
-    said = tokens or [str(place) for place in range(max([found["target"], *found["pool"]]) + 1)]
+    said = tokens or {place: str(place) for place in (found["target"], *found["pool"])}
     target = f"{found['target']}:{said[found['target']]}"
     told = target + (f" (predicted; the text has {found['replaced']})" if found.get("replaced") else "")
     if not found["pool"]:

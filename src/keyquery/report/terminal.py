@@ -252,8 +252,9 @@ def _legend(reading: Look) -> Text:
 
 
 def _bar(shares: list[float]) -> Text:
-    """Shares as one bar of fixed width."""
-    ends = [round(BAR * sum(shares[: i + 1])) for i in range(len(shares))]
+    """Shares as one bar of fixed width, whatever they add up to."""
+    sums = [sum(shares[: i + 1]) for i in range(len(shares))]
+    ends = [round(BAR * min(max(at, 0.0), 1.0)) for at in sums]
     starts = [0, *ends[:-1]]
     looks = list(PARTS.values())
     return Text.assemble(

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from keyquery.bounded_json import parse_json
 from keyquery.capture import batches_of, joint_moments
 from keyquery.capture.guard import hold
 from keyquery.capture.watch import Batch
@@ -234,7 +235,7 @@ def _read_saved(path: Path) -> tuple[Recipe, dict[str, Tensor]]:
     if FORMAT not in facts:
         raise ValueError(f"{path} is no saved swap: its metadata has no {FORMAT!r}")
     try:
-        said = json.loads(facts[FORMAT])
+        said = parse_json(facts[FORMAT])
         recipe = Recipe(said["kernel"], said["symmetric_dims"], tuple(said["layers"]), tuple(said["names"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no saved swap: its metadata cannot be read ({error!r})") from None

@@ -146,7 +146,7 @@ class Cluster:
 
         async def connect() -> None:
             how = self._distributed.Security().get_connection_args("client")
-            opening = import_module("distributed.comm").connect(self.address, timeout=ANSWER, **how)
+            opening = optional("distributed.comm", "a Dask cluster").connect(self.address, timeout=ANSWER, **how)
             await (await asyncio.wait_for(opening, ANSWER)).close()  # who listens may say nothing
 
         with ThreadPoolExecutor(1) as apart:  # this thread may have an event loop of its own, as in a notebook

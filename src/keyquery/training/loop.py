@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
-from keyquery.checkpoints.sources import first_line, load_pickled
+from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.torch_files import load_pickled
 from keyquery.files import writing
 from keyquery.forms.checks import check_count, environment_count
 from keyquery.progress import Progress, silent
