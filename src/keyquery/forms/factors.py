@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.forms.balance import balance
 from keyquery.forms.checks import broadcast, check_batches, check_count, check_dtype, check_float, check_number
-from keyquery.forms.core import Core, balance, weighted, widened
+from keyquery.forms.core import Core, weighted, widened
 from keyquery.forms.rope import Rope
 
 F = TypeVar("F", bound="Factors")
@@ -29,8 +30,7 @@ class Factors:
         check_batches(query=query.shape[:-2], key=key.shape[:-2])
         if query.device != key.device:
             raise ValueError(f"query is on {query.device} and key on {key.device}: put them on one device")
-        dtype = torch.promote_types(query.dtype, key.dtype)
-        self._query, self._key = query.to(dtype), key.to(dtype)
+        self._query, self._key = query, key  # as they are: a copy in another dtype would not see them change
         self._covariance: Tensor | None = None
         self._known: tuple[tuple[int, ...], Core] | None = None
 
@@ -45,12 +45,12 @@ class Factors:
     @property
     def query(self) -> Float[Tensor, "*#batch r d"]:
         """The query factor Q (QΣ^½ for a form on data), in the form's dtype."""
-        return self._query if self._covariance is None else self.wide()[0].to(self.dtype)
+        return (self._query if self._covariance is None else self.wide()[0]).to(self.dtype)
 
     @property
     def key(self) -> Float[Tensor, "*#batch r d"]:
         """The key factor K (KΣ^½ for a form on data), in the form's dtype."""
-        return self._key if self._covariance is None else self.wide()[1].to(self.dtype)
+        return (self._key if self._covariance is None else self.wide()[1]).to(self.dtype)
 
     def wide(self) -> tuple[Tensor, Tensor]:
         """Query and key in float64.
@@ -88,8 +88,8 @@ class Factors:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The factors' dtype."""
-        return self._query.dtype
+        """The factors' dtype; the wider one's, where they differ."""
+        return torch.promote_types(self._query.dtype, self._key.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +103,7 @@ class Factors:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        query, key = (self._query, self._key) if self._covariance is None else self.wide()
+        query, key = (self.query, self.key) if self._covariance is None else self.wide()
         return (query.mT @ key).to(self.dtype)
 
     def to(self: F, target: torch.device | torch.dtype | str) -> F:
@@ -285,8 +285,8 @@ class Factors:
         return {**self.__dict__, "_known": None}
 
     def _halves(self) -> tuple[Tensor, Tensor]:
-        """P = (Q + K)/2 and N = (Q − K)/2."""
-        query, key, _ = balance(self._query, self._key)
+        """P = (Q + K)/2 and N = (Q − K)/2, of balanced rows."""
+        query, key = balance(self._query.to(self.dtype), self._key.to(self.dtype))
         return query / 2 + key / 2, query / 2 - key / 2
 
 

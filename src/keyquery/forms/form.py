@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import display
+from keyquery.forms.balance import halved, row_exponents, times
 from keyquery.forms.checks import check_batches, check_choice, check_count, check_float
 from keyquery.forms.core import Core, core
+from keyquery.forms.derivatives import differentiated
 from keyquery.forms.directions import Directions
 from keyquery.forms.factors import Factors
 from keyquery.forms.measures import ZERO_FORM
@@ -48,7 +50,7 @@ class Form(Factors, Directions):
     def core(self) -> Core:
         """The form in the at most 2r dimensions that it acts in; kept until a factor is changed in place."""
         tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
-        if any(t.is_inference() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors):
+        if any(t.is_inference() or differentiated(t) for t in tensors):
             return core(self._query, self._key, self._covariance)
         versions = tuple(t._version for t in tensors)
         if self._known is None or self._known[0] != versions:
@@ -63,7 +65,8 @@ class Form(Factors, Directions):
                 [0.6000, 1.0000]], dtype=torch.float64)
         """
         core = self.core()
-        rows = torch.cat((core.query / core.scale, core.key * core.scale), dim=-2)
+        query, key = times(core.query, core.unit - core.lift), times(core.key, core.unit + core.lift)
+        rows = torch.cat((query, key), dim=-2)
         return rows @ rows.mT
 
     @classmethod
@@ -145,20 +148,24 @@ class Form(Factors, Directions):
         [0.5, 0.0, 0.5]
         """
         check_float("mean", mean, "d", d=self.dim)
-        core = self.on(covariance).core()
+        check_float("covariance", covariance, "d d", d=self.dim)
+        # Tokens, and a bias with them, over a power of two: the same shares, and numbers that do not overflow.
+        covariance, size = halved(covariance.double())
+        core, mean = self.on(covariance).core(), times(mean.double(), -size)
         query, key = self.wide()
-        at_mean = query @ mean.double()
+        query, key = times(query, core.lift - core.unit), times(key, -core.lift - core.unit)
+        at_mean = query @ mean
         if query_bias is not None:
             check_float("query_bias", query_bias, "... r", r=self.rank)
             check_batches(query_bias=query_bias.shape[:-1], form=self.batch)
-            at_mean = at_mean + query_bias.double()
+            at_mean = at_mean + times(query_bias.double(), (core.lift - core.unit).squeeze(-1) - size)
         pull = (key.mT @ at_mean.unsqueeze(-1)).squeeze(-1)
-        popularity = (pull @ covariance.double() * pull).sum(-1)
+        popularity = (pull @ covariance * pull).sum(-1)
         # What cancels in the factors leaves rounding behind, which is no share of anything.
         _, factors = core.size
-        at_mean_size = (query.abs() @ mean.double().abs()).norm(dim=-1) * torch.linalg.matrix_norm(core.key)
+        at_mean_size = (query.abs() @ mean.abs()).norm(dim=-1) * torch.linalg.matrix_norm(core.key)
         rounding = ZERO_FORM**2 * (factors**2 + at_mean_size**2).detach()
-        variances = torch.stack(torch.broadcast_tensors(*core.energies, popularity))
+        variances = torch.stack(torch.broadcast_tensors(*core.squares, popularity))
         variances = torch.where(variances > rounding, variances, 0.0)
         total = variances.sum(0)
         return Shares(*(variances / torch.where(total > 0, total, 1.0)))
@@ -173,9 +180,10 @@ class Form(Factors, Directions):
         self._check_tokens(x, y)
         self._require_psd()
         rows = self.wide()[0] if self._query is self._key else self._positive_rows()
-        left, right = (torch.atleast_2d(t).double() @ rows.mT for t in (x, y))
+        size = row_exponents(rows).amax(-2, keepdim=True)
+        left, right = (torch.atleast_2d(t).double() @ times(rows, -size).mT for t in (x, y))
         gaps = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
-        return _drop_single(gaps, x, y)
+        return _drop_single(times(gaps, size), x, y)
 
     # Structure
 
@@ -193,9 +201,7 @@ class Form(Factors, Directions):
         elif rank is None:
             return self.symmetric if kernel == "symmetric" else self.skew
         elif kernel == "symmetric":
-            values, vectors = self.eigh(min(rank, 2 * self.rank))
-            key = vectors.mT * values.abs().sqrt().unsqueeze(-1)
-            query = key * values.sign().unsqueeze(-1)
+            query, key = self._symmetric_rows(min(rank, 2 * self.rank))
         elif rank % 2:
             raise ValueError(f"rank of a skew form must be even, since it turns in planes, got {rank}")
         else:
@@ -220,7 +226,7 @@ class Form(Factors, Directions):
     def _require_psd(self) -> None:
         core = self.core()
         negative = core.eigenvalues.clamp(max=0).square().sum(-1)
-        symmetric, skew = core.energies
+        symmetric, skew = core.squares
         rounding = max(1e-12, 8 * torch.finfo(self.dtype).eps)
         bad = skew + negative > rounding**2 * (symmetric + skew)
         if bad.any():
