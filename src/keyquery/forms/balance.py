@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def row_exponents(rows: Float[Tensor, "*batch r d"]) -> Float[Tensor, "*batch r 1"]:
+def row_exponents(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
     """⌊log₂⌋ of the largest entry of each row, float64; 0 for a row of zeros. A constant to autograd.
 
     At most 1000 in size, so that 2 to that power and its inverse are numbers of float64.

@@ -142,7 +142,10 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
     query, key, size_query, size_key = chosen
     slow = _by_qr(*weighted(query, key, covariance), size_query, size_key)
     parts = zip(*((c.query, c.half, c.lift, c.unit) for c in (fast, slow)), strict=True)
-    return Core(*(whole.masked_scatter(~trusted[..., None, None], part) for whole, part in parts))
+    if not trusted.ndim:
+        return Core(*(part.squeeze(0) for _, part in parts))
+    at = (~trusted).flatten().nonzero().squeeze(-1)
+    return Core(*(whole.flatten(0, -3).index_copy(0, at, part).view_as(whole) for whole, part in parts))
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balance
-from keyquery.forms.checks import broadcast, check_batches, check_count, check_dtype, check_float, check_number
+from keyquery.forms.checks import broadcast, check_batches, check_count, check_dtype, check_float, check_number, check_range
 from keyquery.forms.core import Core, weighted, widened
 from keyquery.forms.rope import Rope
 
@@ -114,6 +114,7 @@ class Factors:
         """
         query, key = (t.to(target) for t in (self._query, self._key))
         check_dtype("target", query.dtype)
+        check_range("the form", query, key)
         covariance = None if self._covariance is None else self._covariance.to(query.device)
         return self._trusted(query, key, covariance)
 
@@ -143,12 +144,14 @@ class Factors:
         """A multiple of the form; a tensor scales each form of the batch by its own number."""
         if isinstance(scale, Tensor):
             check_batches(scale=scale.shape, form=self.batch)
+            if scale.dtype.is_floating_point or scale.dtype.is_complex:  # whole numbers are as good
+                check_float("scale", scale, "...")
             scale = scale.to(self.dtype)[..., None, None]
         elif isinstance(scale, Real):
             check_number("scale", scale)
         else:
             return NotImplemented
-        return self._with(self._query * scale, self._key)
+        return self._product("a multiple of the form", self.query * scale, self._key)
 
     __rmul__ = __mul__
 
@@ -230,9 +233,9 @@ class Factors:
         whole = len(self.batch) + 2
         query, key = (t[(None,) * (whole - t.ndim)] for t in (self._query, self._key))
         if key.shape[dim] == 1:
-            return self._with(query.sum(dim), key.squeeze(dim))
+            return self._product("the sum of queries", query.sum(dim), key.squeeze(dim))
         if query.shape[dim] == 1:
-            return self._with(query.squeeze(dim), key.sum(dim))
+            return self._product("the sum of keys", query.squeeze(dim), key.sum(dim))
         return self._with(*(t.movedim(dim, -3).flatten(-3, -2) for t in (query, key)))
 
     def change_basis(self: F, basis: Float[Tensor, "*#batch d e"]) -> F:
@@ -243,7 +246,9 @@ class Factors:
         """
         check_float("basis", basis, "... d e", d=self.dim)
         check_batches(basis=basis.shape[:-2], form=self.batch)
-        return self._trusted(self.query @ basis.to(self.dtype), self.key @ basis.to(self.dtype))
+        query, key = (factor @ basis.to(self.dtype) for factor in (self.query, self.key))
+        check_range("the form in this basis", query, key)
+        return self._trusted(query, key)
 
     def with_bias(
         self: F, query_bias: Float[Tensor, "*#batch r"] | None, key_bias: Float[Tensor, "*#batch r"] | None
@@ -262,6 +267,7 @@ class Factors:
             batch = check_batches(form=factor.shape[:-2], **{name: bias.shape[:-1]})
             column = bias.to(self.dtype).unsqueeze(-1).expand(*batch, -1, -1)
             factors.append(torch.cat((factor.expand(*batch, -1, -1), column), dim=-1))
+        check_range("the form with this bias", *factors)
         return self._trusted(*factors)
 
     def at(self: F, offset: float, rope: Rope) -> F:
@@ -275,6 +281,10 @@ class Factors:
         if not isinstance(rope, Rope):
             raise TypeError(f"rope must be a Rope, got {type(rope).__name__}")
         query, key = rope.rotate(self._query.mT, 0.0).mT, rope.rotate(self._key.mT, offset).mT
+        return self._product("the rotated form", query, key)
+
+    def _product(self: F, what: str, query: Tensor, key: Tensor) -> F:
+        check_range(what, query, key)
         return self._with(query, key)
 
     def _with(self: F, query: Tensor, key: Tensor) -> F:

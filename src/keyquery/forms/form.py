@@ -10,9 +10,9 @@ from torch import Tensor
 
 from keyquery.forms import display
 from keyquery.forms.balance import halved, row_exponents, times
-from keyquery.forms.checks import check_batches, check_choice, check_count, check_float
+from keyquery.forms.checks import check_batches, check_choice, check_count, check_float, check_range
 from keyquery.forms.core import Core, core
-from keyquery.forms.derivatives import differentiated
+from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.directions import Directions
 from keyquery.forms.factors import Factors
 from keyquery.forms.measures import ZERO_FORM
@@ -73,18 +73,32 @@ class Form(Factors, Directions):
     def from_gram(cls, gram: Float[Tensor, "*batch n n"]) -> Form:
         """A form in 2r dimensions with a given Gram matrix of [Q; K], such as the covariance of queries and keys.
 
+        The form is known up to an orthogonal change of basis, so that all norms and spectra are those of the form that
+        the Gram matrix was taken of: `Form.from_gram(form.gram())` has the numbers of `form`. A Gram matrix is
+        symmetric and positive semi-definite; one that is not, by more than the rounding of its dtype, is refused.
+
         >>> form = kq.Form.from_gram(torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
         >>> round(float(form.symmetry), 4)
         0.36
+        >>> kq.Form.from_gram(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+        Traceback (most recent call last):
+        ValueError: gram must be positive semi-definite, got one with an eigenvalue of -1
         """
         check_float("gram", gram, "... n n")
         size = gram.shape[-1]
         if size % 2 or gram.shape[-2] != size:
             raise ValueError(f"gram must be square with an even side 2r, got {tuple(gram.shape)}")
-        values, vectors = torch.linalg.eigh(gram.double())
+        rank, wide = size // 2, gram.double()
+        # Queries and keys have units of their own; in one, the smaller of the two would pass for rounding.
+        diagonal = wide.detach().diagonal(dim1=-2, dim2=-1).unflatten(-1, (2, rank))
+        unit = (row_exponents(diagonal) / 2).round().expand_as(diagonal).flatten(-2)
+        wide = times(times(wide, -unit.unsqueeze(-1)), -unit.unsqueeze(-2))
+        _check_psd("gram", wide.detach(), torch.finfo(gram.dtype).eps, gram.detach().double())
+        values, vectors = torch.linalg.eigh(refuse_nan(wide, "forms of a Gram matrix"))
         floor = size * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0)
         rows = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)
-        return cls._trusted(rows[..., : size // 2, :], rows[..., size // 2 :, :])
+        rows = times(rows, unit.unsqueeze(-1))
+        return cls._trusted(rows[..., :rank, :], rows[..., rank:, :])
 
     # On tokens and on data
 
@@ -114,7 +128,7 @@ class Form(Factors, Directions):
         tensor([4., 1.], dtype=torch.float64)
         """
         check_float("covariance", covariance, "d d", d=self.dim)
-        _check_covariance(covariance.detach().double(), torch.finfo(covariance.dtype).eps)
+        _check_psd("covariance", covariance.detach().double(), torch.finfo(covariance.dtype).eps)
         query, key = (self._query, self._key) if self._covariance is None else (self.query, self.key)
         return Form._trusted(query, key, covariance.to(self.device))
 
@@ -208,7 +222,9 @@ class Form(Factors, Directions):
             values, source, target = self.skew_planes(min(rank, 2 * self.rank) // 2)
             source, target = (t.mT * values.sqrt().unsqueeze(-1) for t in (source, target))
             query, key = torch.cat((source, -target), dim=-2), torch.cat((target, source), dim=-2)
-        return Form._trusted(query.to(self.dtype), key.to(self.dtype))
+        query, key = query.to(self.dtype), key.to(self.dtype)
+        check_range("the nearest form", query, key)
+        return Form._trusted(query, key)
 
     # How it looks
 
@@ -237,17 +253,17 @@ class Form(Factors, Directions):
             )
 
 
-def _check_covariance(covariance: Tensor, eps: float) -> None:
-    """Symmetric and positive semi-definite, up to the rounding of its dtype."""
-    slack = max(1e-6, 8 * eps) * covariance.diagonal().abs().max()
-    if (covariance - covariance.mT).abs().max() > slack:
-        raise ValueError("covariance must be symmetric, got a matrix that differs from its transpose")
-    if slack == 0 and not covariance.any():
-        return
-    lifted = covariance + slack * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    if torch.linalg.cholesky_ex(lifted).info != 0:
-        least = torch.linalg.eigvalsh(covariance)[0]
-        raise ValueError(f"covariance must be positive semi-definite, got one with an eigenvalue of {least:.3g}")
+def _check_psd(name: str, matrix: Tensor, eps: float, shown: Tensor | None = None) -> None:
+    """Symmetric and positive semi-definite (..., n, n), up to the rounding of its dtype; `shown` in other units."""
+    slack = max(1e-6, 8 * eps) * matrix.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+    if ((matrix - matrix.mT).abs().amax((-2, -1)) > slack).any():
+        raise ValueError(f"{name} must be symmetric, got a matrix that differs from its transpose")
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    # A matrix of zeros is positive semi-definite, and has no size to lift it by.
+    lift = torch.where(matrix.any(-1).any(-1) | (slack > 0), slack, 1.0)
+    if torch.linalg.cholesky_ex(matrix + lift[..., None, None] * eye).info.any():
+        least = torch.linalg.eigvalsh(matrix if shown is None else shown).min()
+        raise ValueError(f"{name} must be positive semi-definite, got one with an eigenvalue of {least:.3g}")
 
 
 def _drop_single(pairs: Tensor, x: Tensor, y: Tensor) -> Tensor:

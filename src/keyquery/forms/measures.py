@@ -197,7 +197,8 @@ def directionality(
 ) -> Float[Tensor, "*batch"]:
     """The directionality of a matrix whose row and column norms are known."""
     check_choice("kind", kind, ("excess", "norms"))
-    row, column = (_outstanding(norms, gamma, kind) for norms in (rows, columns))
+    size = torch.maximum(row_exponents(rows), row_exponents(columns))  # squares of norms would overflow
+    row, column = (_outstanding(times(norms, -size), gamma, kind) for norms in (rows, columns))
     return _ratio(row - column, row + column, row + column == 0)
 
 
