@@ -22,6 +22,7 @@ from keyquery.files import read_text, write_text
 
 KINDS: dict[str, type[Reading]] = {}
 LONG = 60  # letters of a list that are still written out
+LINE = 240  # letters of a repr, about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,13 @@ class Reading:
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
-        return f"{type(self).__name__}({said})"
+        said: list[str] = []
+        for number, f in enumerate(names := fields(self)):
+            said.append(f"{f.name}={_brief(getattr(self, f.name))}")
+            if sum(map(len, said)) > LINE:
+                said[-1] = f"… {len(names) - number} more"
+                break
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def to_dict(self) -> dict[str, Any]:
         """The reading as JSON holds it.
@@ -217,10 +223,10 @@ def short(value: Any, digits: int) -> Any:
 
 def _brief(value: Any) -> str:
     """What a line has room for; of more, how many there are."""
+    if isinstance(value, (list, dict)) and (len(value) > LONG or len(repr(value)) > LONG):
+        return f"[… {len(value)}]" if isinstance(value, list) else f"{{… {len(value)}}}"
     said = repr(value)
-    if len(said) <= LONG or not isinstance(value, (list, dict)):
-        return said
-    return f"[… {len(value)}]" if isinstance(value, list) else f"{{… {len(value)}}}"
+    return said if len(said) <= LONG else f"{said[:LONG]}…"
 
 
 def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,9 @@ from torch.autograd.forward_ad import unpack_dual
 
 EQUAL = 1e-12  # eigenvalues that differ by less, relative to the largest, are one: no derivative tells them apart
 
-REFUSED = "a form of dependent factors (tied, repeated or zero rows) and its projections have no second derivatives here"
+REFUSED = (
+    "a form of dependent factors (tied, repeated or zero rows) and its projections have no second derivatives here"
+)
 
 
 def first_order(tensor: Tensor) -> Tensor:
@@ -35,7 +37,7 @@ def refuse_nan(tensor: Tensor, what: str) -> Tensor:
 
     if torch.is_grad_enabled() and tensor.requires_grad:
         tensor = tensor.view_as(tensor)
-        tensor.register_hook(check)  # type: ignore[no-untyped-call]
+        tensor.register_hook(check)
     return tensor
 
 
@@ -44,8 +46,8 @@ def eigenpairs(
 ) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of S as functions of query and key, given what they are.
 
-    dλᵢ = vᵢᵀdS vᵢ and dvᵢ = Σⱼ vⱼ vⱼᵀdS vᵢ/(λᵢ − λⱼ) + what leaves the span/λᵢ. Turns among vectors of equal λ, which are
-    no function of S, are left out; torch's own derivative is NaN there.
+    dλᵢ = vᵢᵀdS vᵢ and dvᵢ = Σⱼ vⱼ vⱼᵀdS vᵢ/(λᵢ − λⱼ) + what leaves the span/λᵢ. Turns among vectors of equal λ, which
+    are no function of S, are left out; torch's own derivative is NaN there.
     """
     if not differentiated(query, key):
         return values, vectors

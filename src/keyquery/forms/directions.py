@@ -13,6 +13,7 @@ from keyquery.forms.balance import balanced
 from keyquery.forms.checks import check_count
 from keyquery.forms.core import Core, product_svd, span
 from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
+from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor
 
 
@@ -23,12 +24,18 @@ class Svd(NamedTuple):
     values: Float[Tensor, "*batch k"]
     right: Float[Tensor, "*batch d k"]
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class Eigh(NamedTuple):
     """S ≈ vectors · diag(values) · vectorsᵀ: object directions; what is alike attracts (λ > 0) or repels (λ < 0)."""
 
     values: Float[Tensor, "*batch k"]
     vectors: Float[Tensor, "*batch d k"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Planes(NamedTuple):
@@ -37,6 +44,9 @@ class Planes(NamedTuple):
     values: Float[Tensor, "*batch k"]
     source: Float[Tensor, "*batch d k"]
     target: Float[Tensor, "*batch d k"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Directions(Measures):
@@ -82,7 +92,7 @@ class Directions(Measures):
         most = min(2 * self.rank, self.dim) // 2
         check_count("k", k, 1, most, optional=True)
         k = k or most
-        query, key, core = self._balanced("planes")
+        query, _, core = self._balanced("planes")
         basis = span(query, core.half)
         core = Core(query @ basis, core.half @ basis, core.lift, core.unit)
         # i·A is Hermitian: a vector a + ib of eigenvalue μ > 0 has Aa = μb and Ab = −μa.

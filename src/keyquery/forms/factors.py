@@ -11,7 +11,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balance
-from keyquery.forms.checks import broadcast, check_batches, check_count, check_dtype, check_float, check_number, check_range
+from keyquery.forms.checks import (
+    broadcast,
+    check_batches,
+    check_count,
+    check_dtype,
+    check_float,
+    check_number,
+    check_range,
+)
 from keyquery.forms.core import Core, weighted, widened
 from keyquery.forms.rope import Rope
 

@@ -27,6 +27,9 @@ class Shares(NamedTuple):
     directional: Float[Tensor, "*batch"]
     popularity: Float[Tensor, "*batch"]
 
+    def __repr__(self) -> str:
+        return display.brief(self)
+
 
 class Form(Factors, Directions):
     """The bilinear form M = QᵀK of a query and a key factor, with any leading batch of layers and heads.
@@ -34,7 +37,9 @@ class Form(Factors, Directions):
     M is never built. Query and key are (..., r, d), as a linear layer stores them for one head; their leading
     dimensions broadcast, so that keys shared by a group of queries are kept once: (8, 4, r, d) and (8, 1, r, d).
     Sums, multiples, transposes, parts and changes of basis of Forms are Forms again. Numbers are computed in
-    float64 from factors of any floating dtype. A Form is a value: build a new one when the weights have changed.
+    float64 from factors of any floating dtype and size. A Form is a value: build a new one when the weights have
+    changed. Derivatives may be taken by `torch.func` (grad, jacrev, jacfwd, hessian); vmap raises, since a Form has a
+    batch of its own.
 
     >>> form = kq.Form(query=torch.tensor([[1.0, 0.0]]), key=torch.tensor([[0.6, 0.8]]))
     >>> form

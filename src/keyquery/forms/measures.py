@@ -12,6 +12,7 @@ from torch import Tensor
 from keyquery.forms.balance import row_exponents, times
 from keyquery.forms.checks import check_choice
 from keyquery.forms.core import Core, span
+from keyquery.forms.display import brief
 
 # What counts as zero: a form against the size of its factors, an eigenvalue against the size of its form.
 ZERO_FORM = 1e-14
@@ -24,6 +25,9 @@ class Signature(NamedTuple):
     positive: Int[Tensor, "*batch"]
     negative: Int[Tensor, "*batch"]
     zero: Int[Tensor, "*batch"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Measures(ABC):

@@ -81,9 +81,9 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
     ordered = (times if mask is None else times.masked_fill(~mask, last)).sort(-1).values
     count = times.new_full(times.shape[:-1], times.shape[-1], dtype=torch.int64) if mask is None else mask.sum(-1)
     # Neighbours are subtracted themselves: nanoseconds of years, counted from the first, would be rounded.
-    gaps = _difference(ordered[..., 1:], ordered[..., :-1])[0]
-    real = torch.arange(gaps.shape[-1], device=times.device) < count.unsqueeze(-1) - 1
-    gaps = _positive(gaps.where(real, 0.0))
+    between = _difference(ordered[..., 1:], ordered[..., :-1])[0]
+    real = torch.arange(between.shape[-1], device=times.device) < count.unsqueeze(-1) - 1
+    gaps = _positive(between.where(real, 0.0))
     if len(gaps) == 0:
         raise ValueError("times must hold a sequence with two different times: there is no gap to start from")
     end = ordered.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1))
@@ -128,10 +128,11 @@ def _origin(origin: Any, times: Tensor) -> Tensor:
         return origin.to(times.device)
     if isinstance(origin, bool) or not isinstance(origin, Real):
         raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")
-    whole = isinstance(origin, Integral) and not times.is_floating_point()
-    if whole and not -(2**63) <= int(origin) < 2**63:
+    if not isinstance(origin, Integral) or times.is_floating_point():
+        return torch.tensor(origin, dtype=torch.float64, device=times.device)
+    if not -(2**63) <= int(origin) < 2**63:
         raise ValueError(f"origin must fit into 64 bits, as times do, got {origin}")
-    return torch.tensor(origin, dtype=torch.int64 if whole else torch.float64, device=times.device)
+    return torch.tensor(int(origin), device=times.device)
 
 
 def _check(times: Tensor, mask: Tensor | None) -> None:
