@@ -142,6 +142,20 @@ def test_from_gram_gives_back_the_numbers_of_unbalanced_factors(size):
         torch.testing.assert_close(number(other, name), number(form, name), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1.0, 8.0, 1e10])
+def test_from_gram_has_orthogonal_columns_and_zeros_where_the_rank_is_less(size):
+    """As surgery inverts them: each column over its square."""
+    x = torch.randn(8, 5, dtype=torch.float64)
+    x[:4] *= size
+    form = kq.Form.from_gram(x @ x.mT)
+    rows = torch.cat((form.query, form.key), -2)
+    assert (rows != 0).any(0).sum() == 5
+    inner = rows.mT @ rows
+    assert (inner - inner.diagonal().diag()).abs().max() < 1e-14 * inner.max()
+    error = (rows @ rows.mT - x @ x.mT).abs() / (x.norm(dim=1)[:, None] * x.norm(dim=1))
+    assert error.max() < 1e-12
+
+
 @pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
 @pytest.mark.parametrize("side", [0, 1])
 def test_factors_of_two_dtypes_are_measured_again_when_one_changes_in_place(dtypes, side):

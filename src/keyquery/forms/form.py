@@ -80,7 +80,8 @@ class Form(Factors, Directions):
 
         The form is known up to an orthogonal change of basis, so that all norms and spectra are those of the form that
         the Gram matrix was taken of: `Form.from_gram(form.gram())` has the numbers of `form`. A Gram matrix is
-        symmetric and positive semi-definite; one that is not, by more than the rounding of its dtype, is refused.
+        symmetric and positive semi-definite; one that is not, by more than the rounding of its dtype, is refused. The
+        columns of [Q; K] are orthogonal.
 
         >>> form = kq.Form.from_gram(torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
         >>> round(float(form.symmetry), 4)
@@ -100,9 +101,10 @@ class Form(Factors, Directions):
         wide = times(times(wide, -unit.unsqueeze(-1)), -unit.unsqueeze(-2))
         _check_psd("gram", wide.detach(), torch.finfo(gram.dtype).eps, gram.detach().double())
         values, vectors = torch.linalg.eigh(refuse_nan(wide, "forms of a Gram matrix"))
-        floor = size * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0)
-        rows = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)
+        none = values <= size * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0)
+        rows = vectors * torch.where(none, 0.0, values).sqrt().unsqueeze(-2)
         rows = times(rows, unit.unsqueeze(-1))
+        rows = rows @ _turn(rows.detach(), none)
         return cls._trusted(rows[..., :rank, :], rows[..., rank:, :])
 
     # On tokens and on data
@@ -256,6 +258,15 @@ class Form(Factors, Directions):
                 f"a distance needs a PSD form, but {int(bad.sum())} of {bad.numel()} are not: up to {share:.2g} of "
                 'their ‖M‖² is skew or negative; form.nearest("psd") is'
             )
+
+
+def _turn(rows: Tensor, none: Tensor) -> Tensor:
+    """The orthogonal turn W of (..., n, n) rows that makes their columns orthogonal; those that are `none` stay 0."""
+    inner = rows.mT @ rows
+    # Columns of zeros are set apart from those that are only short, and come first.
+    inner = inner - torch.diag_embed(none * inner.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True))
+    first = torch.arange(none.shape[-1], device=none.device) < none.sum(-1, keepdim=True)
+    return torch.linalg.eigh(inner).eigenvectors.masked_fill(first.unsqueeze(-2), 0.0)
 
 
 def _check_psd(name: str, matrix: Tensor, eps: float, shown: Tensor | None = None) -> None:
