@@ -25,6 +25,7 @@ from keyquery.printable import REPR, brief, printable
 from keyquery.reading_schema import check_fields
 
 KINDS: dict[str, type[Reading]] = {}
+LINE = 240  # letters of a repr, about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,13 @@ class Reading:
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self))
-        return f"{type(self).__name__}({said})"
+        said: list[str] = []
+        for number, f in enumerate(names := fields(self)):
+            said.append(f"{f.name}={brief(getattr(self, f.name))}")
+            if sum(map(len, said)) > LINE:
+                said[-1] = f"… {len(names) - number} more"
+                break
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def to_dict(self) -> dict[str, Any]:
         """The reading as JSON holds it.
