@@ -40,7 +40,9 @@ def test_the_strongest_head_is_shown_first_and_its_figures_are_those_of_the_json
     best = seen.maps[0]
     assert tab.locator("#chosen h2").inner_text() == f"Layer {best['layer']}, head {best['head']}"
     assert figure(tab, "raw") == f"{100 * seen.raw[best['layer']][best['head']]:.1f} %"
-    assert figure(tab, "raw_above_chance") == f"+{100 * best['above_chance']:.1f}"
+    above = seen.of("net", corrected=True)[best["layer"]][best["head"]]
+    assert above == np.max(seen.of("net", corrected=True))
+    assert figure(tab, "net_above_chance") == f"{100 * above:+.1f}".replace("-", "−")
     assert "tiny vilt" in tab.locator("#name").inner_text()
     mean, chance = np.mean(seen.raw), np.mean(seen.chance_of("raw"))
     assert f"{100 * mean:.1f} %" in tab.locator('[data-figure="raw"]').first.inner_text()
