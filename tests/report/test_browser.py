@@ -280,3 +280,13 @@ def test_lists_before_and_after_are_joined_and_their_images_load(visit):
     for cards, lines in tab.evaluate(middles):
         assert all(min(abs(card - line) for line in lines) < 1 for card in cards)
     assert tab.evaluate("window.hurt") is None
+
+
+def test_paper_keeps_the_colours_of_maps_bars_and_legends(visit):
+    # In a page with a script and in one without; on paper backgrounds are left out where a page does not ask for them.
+    readings = (tiny("gpt2")[2], kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]])))
+    for reading in readings:
+        tab = visit(reading)
+        tab.emulate_media(media="print")
+        wanted = "[...document.querySelectorAll('*')].map((node) => getComputedStyle(node).printColorAdjust)"
+        assert set(tab.evaluate(wanted)) == {"exact"}

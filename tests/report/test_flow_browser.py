@@ -174,3 +174,18 @@ def test_words_can_be_read_in_both_schemes_and_on_a_telephone(visit, seen, schem
     }"""
     for chip in tab.locator(".lit").all():
         assert chip.evaluate(luminance) > 3
+
+
+def test_a_token_that_is_not_there_is_not_chosen(visit):
+    _, reading = made(keep=6)
+    tab = visit(reading)
+    for side in (0, 1):
+        tab.evaluate(f"choose({{ side: {side}, at: 99 }})")
+        assert tab.locator('.lit[aria-pressed="true"]').count() == 0
+        assert "on average" in tab.locator(".readout").inner_text()
+
+
+def test_long_tokens_stay_on_the_page(visit):
+    _, reading = made(keep=6, tokens=["x" * 400] * 10)
+    tab = visit(reading)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -16,7 +16,7 @@ HOLES = 100_000  # ids that may have no token: a single large one must not make 
 def vocabulary(path: str | Path) -> list[str] | None:
     """Token texts by id: tokenizer.json, vocab.json or vocab.txt beside the weights, or a GGUF file's own, or None."""
     if Path(path).suffix == ".gguf" and Path(path).is_file():
-        return gguf.words(Path(path))
+        return _readable(gguf.words(Path(path)))
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if (file := beside(folder, "tokenizer.json")).is_file():
         model = read_json(file).get("model")
