@@ -181,28 +181,10 @@ def causes(
     """
     _check(alpha, samples, method, rounds, causal, selection)
     source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
-    chosen = _nodes(nodes, source, target)
-    ordered = _ordered(source, causal, selection)
     effective = float(samples if samples is not None else source.width or SAMPLES)
+    ordered = _ordered(source, causal, selection)
     search = _Search(method, alpha, effective, rounds, order_free, selection, tails, ordered)
-    heads = list(zip(source.heads, source.maps, strict=True))
-    long = rounds != 1 and _warned(search.test(source.maps[0], chosen), len(heads))
-    watch = progress or (bar if long else silent)
-    graphs = [
-        {"layer": source.layer, "head": number, **search.of(found, chosen, _named(watch, number, len(heads)))}
-        for number, found in heads
-    ]
-    told: dict[str, Any] = {
-        "model": source.model,
-        "tokens": source.tokens,
-        "nodes": chosen,
-        "graphs": graphs,
-    }
-    origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
-    told["provenance"] = provenance(
-        samples=origin, merged=source.merged, tensors={"attention": digest(source.maps)}, **search.options
-    )
-    return Causes(**told, method=method, alpha=alpha, samples=effective, causal=ordered)
+    return search.reading(source, _nodes(nodes, source, target), progress, samples is not None)
 
 
 def _warned(test: PartialCorrelation, heads: int) -> bool:
@@ -215,7 +197,7 @@ def _warned(test: PartialCorrelation, heads: int) -> bool:
     warnings.warn(
         f"causes over {of} is expected to take {time} or more; nodes=100 takes the 100 tokens that receive most "
         "attention, head one head, rounds=1 stops early",
-        stacklevel=3,
+        stacklevel=4,
     )
     return True
 
@@ -242,6 +224,29 @@ class _Search:
     @property
     def options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rounds", "order_free", "selection", "tails")}
+
+    def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, given: bool) -> Causes:
+        """The graphs of all heads; `given`: the samples are not those of the model."""
+        several = len(source.heads)
+        long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), several)
+        watch = progress or (bar if long else silent)
+        graphs = [
+            {"layer": source.layer, "head": number, **self.of(found, nodes, _named(watch, number, several))}
+            for number, found in zip(source.heads, source.maps, strict=True)
+        ]
+        origin = "given" if given else "hidden size" if source.width else "768, as published"
+        tensors = {"attention": digest(source.maps)}
+        return Causes(
+            model=source.model,
+            tokens=source.tokens,
+            nodes=nodes,
+            graphs=graphs,
+            method=self.method,
+            alpha=self.alpha,
+            samples=self.samples,
+            causal=self.causal,
+            provenance=provenance(samples=origin, merged=source.merged, tensors=tensors, **self.options),
+        )
 
     def test(self, attention: Float[ndarray, "n n"], nodes: list[int]) -> PartialCorrelation:
         return PartialCorrelation(correlation_of(attention[nodes]), self.samples, self.alpha)

@@ -159,34 +159,26 @@ def flow(
     layer's maps are in memory. `modality` is a label for each token; a vision-language model's own, unless given.
 
     With A the attention and C its part between tokens of unlike labels, the readings are raw ΣC/ΣA; residual, of
-    ½A + ½I; rollout, of the product of these over the layers, heads averaged; and weighted, of A_ij‖f(x_j)‖ with
-    f(x) = W_O(W_V x + b_V), from a model's own maps, or from `values` (..., n, r) and `output` maps (..., r, d), the
-    identity unless given. Net is raw without sinks, keys that take more than `sink` of all attention of a head and
-    three times their chance, as a share of all attention of the counted tokens: a head that rests on sinks or special
-    tokens carries little, however it divides the rest. Chance is the same reading of uniform attention over what
-    `mask` allows: bool, (n,) real tokens, or (..., n, n) pairs. Tokens labelled `special` are left out, or `counted`
-    as a class of their own. `keep` the maps across modalities of so many heads, the furthest above chance net of
-    sinks, for the page.
+    ½A + ½I; rollout, of the product of these over the layers, heads averaged; weighted, of A_ij‖f(x_j)‖ with
+    f(x) = W_O(W_V x + b_V), from a model's own maps, or from `values` (..., n, r) and `output` maps (..., r, d),
+    default: the identity; and net, raw without sinks, keys that take more than `sink` of a head's attention and three
+    times their chance, as a share of all attention. Chance is the same reading of uniform attention over what `mask`
+    allows: bool, (n,) real tokens, or (..., n, n) pairs. Tokens labelled `special` are left out, or `counted` as a
+    class of their own. `keep` the maps of so many heads, the furthest above chance net of sinks, for the page.
 
     >>> reading = kq.flow(torch.full((20, 20), 1 / 20), ["image"] * 12 + ["text"] * 8)
-    >>> round(reading.raw, 3), round(abs(reading.corrected), 3)
-    (0.48, 0.0)
-    >>> round(reading.directed["image", "text"], 3)
-    0.24
+    >>> round(reading.raw, 3), round(abs(reading.corrected), 3), round(reading.directed["image", "text"], 3)
+    (0.48, 0.0, 0.24)
     """
-    check_count("keep", keep, least=0)
-    check_number("sink", sink)
-    if not 0 < sink <= 1:
-        raise ValueError(f"sink must be a share of attention above 0, at most 1 (no key is a sink), got {sink}")
+    _check(keep, sink)
     if not isinstance(attention, (nn.Module, str, Path)):
         if any(given is not None for given in (inputs, text, image, processor)):
             raise ValueError("inputs, text, image and processor go with a model, and attention is a tensor here")
         if modality is None:
             raise ValueError("modality must be a label for each token: attention alone does not tell them")
         found = heard(attention, labelled(modality), (special, counted), values, output, mask, keep, sink)
-        return _told(
-            found, Tokens({}, found.labels), tokens, {"name": name or "attention"}, counted, _digests(attention)
-        )
+        run, facts = Tokens({}, found.labels), {"name": name or "attention"}
+        return _told(found, run, tokens, facts, counted, _digests(attention))
     if any(given is not None for given in (values, output, mask)):
         raise ValueError("values, output and mask go with a tensor: a model has its own")
     model, tokenizer = (attention, None) if isinstance(attention, nn.Module) else load_model(attention)
@@ -199,6 +191,13 @@ def flow(
     run = located(run, order, processor, shown=keep > 0)
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
     return _told(found, run, tokens, {"name": label}, counted, digests(model.state_dict()))
+
+
+def _check(keep: int, sink: float) -> None:
+    check_count("keep", keep, least=0)
+    check_number("sink", sink)
+    if not 0 < sink <= 1:
+        raise ValueError(f"sink must be a share of attention above 0, at most 1 (no key is a sink), got {sink}")
 
 
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:
