@@ -309,3 +309,13 @@ def test_the_layers_of_several_stacks_have_labels(visit):
     tab = visit(kq.look(tiny_model("t5")), "#4.1")
     assert title(tab) == "Layer 4 (cross 0), head 1"
     assert tab.locator('#map [data-head="2.1"]').get_attribute("aria-label").startswith("layer 2 (decoder 0), head 1")
+
+
+def test_paper_keeps_the_colours_of_maps_bars_and_legends(visit):
+    # In a page with a script and in one without; on paper backgrounds are left out where a page does not ask for them.
+    readings = (tiny("gpt2")[2], kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]])))
+    for reading in readings:
+        tab = visit(reading)
+        tab.emulate_media(media="print")
+        wanted = "[...document.querySelectorAll('*')].map((node) => getComputedStyle(node).printColorAdjust)"
+        assert set(tab.evaluate(wanted)) == {"exact"}
