@@ -21,7 +21,7 @@ class Outcome:
 
 
 def bounded(call, seconds=10, memory=1024):
-    """The outcome of `call` within so many seconds and MiB; AssertionError where it did not keep to them."""
+    """The outcome of `call` within so many seconds of work and MiB; AssertionError where it did not keep to them."""
     here, there = Pipe()
     before = resident()  # of the parent: the child begins without the pages of libraries
     with warnings.catch_warnings(action="ignore"):  # of threads, which the child does not use
@@ -30,6 +30,7 @@ def bounded(call, seconds=10, memory=1024):
         error = None
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + memory * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # what the parent used does not count
         try:
             call()
         except BaseException as raised:  # MemoryError and RecursionError, too
@@ -37,14 +38,14 @@ def bounded(call, seconds=10, memory=1024):
         there.send((error, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20))
         os._exit(0)
     there.close()
-    until = time.monotonic() + seconds
+    until = time.monotonic() + 6 * seconds  # for what waits without working: the machine may be busy
     while not here.poll(0.02):
         if time.monotonic() > until:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            raise AssertionError(f"still running after {seconds} s")
+            raise AssertionError(f"still waiting after {6 * seconds} s")
         if os.waitpid(child, os.WNOHANG)[0] and not here.poll():
-            raise AssertionError("the process died")
+            raise AssertionError(f"it crashed, or worked for more than {seconds} s")
     error, grown = here.recv()
     os.waitpid(child, 0)
     return Outcome(error, grown)
