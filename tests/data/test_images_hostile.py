@@ -55,6 +55,13 @@ def test_a_jpeg_of_many_scans_is_refused(tmp_path):
     assert_refused(lambda: load_images(tmp_path), "more than 500 scans", growth=100)
 
 
+def test_classes_without_end_are_refused(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", images=np.zeros((1, 8, 8), np.uint8), classes=np.zeros(10**8, np.uint8))
+    assert_refused(lambda: load_images(tmp_path / "a.npz"), "classes must be at most 100000 names", growth=300)
+    np.savez_compressed(tmp_path / "a.npz", jpeg=np.zeros(8, np.uint8), offsets=np.zeros(2**23, np.int64))
+    assert_refused(lambda: load_images(tmp_path / "a.npz"), "image 0 is no image", growth=300)
+
+
 def claiming(dtype, shape):
     header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0" * 64

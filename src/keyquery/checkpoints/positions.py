@@ -117,7 +117,7 @@ def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
     """One layer's rotary parameters, from the new or the old places in a config; the old scaling comes first."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(said, Mapping):
-        raise ValueError(f"they must be an object, got {said!r}")
+        raise ValueError(f"they must be an object, got {said!r:.60}")
     base = config.get("rope_theta") or config.get("global_rope_theta") or config.get("rotary_emb_base") or 10000.0
     kind = _kind_of(config, layer)
     if kind is not None and kind in said:

@@ -19,6 +19,7 @@ from keyquery.files import RATIO, read_arrays, read_bytes, regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")  # of what Pillow knows: some others are programs
+CLASSES = 100_000
 PIXELS = 2**24  # of one image
 DECODED = 2**26  # bytes of all images, or 100 times those of their files
 FILE = 2**28  # bytes of one image's file
@@ -71,7 +72,10 @@ def load_images(path: str | Path) -> Images:
         pixels = _unpacked(path, arrays["jpeg"], arrays["offsets"])
     else:
         raise ValueError(f"{path} must hold images, or jpeg and offsets; it holds {found or 'nothing'}")
-    classes = tuple(map(str, arrays.get("classes", ())))
+    names = arrays.get("classes", np.array([], dtype=str))
+    if names.ndim != 1 or len(names) > CLASSES:
+        raise ValueError(f"{path}: classes must be at most {CLASSES} names, got {names.dtype} {names.shape}")
+    classes = tuple(map(str, names))
     return Images(pixels, _as_labels(path, arrays.get("labels"), len(pixels), classes), classes)
 
 
@@ -116,10 +120,9 @@ def _unpacked(path: Path, jpeg: np.ndarray, offsets: np.ndarray) -> UInt8[np.nda
         raise ValueError(f"{path}: jpeg must be uint8 (bytes,), got {jpeg.dtype} {jpeg.shape}")
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) < 2:
         raise ValueError(f"{path}: offsets must be integers (n + 1,), got {offsets.dtype} {offsets.shape}")
-    ends = [int(end) for end in offsets]
-    if ends[0] < 0 or ends[-1] > len(jpeg) or sorted(ends) != ends:
+    if offsets[0] < 0 or offsets[-1] > len(jpeg) or (offsets[1:] < offsets[:-1]).any():
         raise ValueError(f"{path}: offsets must rise from 0 to at most {len(jpeg)}, the bytes of jpeg")
-    return _decoded((f"{path}, image {i}", jpeg[a:b].tobytes()) for i, (a, b) in enumerate(pairwise(ends)))
+    return _decoded((f"{path}, image {i}", jpeg[a:b].tobytes()) for i, (a, b) in enumerate(pairwise(offsets)))
 
 
 def _from_folder(path: Path) -> Images:

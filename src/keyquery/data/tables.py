@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Shaped
 
 from keyquery.data.numbers import to_number
-from keyquery.files import LONGEST, read_text
+from keyquery.files import read_text
 from keyquery.forms.checks import check_choice, check_count
 
 MISSING = ("", "?", "NA", "nan")
 COLUMNS = 100_000  # each is an array of its own
+LONGEST = 2**22  # letters of a line
 
 
 @dataclass(frozen=True, eq=False, repr=False)
