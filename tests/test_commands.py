@@ -92,6 +92,7 @@ def place(tmp_path_factory):
     for name in ("FILE", "reviews.txt", "novels.txt"):
         (folder / name).write_text(text)
     (folder / "paragraph.txt").write_text(text[:300])
+    (folder / "prompts.txt").write_text("\n".join(" ".join(map(str, range(300 + i, 316 + i))) for i in range(4)))
     for name, model in (("step1", kq.models.ENCODER), ("step2", kq.models.ENCODER)):
         (folder / f"{name}.json").write_text(kq.look(model, text=folder / "FILE").to_json())
     _picture(folder / "photo.jpg")

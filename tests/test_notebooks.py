@@ -40,22 +40,26 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.slow
-def test_look_the_encoder_compares_and_the_decoder_follows_the_crowd():
+def test_look_the_decoder_attends_by_position_and_the_encoder_by_content():
     names = run("look")
     mean = {name: names[name].to_frame().mean(numeric_only=True) for name in ("encoder", "decoder")}
-    assert mean["encoder"].on_data_reciprocal > 0.5 > mean["encoder"].on_data_popularity
-    assert mean["decoder"].on_data_popularity > 0.5 > mean["decoder"].on_data_directional
-    assert mean["decoder"].on_data_directional > mean["decoder"].on_data_reciprocal
+    assert mean["decoder"].on_data_position > 0.5 > mean["decoder"].on_data_popularity
+    layers = names["encoder"].to_frame().groupby("layer").mean(numeric_only=True)
+    assert layers.on_data_position[0] > 0.9
+    assert (layers.on_data_symmetric[1:] > 0.5).all()
+    assert (layers.on_data_position[1:] < 0.1).all()
     words = [token.strip() for token in names["encoder"].sample["tokens"]]
-    shown = names["parts"](next(row for row in names["encoder"].heads if (row["layer"], row["head"]) == (1, 0)))
+    shown = names["parts"](_head(names["encoder"], 1, 0), causal=False)
     for word in ("daughter", "letter"):
         here, again = [place for place, other in enumerate(words) if other == word]
-        assert shown["compares"][here].topk(2).indices.sort().values.tolist() == [here, again]
-    crowd = names["parts"](next(row for row in names["decoder"].heads if (row["layer"], row["head"]) == (1, 2)))
-    top = crowd["follows the crowd"][0].topk(3).indices.tolist()
-    assert top[0] == 0
-    stop, behind = sorted(top[1:])
-    assert (words[stop], behind) == (".", stop + 1)
+        assert shown["symmetric"][here].topk(2).indices.sort().values.tolist() == [here, again]
+    slope = names["parts"](_head(names["decoder"], 2, 2), causal=True)["position"]
+    for query in range(8, 24):
+        assert slope[query].topk(4).indices.tolist() == [query, query - 1, query - 2, query - 3]
+
+
+def _head(look, layer, head):
+    return next(row for row in look.heads if (row["layer"], row["head"]) == (layer, head))
 
 
 @pytest.mark.slow
@@ -70,9 +74,9 @@ def test_build_each_structure_learns_its_own_task():
         assert error[key][1] < 0.01, key
     for key in (("alike", "skew"), ("next", "symmetric")):
         assert error[key][1] > 0.2, key
-    for task, verdict in {"alike": "symmetric", "next": "skew"}.items():
+    for task, label in {"alike": "symmetric", "next": "skew"}.items():
         look = names["kq"].look(names["models"][task, "general"], inputs=[{"x": names["x"]}])
-        assert look.heads[0]["verdict"] == verdict
+        assert look.heads[0]["label"] == label
 
 
 @pytest.mark.slow
@@ -82,6 +86,7 @@ def test_own_model_goes_off_and_comes_back(capsys):
     as_it_is, without, back = (line.split("…")[1] for line in said)
     assert as_it_is == back != without
     found = names["found"].groupby("part")["change"].sum()
-    assert found["popularity"] > found["reciprocal"] > 0
+    assert found["position"] == found.max()
+    assert found["symmetric"] > 0.01
     fresh = names["kq"].look(names["LlamaForCausalLM"](names["LlamaConfig"](**names["size"], **names["heads"])))
     assert abs(torch.tensor([head["raw"]["symmetry"] for head in fresh.heads]).mean()) < 0.05

@@ -22,16 +22,16 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 
 
 def planted_scores() -> list[torch.Tensor]:
-    """Words that are alike score each other, each word points at the one before it, and all look at "the"."""
+    """Similar words score each other, each word attends to the one before it, and all attend to "the"."""
     names = sorted(set(WORDS))
     word = torch.tensor([[w == name for name in names] + [w in ("cat", "mat")] for w in WORDS]).float()
     tokens = torch.cat((word, torch.eye(len(WORDS))), dim=1)
     axes = torch.eye(tokens.shape[1])
     meaning, place = axes[: word.shape[1]], axes[word.shape[1] :]
     form = 0.5 * kq.Form(meaning, meaning) + 1.3 * kq.Form(place[1:], place[:-1]).skew
-    crowd = tokens @ axes[names.index("the")] * 0.45
-    compares, points = form.symmetric.scores(tokens), form.skew.scores(tokens)
-    return [form.scores(tokens) + crowd, compares, points, crowd.expand(len(WORDS), -1)]
+    popularity = tokens @ axes[names.index("the")] * 0.45
+    symmetric, skew = form.symmetric.scores(tokens), form.skew.scores(tokens)
+    return [form.scores(tokens) + popularity, symmetric, skew, popularity.expand(len(WORDS), -1)]
 
 
 def panel(values: torch.Tensor, index: int, title: str, note: str) -> str:
@@ -54,8 +54,8 @@ def panel(values: torch.Tensor, index: int, title: str, note: str) -> str:
 
 def main() -> None:
     """Write the picture beside this file."""
-    titles = ("a head's scores", "compares", "points", "follows the crowd")
-    notes = ("each word looks at each", "S: what is alike", "A: what points at what", "keys everyone looks at")
+    titles = ("a head's scores", "symmetric", "skew", "popularity")
+    notes = ("each query, each key", "S: similarity", "A: direction", "key only")
     panels = [panel(*each) for each in zip(planted_scores(), range(4), titles, notes, strict=True)]
     width = len(WORDS) * CELL
     height, whole = TOP + width + 44, LEFT + 4 * width + 3 * GAP + 14
