@@ -31,7 +31,7 @@ def turned_lines(reading: Turned) -> list[Any]:
 
 
 def ablation_lines(reading: Ablation) -> list[Any]:
-    """A row a head (or layer), a column a part; changes whose interval excludes 0 are marked."""
+    """A row per head (or layer), a column per part; changes whose interval excludes 0 are marked."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     cells: dict[tuple[Any, Any], dict[str, Any]] = {}
     for row in reading.rows:
@@ -43,11 +43,11 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(reading.by)
     for part in parts:
-        table.add_column(f"{part} off", justify="right", no_wrap=True)
+        table.add_column(part, justify="right", no_wrap=True)
     for place in places:
         table.add_row(_name(*place), *(_change(cells[place][part]) for part in parts))
     title = (
-        f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; change with a part off"
+        f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; its change with one part off"
     )
     notes = ["", "*: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
     if cut:
@@ -62,7 +62,7 @@ def _name(layer: int | None, head: int | None) -> str:
 def _change(row: dict[str, Any]) -> Text:
     half = (row["high"] - row["low"]) / 2
     sure = row["low"] > 0 or row["high"] < 0
-    return Text(f"{row['change']:+z.4f} ± {half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")
+    return Text(f"{row['change']:+z.4f} ±{half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")
 
 
 def _one_line(text: str) -> str:

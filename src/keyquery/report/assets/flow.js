@@ -29,7 +29,7 @@ function cell(layer, head, most) {
     class: kinds.filter(Boolean).join(" "), role: "gridcell", tabindex: chosen ? 0 : -1,
     title: `${layer}.${head}: ${told}`, "data-head": `${layer}.${head}`, "data-focus": "cell", "aria-selected": chosen,
     "aria-label": `layer ${layer}, head ${head}: ${told}`,
-    "--tone": `var(--${value > 0 ? "reciprocal" : "directional"})`,
+    "--tone": `var(--${value > 0 ? "symmetric" : "skew"})`,
     "--amount": `${(100 * Math.sqrt(Math.abs(value ?? 0) / most)).toFixed(0)}%`,  // so that small figures show too
     onclick: () => choose({ layer, head }),
   });
