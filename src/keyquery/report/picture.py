@@ -38,7 +38,7 @@ from keyquery.report.seen import seen
 from keyquery.report.shares import has_data
 from keyquery.report.starts import starts
 from keyquery.report.stretches import stretches
-from keyquery.report.triangle import CORNERS, HINT, about, arrow_strength, barycentric, check_joined, dots, svg
+from keyquery.report.triangle import CORNERS, HINT, LEGEND, about, barycentric, check_joined, dots, strength, svg
 from keyquery.report.ways import ways
 from keyquery.report.worth import worth
 from keyquery.studies import (
@@ -225,10 +225,10 @@ def _dots(axis: Any, look: Look) -> None:
         if dot.region:
             axis.fill(*zip(*dot.region, strict=True), color=depth_colour(dot.depth), alpha=0.13, lw=0.3, zorder=2)
     axis.scatter(xs, ys, s=[40 * dot.filled for dot in found], c=colours, linewidths=0, zorder=3)
-    axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=colours, linewidths=0.6, zorder=3)
+    faint = [strength(dot) for dot in found]
+    axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=colours, linewidths=0.6, alpha=faint, zorder=3)
     if has_data(look):
-        told = "filled: these three parts\nopen: position, query_only"
-        axis.text(0.5, -0.03, told, color="#59636e", ha="center", va="top", size=6.5)
+        axis.text(0.5, -0.03, LEGEND.replace("; ", "\n"), color="#59636e", ha="center", va="top", size=6.5)
 
 
 def _arrows(axis: Any, first: Look, second: Look) -> None:
@@ -236,7 +236,7 @@ def _arrows(axis: Any, first: Look, second: Look) -> None:
     for dot in dots(first):
         end = after[dot.layer, dot.head]
         style = {"arrowstyle": "-|>", "color": depth_colour(dot.depth), "lw": 0.8, "shrinkA": 0, "shrinkB": 0}
-        style["alpha"] = arrow_strength(end)
+        style["alpha"] = strength(end)
         axis.annotate("", (end.x, end.y), (dot.x, dot.y), arrowprops={**style, "mutation_scale": 6})
 
 

@@ -20,7 +20,7 @@ CORNERS = PARTS[:3]
 JOINT = 1.249  # a 95 % region of two figures is wider than their intervals: √5.99/1.96
 CORNER_POINTS = 20  # of the outline of a 95 % region
 HINT = "Shares of the scores need data: keyquery look MODEL --text FILE"
-FILLED, OPEN = "filled: symmetric, skew, popularity", "open: position, query_only"
+LEGEND = "filled: these three parts; open: position, query_only"
 STYLE = f"""
 .triangle text {{ font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }}
 .triangle .title {{ font-size: 17px; font-weight: 600 }} .triangle .note {{ fill: #59636e }}
@@ -249,7 +249,8 @@ def _bubble(dot: Dot, radius: float) -> str:
     x, y = _at(dot.x, dot.y)
     place, colour = f'cx="{x:.1f}" cy="{y:.1f}"', depth_colour(dot.depth)
     inner = f'<circle class="dot" {place} r="{radius * math.sqrt(dot.filled):.1f}" fill="{colour}"/>'
-    outer = f'<circle class="bubble" {place} r="{radius}" stroke="{colour}"/>'
+    rim = f'stroke="{colour}" stroke-opacity="{strength(dot):.2f}"'
+    outer = f'<circle class="bubble" {place} r="{radius}" {rim}/>'
     title = f"<title>{escape(dot.title)}</title>"
     return f'<g class="head" data-head="{dot.layer}.{dot.head}">{inner}{outer}{title}</g>'
 
@@ -273,13 +274,13 @@ def _arrow(start: Dot, end: Dot) -> str:
     head = f"M{x2:.1f} {y2:.1f}L{bx - 3.2 * dy:.1f} {by + 3.2 * dx:.1f}L{bx + 3.2 * dy:.1f} {by - 3.2 * dx:.1f}Z"
     line = f'<path d="M{x1:.1f} {y1:.1f}L{bx:.1f} {by:.1f}" stroke="{colour}" stroke-width="1.6" fill="none"/>'
     tail = f'<circle cx="{x1:.1f}" cy="{y1:.1f}" r="2" fill="{colour}"/>'
-    faint = f'opacity="{arrow_strength(end):.2f}"'
+    faint = f'opacity="{strength(end):.2f}"'
     return f'<g class="arrow" {faint}>{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
 
 
-def arrow_strength(dot: Dot) -> float:
-    """How opaque an arrow to this dot is."""
-    return 0.2 + 0.8 * dot.filled
+def strength(dot: Dot) -> float:
+    """How opaque a head is drawn: the less of it the triangle shows, the fainter."""
+    return 0.35 + 0.65 * dot.filled
 
 
 def _legend(look: Look, found: Sequence[Dot], joined: bool = False) -> str:
@@ -291,7 +292,7 @@ def _legend(look: Look, found: Sequence[Dot], joined: bool = False) -> str:
     elif has_data(look):
         sample = f'<circle class="note" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE * math.sqrt(0.4):.1f}"/>'
         rim = f'<circle fill="none" stroke="#8b949e" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE}"/>'
-        parts = [sample, rim, _text(LEFT + 2, y, f"{FILLED}; {OPEN}", "note", "start")]
+        parts = [sample, rim, _text(LEFT + 2, y, LEGEND, "note", "start")]
     numbers, y = sorted({layer["layer"] for layer in look.layers}), HEIGHT - 20
     step = 96 / len(numbers)
     parts.append(_text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start"))

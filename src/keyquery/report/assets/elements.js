@@ -10,7 +10,7 @@ function fill(node, attributes, children) {
     else if (name.startsWith("aria-")) node.setAttribute(name, String(value));
     else if (value !== null && value !== false) node.setAttribute(name, value);
   }
-  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
@@ -22,7 +22,7 @@ const put = (id, ...children) => document.getElementById(id).replaceChildren(...
 
 const minus = (text) => text.replace("-", "−");
 const figure3 = (value) => minus(String(Number(value.toPrecision(3))));
-const percent = (value) => `${(100 * value).toFixed(0)} %`;
+const percent = (value) => `${minus(String(Math.round(100 * value) + 0))} %`;  // + 0: no minus before 0
 function signed(value) {
   const text = value.toFixed(2);
   return Number(text) === 0 ? "0.00" : (value > 0 ? "+" : "−") + text.replace("-", "");

@@ -12,7 +12,7 @@ function render() {
 }
 
 function settle() {  // a change of model or layer may leave the state without its view or head
-  if (!views().includes(state.view)) state.view = "raw";
+  if (state.view !== "parts" && !views().includes(state.view)) state.view = "parts";
   if (!layerRow(state.layer)) state.layer = model().layers[0].layer;
   if (state.head !== null && !find(state.layer, state.head)) state.head = ofLayer(state.layer)[0].head;
 }
@@ -49,7 +49,6 @@ window.addEventListener("hashchange", () => {
 });
 document.getElementById("table").addEventListener("toggle", table);
 state.layer = model().layers[0].layer;
-state.view = hasData() ? "on_data" : "raw";
 follow();
 settle();
 render();
