@@ -16,6 +16,8 @@ SOURCE = Path(kq.__file__).parent
 # From top to bottom; a room imports only from rooms above it. Rooms that are not built yet may stand here.
 ROOMS = [
     "_version",
+    "printable",
+    "extras",
     "files",
     "progress",
     "reading",

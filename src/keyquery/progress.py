@@ -6,6 +6,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from keyquery.printable import printable
+
+WIDE = 60  # letters of what is gone through
 # Takes what is gone through, what to call it, and how many there are; gives the same things back, watched.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -26,11 +29,13 @@ def bar(items: Iterable[Any], what: str, total: int) -> Generator[Any, None, Non
     [1, 2]
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import track
 
     console = Console(stderr=True)
     seen = console.is_terminal or console.is_jupyter
-    yield from track(items, what, total, console=console, transient=True, disable=not seen)
+    called = escape(printable(what, WIDE))
+    yield from track(items, called, total, console=console, transient=True, disable=not seen)
 
 
 @contextmanager

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.extras import optional
 from keyquery.files import read_text, write_text
+from keyquery.printable import REPR, brief, printable
 
 KINDS: dict[str, type[Reading]] = {}
-LONG = 60  # letters of a list that are still written out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +52,15 @@ class Reading:
             raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
         KINDS[kind] = cls
-        if "__repr__" not in cls.__dict__:  # else the dataclass would write out every number
-            cls.__repr__ = Reading.__repr__  # type: ignore[method-assign]
+        own = cls.__dict__.get("__repr__", Reading.__repr__)  # that of the dataclass would write out every number
+        cls.__repr__ = lambda self: printable(own(self), REPR)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
+        said = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({said})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,11 +130,7 @@ class Reading:
         >>> kq.Reading().to_frame().shape
         (1, 1)
         """
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'keyquery[frames]'") from None
-        return pandas.DataFrame(self.records())
+        return optional("pandas", "to_frame").DataFrame(self.records())
 
     def _repr_html_(self) -> str:
         return str(_report().html(self))
@@ -213,14 +210,6 @@ def short(value: Any, digits: int) -> Any:
     if isinstance(value, dict):
         return {key: short(item, digits) for key, item in value.items()}
     return [short(item, digits) for item in value] if isinstance(value, list) else value
-
-
-def _brief(value: Any) -> str:
-    """What a line has room for; of more, how many there are."""
-    said = repr(value)
-    if len(said) <= LONG or not isinstance(value, (list, dict)):
-        return said
-    return f"[… {len(value)}]" if isinstance(value, list) else f"{{… {len(value)}}}"
 
 
 def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,13 +18,13 @@ ASSETS = Path(report.__file__).parent / "assets"
 OWN = {"kind", "schema", "units", "mark_i", "mark_j", "method", "verdict", "unit", "graphs"}
 
 
-def spoiled(value):
+def spoiled(value, by=EVIL):
     """Plain data with markup behind every text; keys stay."""
     if isinstance(value, dict):
-        return {name: item if name in OWN else spoiled(item) for name, item in value.items()}
+        return {name: item if name in OWN else spoiled(item, by) for name, item in value.items()}
     if isinstance(value, list):
-        return [spoiled(item) for item in value]
-    return value + EVIL if isinstance(value, str) else value
+        return [spoiled(item, by) for item in value]
+    return value + by if isinstance(value, str) else value
 
 
 def looked():

@@ -1,9 +1,10 @@
 """The page of a survey in a real browser: sorting, searching, curves, and names that are no markup."""
 
+import io
+
 import pytest
 
 from keyquery.report.page import page
-from keyquery.report.surveyed import survey_lines
 from keyquery.survey.answers import Survey, answer
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL
@@ -109,15 +110,14 @@ def test_a_survey_of_nothing_and_one_of_steps_alone_have_pages(reading):
 
 def test_the_terminal_takes_names_for_names(reading):
     from rich.console import Console
-    from rich.table import Table
+
+    from keyquery.report import terminal
 
     rows = [model("[/red]a", 0.2, "[/red]", 1), model("[bold]b", 0.3, "[/red]", 2)]
     survey = Survey(models=rows, broken=[{"name": "[/x]", "source": "x", "why": "[link]"}], **answer(rows))
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for line in survey_lines(survey, lambda *columns: Table(*columns)):
-        console.print(line)
-    console.file.close()
-    text = console.export_text()
+    out = io.StringIO()
+    terminal.show(survey, Console(width=100, file=out))
+    text = out.getvalue()
     assert "[/red]a" in text
     assert "[bold]b" in text
     assert "Not read: [/x]: [link]" in text

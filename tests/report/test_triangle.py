@@ -1,6 +1,7 @@
 """The triangle: where heads stand in it, by hand, and what its pictures hold."""
 
 import math
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import keyquery as kq
 from keyquery.instruments.geometry import Look
+from keyquery.printable import printable
 from keyquery.report import picture_bytes
 from keyquery.report.colours import DEPTHS, depth_colour
 from keyquery.report.triangle import LEFT, SIDE, TOP, barycentric, dots, radius, svg
@@ -185,3 +187,14 @@ def test_a_real_look():
         data = head["on_data"]
         assert dot.y / TALL == pytest.approx(data["popularity"] / (1 - data["position"]))
     assert svg(reading).count('class="dot"') == len(reading.heads)
+
+
+@pytest.mark.parametrize("name", ["bell\x07", "a\x1b[31m", "$\\frac{$", "costs $5 or $6"])
+def test_any_name_can_be_drawn(name):
+    reading = kq.look(torch.nn.MultiheadAttention(8, 2), name=name)
+    picture = picture_bytes(Path("heads.svg"), reading)
+    assert ElementTree.fromstring(picture) is not None  # well-formed
+    pytest.importorskip("matplotlib")
+    figure = reading.plot("map")
+    figure.canvas.draw()
+    assert printable(name) in [text.get_text() for text in figure.findobj() if hasattr(text, "get_text")]

@@ -249,7 +249,7 @@ def test_curves_are_told_to_tensorboard_once_also_after_a_kill(tmp_path, monkeyp
 
 def test_without_tensorboard_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"need tensorboard: pip install 'keyquery\[board\]'"):
+    with pytest.raises(ImportError, match=r"a log for TensorBoard needs tensorboard: pip install 'keyquery\[board\]'"):
         train(small(), draw, loss, Recipe(1), board=tmp_path)
     train(small(), draw, loss, Recipe(1))  # nobody asked
 

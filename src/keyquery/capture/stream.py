@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from keyquery.capture.interface import Ungrouped, configs_of, put_back, uses_interface
 from keyquery.capture.watch import Batch, mask_for, masks_of, watch
+from keyquery.extras import optional
 from keyquery.layers import Attention
 
 NAME = "keyquery_heard"
@@ -163,7 +163,7 @@ def _listened(model: Any, run: _Run) -> Iterator[None]:
 
 
 def _register() -> None:
-    utils, masks = import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
+    utils, masks = (optional(f"transformers.{part}", "its attention") for part in ("modeling_utils", "masking_utils"))
     utils.AttentionInterface.register(NAME, _by_heads)
     masks.AttentionMaskInterface.register(NAME, masks.eager_mask)  # without one masks are dropped, without a word
 

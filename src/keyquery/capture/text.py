@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from keyquery.capture.watch import Batch
+from keyquery.checkpoints import Heads
 from keyquery.files import read_text
 
 
@@ -54,6 +56,46 @@ def text_batches(
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     for start in range(0, len(windows), size):
         yield _padded(windows[start : start + size], padding)
+
+
+def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
+    """The sequences of a file of token ids, one a line, for a model; every id must be one of its embeddings.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "ids.txt").write_text("5 6 7 5 6 7\\n\\n8, 9\\n")
+    ...     read_ids(Path(folder, "ids.txt"), kq.read(kq.models.DECODER))
+    [[5, 6, 7, 5, 6, 7], [8, 9]]
+    """
+    size = (heads.embedding_shape or (None,))[0]
+    rows = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        words = line.replace(",", " ").split()
+        if wrong := [word for word in words if not (word.isascii() and word.isdecimal() and len(word) < 10)]:
+            raise ValueError(f"{path}, line {number}: expected token ids, integers from 0 on, got {wrong[0]!r:.40}")
+        ids = list(map(int, words))
+        if size is not None and max(ids, default=0) >= size:
+            raise ValueError(f"{path}, line {number}: {max(ids)} is no token of the model, whose ids end at {size - 1}")
+        if len(ids) == 1:
+            raise ValueError(f"{path}, line {number}: a sequence needs two token ids, got one")
+        rows += [ids] if ids else []
+    if not rows:
+        raise ValueError(f"{path} holds no token ids")
+    return rows
+
+
+def id_batches(rows: list[list[int]], tokens: int = 20_000, size: int = 16) -> list[Batch]:
+    """Sequences of token ids as padded batches; none is cut, and none begins that would end beyond `tokens`.
+
+    >>> [batch["input_ids"].tolist() for batch in id_batches([[5, 6, 7], [8, 9], [1, 2]], tokens=5)]
+    [[[5, 6, 7], [8, 9, 0]]]
+    """
+    count = sum(total <= tokens for total in accumulate(map(len, rows)))
+    if count == 0:
+        raise ValueError(
+            f"the first sequence has {len(rows[0])} token ids, and at most {tokens} are run: raise --tokens"
+        )
+    return [_padded(rows[start : min(start + size, count)], 0) for start in range(0, count, size)]
 
 
 def typical_length(batches: Iterable[Batch]) -> int | None:

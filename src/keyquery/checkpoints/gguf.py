@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from keyquery.checkpoints.gguf_header import Header, read_header
+from keyquery.extras import optional
 
 # Architectures whose converter permutes the rows of q and k, so that rotary pairs are neighbours: (2i, 2i + 1).
 INTERLEAVED = {"llama"}
@@ -94,10 +94,7 @@ def words(path: Path) -> list[str] | None:
 
 
 def _library() -> Any:
-    try:
-        return import_module("gguf")
-    except ImportError:
-        raise ImportError("a .gguf file needs the gguf package: pip install 'keyquery[gguf]'") from None
+    return optional("gguf", "a .gguf file")
 
 
 def _header(path: Path, skip: str | None = None) -> Header:

@@ -18,6 +18,7 @@ from keyquery.checkpoints.layouts import Values, count_heads, latent, projection
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
+from keyquery.printable import NAME, REPR, printable
 
 EMBEDDINGS = (
     "word_embeddings",
@@ -56,8 +57,12 @@ class Heads:
         missing = [name for place in found if (name := place.lacks())]
         missing += [name] if not gaps and (name := gap(found, source.shapes)) else []
         if missing:
-            raise ValueError(f"{source.label} lacks {missing[0]}")
+            raise ValueError(f"{source.label} lacks {printable(missing[0], NAME)}")
         self._places = list(_kernels(found))
+
+    def __repr__(self) -> str:
+        count = f"{len(self)} layer{'s' if len(self) != 1 else ''}"
+        return printable(f"Heads({self.model['name']}: {count}, family {self.family.name})", REPR)
 
     def __len__(self) -> int:
         return len(self._places)

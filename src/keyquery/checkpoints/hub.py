@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Mapping
 from functools import cached_property
-from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.error import URLError
@@ -18,6 +17,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from keyquery.checkpoints.sources import first_line
+from keyquery.extras import optional
 
 LARGEST_HEADER = 100_000_000  # as the format itself allows
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -103,7 +103,7 @@ class Hub:
 
     def _whole(self, file: str) -> bytes | None:
         """A small file, or None if the model has none of that name."""
-        missing = import_module("huggingface_hub.errors").EntryNotFoundError
+        missing = optional("huggingface_hub.errors", "a hub model").EntryNotFoundError
         try:
             url, headers = self._locate(file)
         except missing:
@@ -122,7 +122,7 @@ class Hub:
             url = hub.hf_hub_url(self.label, file)
             try:
                 location = hub.get_hf_file_metadata(url).location
-            except import_module("huggingface_hub.errors").EntryNotFoundError:
+            except optional("huggingface_hub.errors", "a hub model").EntryNotFoundError:
                 raise
             except Exception as error:
                 raise ConnectionError(f"{self.label} could not be had from the hub: {first_line(error)}") from None
@@ -138,10 +138,7 @@ class Hub:
 
     @cached_property
     def _library(self) -> Any:
-        try:
-            return import_module("huggingface_hub")
-        except ImportError:
-            raise ImportError("a hub model needs huggingface_hub: pip install 'keyquery[hf]'") from None
+        return optional("huggingface_hub", "a hub model")
 
 
 def _sizes(said: Any) -> bool:

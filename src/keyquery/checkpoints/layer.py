@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
+from keyquery.printable import REPR, printable
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,9 @@ class Projections:
         """Queries of tokens x (..., n, d) and keys of y (..., m, d): (..., groups, shared or 1, n or m, r)."""
         return _linear(x, self.query, self.query_bias), _linear(y, self.key, self.key_bias)
 
+    def __repr__(self) -> str:
+        return f"Projections({self.query.shape[0]} × {self.query.shape[1]} heads, {_sized(self.query)})"
+
     def _flat(self, tensor: Tensor) -> Tensor:
         """Without the dimension of grouped queries, where there are none."""
         return tensor.squeeze(1) if self.query.shape[1] == 1 else tensor
@@ -49,6 +53,9 @@ class Norm:
     gain: Float[Tensor, "*shape"]
     shift: Float[Tensor, "*shape"] | None = None
     eps: float = 1e-6
+
+    def __repr__(self) -> str:
+        return f"Norm({self.kind}, {_sized(self.gain)}{'' if self.shift is None else ', shifted'}, eps={self.eps:g})"
 
     def __call__(self, x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
         """The normed x, its statistics taken over `dims`."""
@@ -79,6 +86,12 @@ class Layer:
     key_norm: Norm | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        facts = [f"{self.heads} heads", _sized(self.weights.query), *(["causal"] if self.causal else [])]
+        facts += [f"position {self.position}"] if self.position != "none" else []
+        facts += ["cross-attention"] if self.kind == "cross" else []
+        return printable(f"{type(self).__name__} {self.index}({self.name}: {', '.join(facts)})", REPR)
 
     @property
     def heads(self) -> int:
@@ -139,7 +152,7 @@ class Layer:
         return Projections(query, key, query_bias, key_bias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LatentLayer(Layer):
     """One kernel of multi-head latent attention; its `weights` are composed of down- and up-projections.
 
@@ -206,6 +219,11 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tenso
         shifted = (weight.double() @ norm.shift.double()).to(wide)
         bias = shifted if bias is None else bias + shifted
     return weight.to(wide, copy=True).mul_(norm.gain.to(wide)), bias  # in place: fresh memory costs more than sums
+
+
+def _sized(tensor: Tensor) -> str:
+    """What a repr says of a tensor."""
+    return f"{' × '.join(map(str, tensor.shape[-2:]))} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
 from keyquery.files import beside
+from keyquery.printable import NAME, printable
 
 TORCH = (".bin", ".pt", ".pth")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -150,7 +151,7 @@ def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
     known = any(other.goes_by(said) for other in families().values())
     why = "does not fit its tensors" if known else "is not known"
     return (
-        f"model type {said!r} {why}: read by its tensor names as {family.name}, "
+        f"model type {_quoted(said)} {why}: read by its tensor names as {family.name}, "
         "whose scale and norms may not be its own",
     )
 
@@ -168,12 +169,12 @@ def _family_of(source: Source) -> Family:
     if isinstance(said, str) and said.startswith("gguf-"):
         read_ones = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
         raise ValueError(
-            f"{source.label} is a GGUF file of architecture {said.removeprefix('gguf-')!r}, which is not read; "
+            f"{source.label} is a GGUF file of architecture {_quoted(said.removeprefix('gguf-'))}, which is not read; "
             f"those that are: {read_ones}"
         )
     recognised = recognise(source.shapes)
     if recognised is None:
-        kind = f"the model type {said!r}" if said else "this layout"
+        kind = f"the model type {_quoted(said)}" if said else "this layout"
         if isinstance(source, Live):
             raise ValueError(
                 f"{source.label} has no attention that is known: {kind} is not. It holds {_shown(source)}. "
@@ -192,7 +193,12 @@ def _shown(source: Source) -> str:
     """Some of the names of a source's tensors."""
     names = sorted(source.shapes)
     more = f", … ({len(names)} in all)" if len(names) > 6 else ""
-    return (", ".join(names[:6]) or "no tensors") + more
+    return (", ".join(printable(name, NAME) for name in names[:6]) or "no tensors") + more
+
+
+def _quoted(said: Any) -> str:
+    """What a config says, in a message."""
+    return printable(repr(said), NAME)
 
 
 def _custom(query: str | None, key: str | None) -> Family:

@@ -25,6 +25,7 @@ from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
+from keyquery.printable import message, printable, spell_out
 
 app = typer.Typer(
     name="keyquery",
@@ -71,8 +72,10 @@ def _top(
 def main() -> None:
     """Run the command line; whatever goes wrong is one sentence on stderr and exit code 2.
 
-    With KEYQUERY_DEBUG in the environment it is the traceback.
+    With KEYQUERY_DEBUG in the environment it is the traceback. What came out of files cannot steer the terminal, and
+    what its encoding lacks is spelled out.
     """
+    spell_out()
     several = int(os.environ.get("RANK", "0")) > 0  # of the processes of torchrun the first one speaks
     try:
         with redirect_stdout(io.StringIO()) if several else nullcontext():
@@ -83,7 +86,7 @@ def main() -> None:
         raise
     except Exception as error:
         if os.environ.get("KEYQUERY_DEBUG"):
-            traceback.print_exc()
+            print("\n".join(map(printable, traceback.format_exc().splitlines())), file=sys.stderr)
         else:
             print(f"keyquery: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
@@ -91,7 +94,7 @@ def main() -> None:
 
 def _sentence(error: Exception) -> str:
     """An error in one line: those that are meant for users as they are, others with their type."""
-    said = " ".join(str(error).split())
+    said = message(str(error))
     if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
         return said
-    return f"{type(error).__name__}: {first_line(error)} (KEYQUERY_DEBUG=1 shows where)"
+    return f"{type(error).__name__}: {message(first_line(error))} (KEYQUERY_DEBUG=1 shows where)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models, report
-from keyquery.capture.text import LENGTH
-from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
+from keyquery.capture.text import LENGTH, id_batches, read_ids
+from keyquery.checkpoints import read
+from keyquery.cli.options import Csv, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
@@ -26,7 +27,7 @@ HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare
 Query = Annotated[str | None, typer.Option(help="Name of the query weights, with {layer} in it, of an unknown family.")]
 Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise.")]
 Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
-Tokens = Annotated[int, typer.Option(min=2, help="With --text: how many tokens to run at most.")]
+Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: how many tokens to run at most.")]
 Count = Annotated[
     int | None,
     typer.Option(
@@ -74,11 +75,13 @@ def look(
     pairs: Pairs = PAIRS[0],
     corpus: Corpus = None,
     window: Window = 5,
+    ids: Ids = None,
 ) -> None:
     """Show the geometry of every head: how much of it compares, points and follows the crowd.
 
-    The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text. Without a
-    model, the two that ship are shown side by side: one learned to find masked words, the other to tell the next.
+    The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text and --ids.
+    Without a model, the two that ship are shown side by side: one learned to find masked words, the other to tell the
+    next.
     """
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options: dict[str, Any] = {
@@ -89,7 +92,7 @@ def look(
         "tokens": tokens,
         "length": length,
     }
-    options |= {"corpus": corpus, "window": window, "pairs": pairs}
+    options |= {"corpus": corpus, "window": window, "pairs": pairs, "ids": ids}
     options |= {"lengths": None if lengths is None else _numbers("--lengths", lengths)}
     options |= {"text": text, "layers": None if layers is None else _numbers("--layers", layers), **for_page(html, directions, model)}
     reading = _shipped(quiet, options) if model is None else watched_look(model, quiet, **options)
@@ -128,7 +131,7 @@ def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     for name in ("heads", "query", "key", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
-    options |= {"text": options["text"] or models.LONG_TEXT}
+    options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
     return side_by_side(*(watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
 
@@ -156,11 +159,31 @@ def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
     with watching(quiet) as progress:
         if (network := saved_network(source)) is not None:
             if given := [
-                name for name in ("text", "corpus", "heads", "query", "key", "config") if options.get(name) is not None
+                name
+                for name in ("text", "ids", "corpus", "heads", "query", "key", "config")
+                if options.get(name) is not None
             ]:
                 raise ValueError(f"--{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
             source, options = network, {**options, "name": Path(source).name}
-        return look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
+        ids = options.pop("ids", None)
+        options |= {} if ids is None else on_ids(source, ids, options)
+        found = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
+    if ids is None:
+        return found
+    data = {**found.provenance["data"], "from": ids.name}
+    return replace(found, provenance={**found.provenance, "data": data})
+
+
+def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `look` is given for a file of token ids: whole sequences, however long."""
+    if options.get("text") is not None:
+        raise ValueError("give --text or --ids, not both: each says what the model is run on")
+    heads = read(source, *(options.get(name) for name in ("heads", "query", "key", "config")))
+    rows = read_ids(ids, heads)
+    batches = id_batches(rows, options["tokens"])
+    if heads.config.get("is_encoder_decoder"):
+        batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+    return {"inputs": batches, "length": max(map(len, rows))}
 
 
 def for_page(html: Path | None, directions: int | None, source: str | None) -> dict[str, int]:

@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from keyquery import report
 from keyquery.files import check_target, csv_text, write_all
+from keyquery.printable import printable
 from keyquery.progress import Progress
 from keyquery.reading import Reading
 from keyquery.report import terminal
+from keyquery.report.terminal import plain_console
 
 Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
 Csv = Annotated[Path | None, typer.Option(help="Write its table to this CSV file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to look at to this HTML file; it opens offline.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw the picture of it to this .svg, .png or .pdf file.")]
+Ids = Annotated[
+    Path | None, typer.Option(help="In place of --text: token ids, a sequence a line, integers; no line is cut.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress; errors are still told.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
@@ -39,7 +44,7 @@ FiveSeeds = Annotated[
 
 def watching(quiet: bool) -> AbstractContextManager[Progress]:
     """Bars for what takes long, on standard error."""
-    return terminal.progress_bars(Console(stderr=True), wanted=not quiet)
+    return terminal.progress_bars(plain_console(stderr=True), wanted=not quiet)
 
 
 def deliver(
@@ -63,9 +68,14 @@ def deliver(
     }
     write_all({path: makers[name]() for name, path in targets.items()})  # all are made before one is written
     if not quiet:
-        terminal.show(reading, Console())
+        terminal.show(reading, plain_console())
         for path in targets.values():
-            Console().print(f"Written: {path}", markup=False, highlight=False, soft_wrap=True)
+            written(path)
+
+
+def written(path: Path) -> None:
+    """Say where a file is."""
+    plain_console().print(Text(f"Written: {printable(str(path))}"), soft_wrap=True)
 
 
 def targets(force: bool, **paths: Path | None) -> dict[str, Path]:

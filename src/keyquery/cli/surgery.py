@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +12,10 @@ from torch import nn
 from keyquery import models
 from keyquery.capture import text_batches
 from keyquery.capture.load import load_model, pick_device
-from keyquery.capture.text import read_lines
+from keyquery.capture.text import id_batches, read_ids, read_lines
+from keyquery.checkpoints import read
 from keyquery.cli.looking import for_page, watched_look
-from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets, watching
+from keyquery.cli.options import Csv, Device, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import ablate as ablate_parts
 from keyquery.instruments import turned
@@ -29,12 +31,13 @@ Directional = Annotated[float, typer.Option(help="Gain on what they point at.")]
 Popularity = Annotated[float, typer.Option(help="Gain on keys that everyone looks at.")]
 Position = Annotated[float, typer.Option(help="Gain on where keys stand: rotary positions, ALiBi, relative biases.")]
 Tokens = Annotated[int, typer.Option(min=4, help="How many tokens to run at most.")]
-Length = Annotated[int, typer.Option(min=4, help="The length of a window in tokens.")]
+Length = Annotated[int, typer.Option(min=4, help="The length of a window of the text in tokens.")]
 
 
 def dial(
     model: Model = None,
     text: Text = None,
+    ids: Ids = None,
     reciprocal: Reciprocal = 1.0,
     directional: Directional = 1.0,
     popularity: Popularity = 1.0,
@@ -53,7 +56,7 @@ def dial(
     Weights stay as they are. Without any gain given, nothing is turned, and the loss must stay what it is.
     """
     files = targets(force, json=json)
-    name, live, tokenizer, batches = _running(model, text, length, tokens, device)
+    name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     gains = dict(zip(PARTS, (reciprocal, directional, popularity, position), strict=True))
     deliver(turned(live, batches, tokenizer, gains, heads, samples=samples, name=name), files, quiet)
 
@@ -61,6 +64,7 @@ def dial(
 def ablate(
     model: Model = None,
     text: Text = None,
+    ids: Ids = None,
     heads: Heads = None,
     by: Annotated[str, typer.Option(help="head, layer or all: where a part is turned off at a time.")] = "head",
     tokens: Tokens = 2048,
@@ -82,28 +86,42 @@ def ablate(
     if html is not None and by != "head":
         raise ValueError(f"--html shows heads: it goes with --by head, not {by}")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
-    name, live, tokenizer, batches = _running(model, text, length, tokens, device)
+    name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     _, loss = default_loss(live, tokenizer)
     with watching(quiet) as progress:
         found = ablate_parts(live, batches, loss, heads=heads, by=by, name=name, progress=progress)
     shown: Reading | None = None
     if html is not None:
         source = model or str(models.DECODER)
-        options: dict[str, Any] = {"text": text or models.LONG_TEXT, "tokens": tokens, "length": length}
+        data = {"ids": ids} if ids is not None else {"text": text or models.LONG_TEXT}
+        options: dict[str, Any] = {**data, "tokens": tokens, "length": length}
         shown = found.onto(watched_look(source, quiet, **options, **for_page(html, None, source)))
     deliver(found, files, quiet, page_of=shown)
 
 
+class Numbers:
+    """In the place of a tokenizer that a model lacks: tokens are called by their ids."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The ids, as a file of them holds them."""
+        return " ".join(map(str, ids))
+
+
 def _running(
-    source: str | None, text: Path | None, length: int, tokens: int, device: str
+    source: str | None, text: Path | None, ids: Path | None, length: int, tokens: int, device: str
 ) -> tuple[str, nn.Module, Any, list[Any]]:
-    """A model that gives logits, its tokenizer, and the text as batches."""
+    """A model that gives logits, its tokenizer, and the text or the token ids as batches."""
     path = Path(source or models.DECODER)
-    lines = read_lines(text or models.LONG_TEXT)
+    if text is not None and ids is not None:
+        raise ValueError("give --text or --ids, not both: each says what the model is run on")
+    lines = read_lines(text or models.LONG_TEXT) if ids is None else []
     model, tokenizer = load_model(path, speaking=True)
-    if tokenizer is None:
-        raise ValueError(f"{path} has no tokenizer: a text cannot be run")
-    batches = list(text_batches(lines, tokenizer, length, tokens))
+    if ids is not None:
+        batches, tokenizer = id_batches(read_ids(ids, read(model)), tokens), tokenizer or Numbers()
+    elif tokenizer is None:
+        raise ValueError(f"{path} has no tokenizer: a text cannot be run; --ids takes token ids")
+    else:
+        batches = list(text_batches(lines, tokenizer, length, tokens))
     if sum(len(batch["input_ids"]) for batch in batches) < 2:
-        raise ValueError("the text gives one sequence, and an interval needs two: more text or --tokens, less --length")
+        raise ValueError("the data give one sequence, and an interval needs two: more of it or --tokens, less --length")
     return path.name, model.to(pick_device(device)), tokenizer, batches

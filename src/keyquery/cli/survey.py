@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from keyquery.cli.looking import Config, HeadCount, Key, Query
-from keyquery.cli.options import PATH, Quiet
+from keyquery.cli.options import PATH, Quiet, written
+from keyquery.printable import message
 from keyquery.report import terminal
 from keyquery.report.pace import paced
 
@@ -62,13 +62,13 @@ def survey(
         "key": key,
         "config": config,
     }
-    with paced(Console(stderr=True), wanted=not quiet) as progress:
+    with paced(terminal.plain_console(stderr=True), wanted=not quiet) as progress:
         reading = run(models, out, progress=progress, **options)
     if not quiet:
-        terminal.show(reading, Console())
-        Console().print(f"Written: {out / 'index.html'}", markup=False, highlight=False, soft_wrap=True)
+        terminal.show(reading, terminal.plain_console())
+        written(out / "index.html")
     elif reading.broken:
         for row in reading.broken:
-            typer.echo(f"keyquery: not read: {row['name']}: {row['why']}", err=True)
+            typer.echo(message(f"keyquery: not read: {row['name']}: {row['why']}"), err=True)
     if reading.broken:
         raise typer.Exit(1)

@@ -7,7 +7,6 @@ import math
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from keyquery.extras import optional
 from keyquery.files import read_arrays
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -151,10 +151,7 @@ def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]
 
 
 def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ImportError:
-        raise ImportError("decoding images needs Pillow: pip install 'keyquery[images]'") from None
+    return optional("PIL.Image", "decoding images")
 
 
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:

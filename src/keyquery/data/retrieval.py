@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # what is to be found
@@ -159,10 +160,7 @@ def _arrays(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def _matlab(path: Path) -> Mapping[str, np.ndarray]:
-    try:
-        reader = import_module("scipy.io")
-    except ImportError:
-        raise ImportError("a .mat file needs scipy: pip install 'keyquery[estimators]'") from None
+    reader = optional("scipy.io", "a .mat file")
     try:
         found = reader.loadmat(path, variable_names=["Q", "X"])
         return {name: found[name] for name in "QX" if name in found}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.checkpoints.tokenizer import PATTERN, Tokenizer
+from keyquery.extras import optional
 from keyquery.files import read_text
 from keyquery.forms.checks import check_choice
 
@@ -57,10 +57,7 @@ def unwrap(text: str) -> str:
 
 def train_tokenizer(text: str, size: int) -> Tokenizer:
     """Byte-level BPE with `size` tokens, [PAD] and [MASK] the first two. Needs the extra `hf`."""
-    try:
-        library = import_module("tokenizers")
-    except ImportError:
-        raise ImportError("a new tokenizer needs the tokenizers library: pip install 'keyquery[hf]'") from None
+    library = optional("tokenizers", "a new tokenizer")
     made = library.Tokenizer(library.models.BPE())
     before = library.pre_tokenizers
     cut = before.Split(library.Regex(PATTERN), "isolated")

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from threading import RLock
@@ -25,8 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from keyquery.extras import optional
 from keyquery.files import write_all
 from keyquery.forms.checks import check_count, check_number
+from keyquery.printable import brief
 from keyquery.reading import plain
 
 FORMAT = 1
@@ -75,7 +76,8 @@ class Estimator:
 
     def __repr__(self) -> str:
         known = self._defaults()
-        given = [f"{name}={value!r}" for name, value in self.get_params().items() if repr(value) != repr(known[name])]
+        params = self.get_params().items()
+        given = [f"{name}={brief(value)}" for name, value in params if repr(value) != repr(known[name])]
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,7 +91,7 @@ class Estimator:
         return any(name.endswith("_") and not name.startswith("_") for name in vars(self))
 
     def __sklearn_tags__(self) -> Any:
-        tags, kind = import_module("sklearn.utils"), getattr(self, "_estimator_type", None)
+        tags, kind = optional("sklearn.utils", "scikit-learn's tags"), getattr(self, "_estimator_type", None)
         return tags.Tags(
             estimator_type=kind,
             target_tags=tags.TargetTags(required=kind is not None),
@@ -118,7 +120,7 @@ class Estimator:
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
             try:
-                error = import_module("sklearn.exceptions").NotFittedError
+                error = optional("sklearn.exceptions", "its error").NotFittedError
             except ImportError:
                 error = NotFittedError
             raise error(f"this {type(self).__name__} is not fitted yet: call fit first")
@@ -246,7 +248,7 @@ def _of_one_type(labels: Shaped[np.ndarray, " n"], what: str) -> Shaped[np.ndarr
 
 def _warn_of_column() -> None:
     try:
-        category = import_module("sklearn.exceptions").DataConversionWarning
+        category = optional("sklearn.exceptions", "its error").DataConversionWarning
     except ImportError:
         category = UserWarning
     said = "A column-vector y was passed when a 1d array was expected: y (n, 1) is taken as (n,)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice
 
 ENGINES = ("auto", "faiss", "torch")
@@ -98,17 +98,14 @@ def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
 def has_faiss() -> bool:
     """Whether faiss can be imported."""
     try:
-        import_module("faiss")
+        optional("faiss", "search")
     except ImportError:
         return False
     return True
 
 
 def _by_faiss(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    try:
-        faiss = import_module("faiss")
-    except ImportError:
-        raise ImportError("engine 'faiss' needs faiss: pip install 'keyquery[search]'") from None
+    faiss = optional("faiss", "engine 'faiss'")
     index = faiss.IndexFlatIP(database.shape[1])
     index.add(database.float().cpu().contiguous().numpy())
     found = index.search(queries.float().cpu().contiguous().numpy(), top)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from keyquery.estimators.captions import PAD
+from keyquery.extras import optional
 from keyquery.layers.blocks import Encoder
 from keyquery.layers.vision import VisionEncoder
 
@@ -93,7 +93,7 @@ def backbone_of(given: Any, size: int) -> Backbone:
 
 def built(facts: dict[str, Any], size: int) -> Backbone:
     """A backbone of a configuration, its weights as they come; nothing but what transformers knows is run."""
-    library = import_module("transformers")
+    library = optional("transformers", "a backbone")
     told = dict(facts)
     config = library.AutoConfig.for_model(told.pop("model_type"), **told)
     return Backbone(library.AutoModel.from_config(config), size)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from keyquery.extras import optional
 from keyquery.forms.checks import check_count, check_float, check_number
 
 # Points that are matched exactly: 2,000 take a second or so, 5,000 ten seconds and 200 MB; time grows with the cube.
@@ -253,7 +253,4 @@ def check_installed(points: int) -> None:
 
 
 def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise ImportError("optimal transport needs POT: pip install 'keyquery[transport]'") from None
+    return optional(name, "optimal transport", package="ot")  # which brings scipy, too

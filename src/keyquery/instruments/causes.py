@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from keyquery.capture.words import Words
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, fci, icd
 from keyquery.instruments.mapped import Mapped, listed, mapped
@@ -101,10 +101,7 @@ class Causes(Reading, kind="causes"):
         Nodes have a `token`; an edge between i and j has `marks`, {i: mark at i, j: mark at j}; in a consensus also
         `heads`, how many have it.
         """
-        try:
-            graph = import_module("networkx").Graph()
-        except ImportError:
-            raise ImportError("networkx() needs networkx: pip install 'keyquery[causes]'") from None
+        graph = optional("networkx", "networkx()").Graph()
         graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
         heads = {(row["i"], row["j"]): {"heads": row["heads"]} for row in self.agreement()} if head is None else {}
         for i, j, at_i, at_j in self.edges if head is None else self.edges_of(self.index_of(head)):

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from keyquery.capture.watch import Batch
 from keyquery.capture.words import BLANKS, words_of
 from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
+from keyquery.extras import optional
 from keyquery.instruments.mapped import check_length
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
@@ -133,7 +133,7 @@ def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
     if isinstance(holder, str) and holder not in text:
         text = f"{holder} {text}"
     if not hasattr(pixels, "mode"):  # an array: which side of it is the colours is then not guessed
-        pixels = import_module("PIL.Image").fromarray(pixels)
+        pixels = optional("PIL.Image", "an image").fromarray(pixels)
     try:
         batch = dict(processor(images=pixels.convert("RGB"), text=text, return_tensors="pt"))
     except (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError, KeyError) as error:
@@ -210,7 +210,7 @@ def _by_rows(count: int, tall: int, wide: int) -> list[list[int]]:
 def _encoded(pixels: Tensor, processor: Any) -> str | None:
     """Pixels (3, h, w) as a model takes them, as a JPEG in base64; None without Pillow."""
     try:
-        library = import_module("PIL.Image")
+        library = optional("PIL.Image", "a picture of it")
     except ImportError:
         return None
     mean, spread = (getattr(processor, name, None) for name in ("image_mean", "image_std"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from keyquery.capture.probe import Probe, device_of
 from keyquery.capture.store import Store
+from keyquery.extras import optional
 from keyquery.forms.checks import check_count
 from keyquery.forms.coupling import EXACT, check_installed
 from keyquery.instruments.course import ends
@@ -149,10 +149,7 @@ class TransportLens:
 
     def callback(self) -> Any:
         """A TrainerCallback that records after each epoch, or every so many steps of the optimiser (extra `hf`)."""
-        try:
-            base = import_module("transformers").TrainerCallback
-        except ImportError:
-            raise ImportError("callback needs transformers: pip install 'keyquery[hf]'") from None
+        base = optional("transformers", "callback").TrainerCallback
         lens = self
 
         class Recorder(base):  # type: ignore[misc, valid-type]

@@ -44,7 +44,7 @@ def explanation_lines(reading: Explanation) -> list[Any]:
 
 def _numbered(reading: Causes) -> str:
     nodes = set(reading.nodes)
-    return " ".join(f"{place}:{_word(token)}" for place, token in enumerate(reading.tokens) if place in nodes)
+    return " ".join(f"{place}:{token}" for place, token in enumerate(reading.tokens) if place in nodes)
 
 
 def _edges(reading: Causes) -> Any:
@@ -56,7 +56,7 @@ def _edges(reading: Causes) -> Any:
     edges = sorted(reading.edges, key=lambda edge: -heads.get(edge[:2], 0))
     for edge in edges[:MOST]:
         agree = [f"{heads[edge[:2]]} of {len(reading.graphs)}"] if rows else []
-        table.add_row(str(edge[0]), str(edge[1]), Text(_word(written(reading, *edge))), *agree)
+        table.add_row(str(edge[0]), str(edge[1]), Text(written(reading, *edge)), *agree)
     return table if edges else "No edge: all tokens are independent of each other."
 
 
@@ -88,24 +88,20 @@ def _explained(reading: Causes) -> list[Any]:
 
 def _sets(found: dict[str, Any], tokens: list[str] | None) -> list[Any]:
     said = tokens or [str(place) for place in range(max([found["target"], *found["pool"]]) + 1)]
-    target = f"{found['target']}:{_word(said[found['target']])}"
-    told = target + (f" (predicted; the text has {_word(found['replaced'])})" if found.get("replaced") else "")
+    target = f"{found['target']}:{said[found['target']]}"
+    told = target + (f" (predicted; the text has {found['replaced']})" if found.get("replaced") else "")
     if not found["pool"]:
         return [Text(f"Nothing is joined to {target}: there is no set to mask.")]
     if not found["calls"]:
-        near = " ".join(f"{place}:{_word(said[place])}" for place in found["pool"]) or "nothing"
+        near = " ".join(f"{place}:{said[place]}" for place in found["pool"]) or "nothing"
         return [Text(f"Joined to {target}, nearest first: {near}. The model has no head to ask what it predicts.")]
     if not found["sets"]:
         return [
             Text(f"No set of up to {found['largest']} tokens that was tried changes {told}; {found['calls']} calls.")
         ]
-    each = "; ".join(" + ".join(f"{place}:{_word(said[place])}" for place in one) for one in found["sets"])
+    each = "; ".join(" + ".join(f"{place}:{said[place]}" for place in one) for one in found["sets"])
     return [Text(f"{told} rests on: {each} ({found['calls']} calls).", style="bold")]
 
 
 def _tokens(count: int) -> str:
     return f"{count} token{'s' if count > 1 else ''}"
-
-
-def _word(token: str) -> str:
-    return "".join(sign if sign.isprintable() else "�" for sign in token)

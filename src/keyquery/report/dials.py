@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice
 from keyquery.report.colours import LIGHT
 from keyquery.studies.dial import Abilities
@@ -118,7 +118,7 @@ def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> No
     """A strip a part, in its colour; one scale for all, so that they can be compared."""
     most = max((worse * row["change"] for row in rows), default=0.0)
     shown = _named(axis, rows)
-    colours = import_module("matplotlib.colors").LinearSegmentedColormap
+    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap
     for y, part in enumerate(shown):
         found = {row["layer"]: row["change"] for row in rows if row["part"] == part}
         strip = [[worse * found.get(layer, 0.0) for layer in range(count)]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice
 from keyquery.instruments.flow import Flow
 from keyquery.report.colours import LIGHT
@@ -22,7 +22,7 @@ def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
     size = (1.6 + max(0.22 * columns, 1.2) + 2.2, max(1.2 + 0.2 * rows, 2.2))
     figure, axes = pyplot.subplots(1, 2, figsize=size, layout="constrained", sharey=True, width_ratios=[1.3, 1])
     steps = [LIGHT["skew"], "#f2f4f6", LIGHT["symmetric"]]
-    colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("flow", steps)
+    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("flow", steps)
     scale = 1.0 if view == "reciprocity" else 100.0
     most = float(np.nanmax(np.abs(values))) * scale or 1.0
     image = axes[0].imshow(scale * values, vmin=-most, vmax=most, cmap=colours, aspect="auto")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from typing import Any
 
+from keyquery.extras import optional
 from keyquery.instruments.causes import Causes
 from keyquery.report.colours import EDGES
 from keyquery.report.rings import MEANS, Ring, kinds, rings, short, strong, tips
@@ -24,7 +24,7 @@ def graph_figure(reading: Causes, pyplot: Any, head: int | None = None) -> Any:
         axis.axis("off")
     for axis, panel in zip(axes.flat, panels, strict=False):
         _draw(axis, panel, reading)
-    lines = import_module("matplotlib.lines")
+    lines = optional("matplotlib.lines", "plot")
     shown = [lines.Line2D([], [], color=EDGES[kind], label=f"{kind}  {MEANS[kind]}") for kind in kinds(reading)]
     if shown:
         figure.legend(handles=shown, loc="outside lower center", ncols=1 if columns == 1 else 5, frameon=False)
@@ -33,7 +33,7 @@ def graph_figure(reading: Causes, pyplot: Any, head: int | None = None) -> Any:
 
 
 def _draw(axis: Any, panel: Ring, reading: Causes) -> None:
-    patches, path = import_module("matplotlib.patches"), import_module("matplotlib.path").Path
+    patches, path = optional("matplotlib.patches", "plot"), optional("matplotlib.path", "plot").Path
     axis.set(xlim=(-panel.half, panel.half), ylim=(panel.half, -panel.half), aspect="equal")
     axis.set_title(f"{panel.title}\n{panel.note}")
     for arc in panel.arcs:
@@ -51,5 +51,5 @@ def _draw(axis: Any, panel: Ring, reading: Causes) -> None:
         axis.plot([x], [y], "o", markersize=2.2, color=TOKENS[kind])
         turn = -math.degrees(angle) + (180 if left else 0)
         place = {"ha": "right" if left else "left", "va": "center", "rotation": turn, "rotation_mode": "anchor"}
-        word = short(reading.tokens[node]).replace("$", r"\$")
+        word = short(reading.tokens[node])
         axis.text(x * out, y * out, word, size=6.5, weight="bold" if kind else "normal", **place)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from keyquery.estimators.interactions import Interactions
+from keyquery.extras import optional
 from keyquery.forms.checks import check_count
 from keyquery.report.stretches import AGAINST, FOR
 
@@ -53,7 +53,7 @@ def _kept(sure: np.ndarray) -> np.ndarray:
 
 def _map(figure: Any, reading: Interactions, best: np.ndarray, names: list[str]) -> None:
     axis = figure.subplots()
-    colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("odds", [AGAINST, "#f2f4f6", FOR])
+    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("odds", [AGAINST, "#f2f4f6", FOR])
     most = float(np.abs(best).max()) or 1.0
     image = axis.imshow(best, vmin=-most, vmax=most, cmap=colours)
     small = {"fontsize": 8 if len(names) < 12 else 6}

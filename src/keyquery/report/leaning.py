@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from keyquery.estimators.leaning import Leaning
+from keyquery.extras import optional
 from keyquery.forms.checks import check_count
 from keyquery.report.stretches import AGAINST, FOR
 
@@ -39,7 +39,7 @@ def leaning(reading: Leaning, pyplot: Any, most: int = 12) -> Any:
     right.spines["right"].set_visible(False)
     sure = "" if reading.probability is None else f" ({reading.probability:.0%})"
     figure.suptitle(f"predicted {_said(reading.predicted)}{sure}", x=0.01, ha="left", weight="bold", fontsize=9)
-    patch = import_module("matplotlib.patches").Patch
+    patch = optional("matplotlib.patches", "plot").Patch
     keys = [patch(color=colour, label=word) for word, colour in (("speaks for it", FOR), ("against", AGAINST))]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
     return figure

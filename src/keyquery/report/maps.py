@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
+from keyquery.extras import optional
 from keyquery.instruments.ablation import Ablation
 from keyquery.report.colours import LIGHT
 
@@ -23,7 +23,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
             if row["part"] == part:
                 grid[row["layer"] or 0][row["head"] or 0] = row["change"]
         steps = ["#1f2328", "#f2f4f6", LIGHT[part]]
-        colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list(part, steps)
+        colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
         image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
         axis.set_facecolor("#c4cbd2")  # what was not measured is no zero
         axis.set_title(f"{part} off", color=LIGHT[part])

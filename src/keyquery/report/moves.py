@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from keyquery.estimators.reranking import Reranking
+from keyquery.extras import optional
 from keyquery.forms.checks import check_count
 from keyquery.report.colours import LIGHT
 from keyquery.report.moves_page import direction, mark
@@ -85,8 +85,8 @@ def _label(axis: Any, reading: Reranking, item: Mapping[str, Any], at: tuple[flo
 
 
 def _image(axis: Any, data: str, at: tuple[float, float]) -> None:
-    boxes = import_module("matplotlib.offsetbox")
-    pixels = import_module("matplotlib.image").imread(io.BytesIO(base64.b64decode(data)), format="png")
+    boxes = optional("matplotlib.offsetbox", "plot")
+    pixels = optional("matplotlib.image", "plot").imread(io.BytesIO(base64.b64decode(data)), format="png")
     zoom = 20 / max(pixels.shape[:2])
     shown = boxes.OffsetImage(pixels, zoom=zoom, cmap="gray", interpolation="nearest")
     axis.add_artist(boxes.AnnotationBbox(shown, at, frameon=False))

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from keyquery.progress import Progress, silent
+from keyquery.printable import printable
+from keyquery.progress import WIDE, Progress, silent
 
 EVERY = 30.0  # seconds between two lines, where there is no terminal
 
@@ -34,9 +35,10 @@ def paced(console: Console, wanted: bool, clock: Callable[[], float] = time.mono
     elif not console.is_terminal:
         yield lambda items, what, total: _lines(console, items, what, total, clock)
     else:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+        named = TextColumn("{task.description}", markup=False)
+        columns = (named, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
         with Bars(*columns, console=console, transient=True) as bars:
-            yield lambda items, what, total: bars.track(items, total=total, description=what)
+            yield lambda items, what, total: bars.track(items, total=total, description=printable(what, WIDE))
 
 
 def _lines(console: Console, items: Iterable[Any], what: str, total: int, clock: Callable[[], float]) -> Iterator[Any]:
@@ -48,4 +50,5 @@ def _lines(console: Console, items: Iterable[Any], what: str, total: int, clock:
             told = now
             rate = count / (now - begun)
             left = timedelta(seconds=round(max(total - count, 0) / rate))
-            console.print(f"{what}: {count:,} of {total:,}, {rate:.3g}/s, {left} left", highlight=False, soft_wrap=True)
+            line = f"{printable(what, WIDE)}: {count:,} of {total:,}, {rate:.3g}/s, {left} left"
+            console.print(Text(line), soft_wrap=True)

@@ -29,7 +29,7 @@ from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
 from keyquery.survey.answers import Survey
 
-SCRIPTS = ("elements.js", "overview.js", "head.js", "page.js")
+SCRIPTS = ("elements.js", "overview.js", "map.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
 KNOWN = ("reason", "evidence", "properties")  # of a label
@@ -97,12 +97,17 @@ def _head(
     head: Mapping[str, Any], columns: Mapping[str, list[str]], causal: bool, kept: int, count: int
 ) -> dict[str, Any]:
     figures = {
-        view: None if head[view] is None else [short(head[view][name], DIGITS) for name in names]
+        view: None if head[view] is None else [short(head[view].get(name), DIGITS) for name in names]
         for view, names in columns.items()
     }
     out = {key: head[key] for key in ("layer", "head", "kind", "scale", "rank", "label", *KNOWN) if key in head}
     spectra = {view: _spectra(head[view], count) for view in ("raw", "folded")}
     out |= {**figures, "spectra": spectra}
+    intervals = {view: (head[view] or {}).get("intervals") for view in columns}
+    if any(intervals.values()):
+        out["intervals"] = {
+            view: [short(ends.get(name), 3) for name in columns[view]] for view, ends in intervals.items() if ends
+        }
     if "offsets" in head["raw"]:
         out["offsets"] = short(head["raw"]["offsets"], 4)
     if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
@@ -111,7 +116,7 @@ def _head(
     if "corpus" in head:
         out["corpus"] = short(head["corpus"], 3)
     if head["on_data"]:
-        out |= _sure(head["on_data"], columns["on_data"])
+        out |= _window(head["on_data"])
     if "lengths" in head:
         names = (*PARTS, "interaction", "symmetry")
         out["lengths"] = [
@@ -125,11 +130,9 @@ def _head(
     return out
 
 
-def _sure(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Intervals of the figures on data, what another window would change, and the largest interactions."""
+def _window(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What another window would change, and the largest interactions."""
     out: dict[str, Any] = {}
-    if data.get("intervals"):
-        out["intervals"] = [short(data["intervals"].get(name), 3) for name in names]
     if data.get("changes_with_window"):
         out |= {"changes": data["changes_with_window"], "half": short(data["half_window"]["symmetry"], 3)}
     pairs = sorted(data.get("interactions", {}).items(), key=lambda pair: -abs(pair[1]))
@@ -139,9 +142,9 @@ def _sure(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _scalars(heads: Sequence[Mapping[str, Any]], view: str) -> list[str]:
-    """The names of a view's single figures."""
-    found: Mapping[str, Any] = next((head[view] for head in heads if head[view]), {})
-    return [name for name, value in found.items() if not isinstance(value, (list, dict))]
+    """The names of a view's single figures, in their order; a head may lack one that others have."""
+    found = (item for head in heads for item in (head[view] or {}).items())
+    return list(dict.fromkeys(name for name, value in found if isinstance(value, (int, float))))
 
 
 def _spectra(figures: Mapping[str, Any], count: int) -> list[str]:

@@ -6,14 +6,15 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from keyquery.estimators import Importance, Interactions, Leaning, Reranking
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice
 from keyquery.instruments import Ablation, Causes, Comparison, Depth, Flow, Look, Transport
 from keyquery.layers.time import TimeKernel
+from keyquery.printable import printable_copy
 from keyquery.reading import Reading
 from keyquery.report.between import between
 from keyquery.report.carried import carried
@@ -64,6 +65,7 @@ PAPER: dict[str, Any] = {
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
+    "text.parse_math": False,  # a dollar in a name is a dollar
 }
 PAPER |= {"svg.hashsalt": "keyquery"}  # the same figures give the same file
 
@@ -100,10 +102,8 @@ def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
 
     Other kinds have their own, such as a study's curves; that of the dial has "parts" and "layers".
     """
-    try:
-        pyplot = import_module("matplotlib.pyplot")
-    except ImportError:
-        raise ImportError("plot needs matplotlib: pip install 'keyquery[plot]'") from None
+    pyplot = optional("matplotlib.pyplot", "plot")
+    reading = printable_copy(reading)
     if type(reading) in OWN:
         drawers = OWN[type(reading)]
         what = what or next(iter(drawers))
@@ -129,7 +129,7 @@ def _paper(pyplot: Any) -> Iterator[None]:
             yield
         finally:
             interactive = pyplot.isinteractive()
-    import_module("matplotlib").interactive(interactive)
+    optional("matplotlib", "plot").interactive(interactive)
 
 
 def looks_of(reading: Reading) -> list[Look]:
@@ -158,6 +158,7 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
     The triangle and causal graphs as .svg need no other package; the rest is drawn by matplotlib.
     """
     check_picture(path)
+    reading = printable_copy(reading)  # no control character is well-formed XML
     if isinstance(reading, Causes) and path.suffix.lower() == ".svg":
         return graphs_svg(reading).encode()
     own = type(reading) in OWN
@@ -165,10 +166,10 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
         return svg(*looks_of(reading), joined=joined).encode()
     figure = plot(reading, what, **options) if own else plot(reading, "triangle", joined=joined)
     data = io.BytesIO()
-    with import_module("matplotlib").rc_context(PAPER):
+    with optional("matplotlib", "plot").rc_context(PAPER):
         kind = path.suffix.lower()[1:]
         figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    import_module("matplotlib.pyplot").close(figure)
+    optional("matplotlib.pyplot", "plot").close(figure)
     return data.getvalue()
 
 
@@ -186,7 +187,7 @@ def _triangles(looks: list[Look], pyplot: Any, title: str | None = None, joined:
             _arrows(axis, *looks)
         else:
             _dots(axis, look)
-    colours = import_module("matplotlib.colors").ListedColormap([depth_colour(i / 32) for i in range(33)])
+    colours = optional("matplotlib.colors", "plot").ListedColormap([depth_colour(i / 32) for i in range(33)])
     shown = pyplot.cm.ScalarMappable(pyplot.Normalize(0, 1), colours)
     bar = figure.colorbar(shown, ax=axes, shrink=0.4, aspect=28, location="bottom", ticks=[0, 1])
     bar.ax.set_xticklabels(["first layer", "last layer"])
@@ -245,7 +246,7 @@ def _maps(looks: list[Look], pyplot: Any, title: str | None = None) -> Any:
     shapes = [[1 + max(head[way] for head in look.heads) for way in ("layer", "head")] for look in looks]
     width, height = sum(1.1 + 0.25 * s[1] for s in shapes), 1.0 + 0.25 * max(s[0] for s in shapes)
     steps = [LIGHT["skew"], "#f2f4f6", LIGHT["symmetric"]]
-    colours = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("parts", steps)
+    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("parts", steps)
     figure, axes = pyplot.subplots(1, len(looks), figsize=(width + 0.8, height), layout="constrained", squeeze=False)
     for axis, look, (rows, columns) in zip(axes[0], looks, shapes, strict=True):
         grid = [[float("nan")] * columns for _ in range(rows)]

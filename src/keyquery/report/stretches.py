@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from keyquery.estimators.importance import Importance
+from keyquery.extras import optional
 from keyquery.forms.checks import check_count
 
 FOR, AGAINST, LINE = "#2a9d8f", "#b3446c", "#24292f"
@@ -36,7 +36,7 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
         below.stairs(side, edges, fill=True, color=colour, linewidth=0)
     below.axhline(0, color="#8c959f", linewidth=0.6)
     below.set(xlabel="time step", ylabel="nats", xlim=(edges[0], edges[-1]))
-    ticker = import_module("matplotlib.ticker")
+    ticker = optional("matplotlib.ticker", "plot")
     below.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
     for axis in (above, below):
         axis.spines[["top", "right"]].set_visible(False)
@@ -44,7 +44,7 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     around = f"the {one['stretch']} steps around" if one["stretch"] > 1 else "the step itself"
     below.set_title(f"log-odds of it lost without {around}", loc="left", fontsize=7)
     words = (("speaks for it", FOR), ("against", AGAINST))
-    patch = import_module("matplotlib.patches").Patch
+    patch = optional("matplotlib.patches", "plot").Patch
     keys = [patch(color=colour, alpha=0.6, label=word) for word, colour in words]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
     return figure

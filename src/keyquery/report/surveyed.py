@@ -46,14 +46,12 @@ def told(reading: Survey) -> list[str]:
 
 
 def survey_lines(reading: Survey, table: Callable[..., Any]) -> list[Any]:
-    """A row a model, the answers, and what could not be read; names are data, never markup."""
-    from rich.markup import escape
-
+    """A row a model, the answers, and what could not be read."""
     made = table("model", "family", "step", "size", "heads", "symmetry", "together", "direction")
     for row in sorted(reading.models, key=_order)[:MOST]:
         made.add_row(
-            escape(_cut(row["name"], 36)),
-            escape(_cut(str(row["family"]), 12)),
+            _cut(row["name"], 36),
+            _cut(str(row["family"]), 12),
             "–" if row["step"] is None else f"{row['step']:,}",
             size(row["parameters"]),
             str(row["heads"]),
@@ -61,7 +59,7 @@ def survey_lines(reading: Survey, table: Callable[..., Any]) -> list[Any]:
         )
     more = [f"… and {len(reading.models) - MOST} more"] if len(reading.models) > MOST else []
     broken = [f"Not read: {row['name']}: {row['why']}" for row in reading.broken]
-    return [made, *more, "", *map(escape, [*told(reading), *broken])]
+    return [made, *more, "", *told(reading), *broken]
 
 
 def size(count: float) -> str:

@@ -25,6 +25,8 @@ from keyquery.instruments import (
     Transport,
     Turned,
 )
+from keyquery.printable import TEXT, printable, printable_copy
+from keyquery.progress import WIDE
 from keyquery.reading import Reading
 from keyquery.report.abilities import abilities_tables
 from keyquery.report.advised import depth_lines
@@ -63,21 +65,30 @@ from keyquery.studies.texts import SHARES
 from keyquery.survey.answers import Survey
 
 
+def plain_console(stderr: bool = False) -> Console:
+    """A console that takes no text for markup or for the name of an emoji."""
+    return Console(stderr=stderr, markup=False, emoji=False)
+
+
 def show(reading: Reading, console: Console) -> None:
-    """Print a reading as its kind is shown, any other as its records."""
-    lines = LINES.get(type(reading))
-    for line in reading.records() if lines is None else lines(reading):
-        console.print(line)
+    """Print a reading as its kind is shown, any other as its records.
+
+    Its texts come out of files: none of them steers the terminal, or is taken for markup of rich.
+    """
+    lines, shown = LINES.get(type(reading)), printable_copy(reading, TEXT)
+    for line in shown.records() if lines is None else lines(shown):
+        console.print(line, markup=False, emoji=False)
 
 
 @contextmanager
 def progress_bars(console: Console, wanted: bool) -> Any:
     """A function that wraps an iterable in a bar on stderr; silent where that is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    named = TextColumn("{task.description}", markup=False)
+    columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bars:
 
         def watch(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-            return bars.track(items, total=total, description=what)
+            return bars.track(items, total=total, description=printable(what, WIDE))
 
         yield watch
 

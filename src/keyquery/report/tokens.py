@@ -38,19 +38,14 @@ def tokens_tables(reading: Look) -> list[Any]:
 def _ends(direction: dict[str, Any] | None) -> str:
     if direction is None:
         return ""
-    return " … ".join(" ".join(map(_word, direction[end][:3])) for end in ("tokens", "opposite"))
+    return " … ".join(" ".join(direction[end][:3]) for end in ("tokens", "opposite"))
 
 
 def _pairs(plane: dict[str, Any] | None) -> str:
-    return "" if plane is None else ", ".join("→".join(map(_word, pair)) for pair in plane["pairs"][:3])
+    return "" if plane is None else ", ".join("→".join(pair) for pair in plane["pairs"][:3])
 
 
 def _cell(text: str) -> Text:
     cell = Text(text)
     cell.truncate(CELL, overflow="ellipsis")
     return cell
-
-
-def _word(token: str) -> str:
-    """A token that leaves the line as it is."""
-    return "".join(sign if sign.isprintable() else "�" for sign in token)

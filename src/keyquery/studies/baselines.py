@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxtyping import Float64, Shaped
 
 from keyquery.data.tables import Table
 from keyquery.estimators.sequences import statistics
+from keyquery.extras import optional
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.studies.folds import Fold
 from keyquery.studies.jobs import name_of
@@ -85,7 +85,8 @@ class Baseline:
         mean, scale = (0.0, 1.0) if classes else _units(parts.targets[0])
         parts = parts._replace(targets=parts.targets if classes else [(y - mean) / scale for y in parts.targets])
         before, best = perf_counter(), (np.inf, dict[str, Any](), np.empty((0, 1)))
-        with import_module("threadpoolctl").threadpool_limits(torch.get_num_threads()):  # others share the processor
+        threads = optional("threadpoolctl", "a baseline")  # others share the processor
+        with threads.threadpool_limits(torch.get_num_threads()):
             for settings, held, test in FITTED[self.model](parts, classes, self.seed):
                 found = figures(held, parts.targets[1], scale)
                 cost = found["nll" if classes else "rmse"]
@@ -101,7 +102,7 @@ def require_sklearn() -> None:
     """Refuse what needs scikit-learn where it is not there."""
     if find_spec("sklearn") is None:
         raise ImportError(
-            "the baselines need scikit-learn: pip install scikit-learn, or leave them out, as --part npt does"
+            "a baseline needs scikit-learn: pip install 'keyquery[estimators]', or leave them out with --part npt"
         )
 
 
@@ -157,7 +158,7 @@ def _said(model: Any, classes: int, features: Float64[np.ndarray, "n d"]) -> Flo
 
 def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
     """Boosted trees of histograms; how many, the held-out rows say."""
-    ensemble = import_module("sklearn.ensemble")
+    ensemble = optional("sklearn.ensemble", "a baseline")
     kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
     tried = ("learning_rate", "max_leaf_nodes", "min_samples_leaf")
     for values in product(*(BOOSTING[name] for name in tried)):
@@ -177,7 +178,7 @@ def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
 
 
 def _neighbours(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
-    neighbours = import_module("sklearn.neighbors")
+    neighbours = optional("sklearn.neighbors", "a baseline")
     kind = neighbours.KNeighborsClassifier if classes else neighbours.KNeighborsRegressor
     for count, weights in product(NEIGHBOURS["count"], NEIGHBOURS["weights"]):
         if count <= len(parts.features[0]):
@@ -187,7 +188,7 @@ def _neighbours(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
 
 
 def _perceptron(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
-    networks, unfinished = import_module("sklearn.neural_network"), import_module("sklearn.exceptions")
+    networks, unfinished = (optional(f"sklearn.{part}", "a baseline") for part in ("neural_network", "exceptions"))
     kind = networks.MLPClassifier if classes else networks.MLPRegressor
     for hidden, alpha in product(PERCEPTRON["hidden"], PERCEPTRON["alpha"]):
         with warnings.catch_warnings():

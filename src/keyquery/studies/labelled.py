@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from keyquery.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
 from keyquery.estimators.search import itself_first, search
 from keyquery.estimators.vectors import vectors_of
+from keyquery.extras import optional
 from keyquery.files import write_all
 from keyquery.progress import Progress
 from keyquery.studies.vectors import image_vectors, load_dino, text_vectors
@@ -185,10 +185,7 @@ def _image_set(
 
 
 def _digit_set(weights: Path | None, device: str, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        digits = import_module("sklearn.datasets").load_digits()
-    except ImportError:
-        raise ImportError("digits need scikit-learn: pip install 'keyquery[estimators]'") from None
+    digits = optional("sklearn.datasets", "the data set digits").load_digits()
     pixels = np.rint(digits.images * 255 / 16).astype(np.uint8)[..., None]
     return image_vectors(pixels, load_dino(weights or ""), DIGITS_SIZE, device, progress=progress), digits.target
 

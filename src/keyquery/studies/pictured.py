@@ -6,7 +6,6 @@ Sentences say "left of" or "above", which have a direction, or "and" or "beside"
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from keyquery.data import load_images
+from keyquery.extras import optional
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -81,10 +81,7 @@ class Scene(NamedTuple):
 
 def digits() -> Things:
     """The handwritten digits of scikit-learn, 8 × 8, in 8 bits."""
-    try:
-        found = import_module("sklearn.datasets").load_digits()
-    except ImportError:
-        raise ImportError("the digits need scikit-learn: pip install 'keyquery[estimators]'") from None
+    found = optional("sklearn.datasets", "the data set digits").load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
     return Things(pixels, found.target.astype(np.int64), DIGITS)
 

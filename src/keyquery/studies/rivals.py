@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from keyquery.estimators import TransportClassifier
 from keyquery.estimators.base import hold_out, seeded
 from keyquery.estimators.fitting import epochs_of
 from keyquery.estimators.sequences import statistics
+from keyquery.extras import optional
 from keyquery.layers import Attention, Encoder
 from keyquery.training import Recipe, train
 
@@ -175,11 +175,11 @@ def standardised(
 def _scikit(method: str, x: np.ndarray, y: np.ndarray, seed: int) -> Learned:
     """Logistic regression on standardised features, or histogram boosting: a point a step, scores multiplied."""
     if method == "logistic":
-        scaler = import_module("sklearn.preprocessing").StandardScaler()
-        made = import_module("sklearn.linear_model").LogisticRegression(max_iter=1000)
-        model = import_module("sklearn.pipeline").make_pipeline(scaler, made)
+        scaler = optional("sklearn.preprocessing", "a baseline").StandardScaler()
+        made = optional("sklearn.linear_model", "a baseline").LogisticRegression(max_iter=1000)
+        model = optional("sklearn.pipeline", "a baseline").make_pipeline(scaler, made)
     else:
-        model = import_module("sklearn.ensemble").HistGradientBoostingClassifier(random_state=seed)
+        model = optional("sklearn.ensemble", "a baseline").HistGradientBoostingClassifier(random_state=seed)
     steps, features = x.shape[1:]
     model.fit(x.reshape(-1, features), y.repeat(steps))
 

@@ -6,7 +6,6 @@ import hashlib
 import io
 import math
 from functools import cache, lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from jaxtyping import Float, Int
 from keyquery.data import load_table
 from keyquery.data.tables import Table
 from keyquery.estimators.base import hold_out
+from keyquery.extras import optional
 from keyquery.files import find_packed, write_all
 
 SCIKIT = {"breast cancer": "load_breast_cancer", "wine": "load_wine", "iris": "load_iris", "digits": "load_digits"}
@@ -91,7 +91,7 @@ def split_of(dataset: str, seed: int, folder: Path, digest: str | None = None) -
         arrays = _adult(folder / f"adult-{digest}.npz")
         rows = np.random.default_rng(seed).permutation(len(arrays.y))[:ROWS]
         return arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
-    x, y = getattr(import_module("sklearn.datasets"), SCIKIT[dataset])(return_X_y=True)
+    x, y = getattr(optional("sklearn.datasets", "the data set"), SCIKIT[dataset])(return_X_y=True)
     learned, test = hold_out(y, HELD_OUT, seed)
     return Split(x[learned][:, None], y[learned], x[test][:, None], y[test])
 

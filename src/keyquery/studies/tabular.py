@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from keyquery.data.tables import Table, load_table
+from keyquery.extras import optional
 from keyquery.files import csv_text, find_packed, write_all
 from keyquery.forms.checks import check_choice
 from keyquery.studies.folds import Fold, fold_of
@@ -114,7 +114,7 @@ def _files(name: str, data: Path | None) -> list[str]:
 
 
 def _breast() -> Table:
-    found = import_module("sklearn.datasets").load_breast_cancer()
+    found = optional("sklearn.datasets", "the table of breast cancer").load_breast_cancer()
     values = tuple(np.ascontiguousarray(column) for column in found.data.T)
     columns = (*map(str, found.feature_names), "target")
     kinds, categories = ("numeric",) * len(values), ((),) * len(values)

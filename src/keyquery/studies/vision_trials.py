@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from keyquery.estimators.captions import MASK, PAD, Vocabulary
 from keyquery.estimators.pictures import images_of
 from keyquery.estimators.vision_language import VisualParser
 from keyquery.estimators.vision_network import VisionLanguageNetwork
+from keyquery.extras import optional
 from keyquery.instruments.ablation import ablate
 from keyquery.instruments.flow import flow
 from keyquery.studies.jobs import device_name, name_of
@@ -105,7 +105,7 @@ def _things(folder: Path, dataset: str, digest: str | None) -> Things:
 
 def dino_model(path: str | Path) -> nn.Module:
     """The Dinov2Model of transformers, with the weights of a file, its sizes read off them."""
-    library, weights = import_module("transformers"), load_dino(path)
+    library, weights = optional("transformers", "DINOv2"), load_dino(path)
     tokens, width = weights["embeddings.position_embeddings"].shape[1:]
     patch = weights["embeddings.patch_embeddings.projection.weight"].shape[-1]
     depth = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))

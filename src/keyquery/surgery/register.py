@@ -6,13 +6,13 @@ Without a mask function of the same name transformers drops the mask, the causal
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from keyquery.capture.interface import Ungrouped
+from keyquery.extras import optional
 from keyquery.layers.attend import as_wide
 from keyquery.surgery.sites import Run, Site, repeated
 
@@ -30,10 +30,7 @@ def register() -> str:
     >>> kq.register()
     'keyquery'
     """
-    try:
-        utils, masks = import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
-    except ImportError:
-        raise ImportError("register needs transformers: pip install 'keyquery[hf]'") from None
+    utils, masks = (optional(f"transformers.{part}", "register") for part in ("modeling_utils", "masking_utils"))
     utils.AttentionInterface.register(FUSED, _fused)
     utils.AttentionInterface.register(EAGER, _eager)
     masks.AttentionMaskInterface.register(FUSED, masks.sdpa_mask)
@@ -42,7 +39,7 @@ def register() -> str:
 
 
 def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any) -> Any:
-    inner = import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+    inner = optional("transformers.integrations.sdpa_attention", "register").sdpa_attention_forward
     return _attend(inner, module, query, key, value, mask, rest, padded=True)
 
 

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import suppress
-from importlib import import_module
 from multiprocessing import get_context, parent_process
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -21,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from keyquery.extras import optional
 from keyquery.survey.work import Job, perform
 
 PAUSE = 5.0  # seconds without a result after which a crew is asked whether it is still there
@@ -96,14 +96,11 @@ class Cluster:
     ahead, alone = 2000, False  # jobs are small; but a scheduler is not asked to hold a million of them
 
     def __init__(self, address: str, patience: float = PATIENCE) -> None:
-        try:
-            self._distributed = import_module("distributed")
-        except ImportError:
-            raise ImportError("a scheduler needs dask: pip install 'keyquery[survey]'") from None
+        self._distributed = optional("distributed", "a scheduler")
         self.address, self.patience = address, patience
         closed = (
-            import_module("distributed.client").ClosedClientError,
-            import_module("distributed.comm").CommClosedError,
+            optional("distributed.client", "a scheduler").ClosedClientError,
+            optional("distributed.comm", "a scheduler").CommClosedError,
         )
         self.lost: tuple[type[BaseException], ...] = (CancelledError, *closed)
         self.fatal: tuple[type[BaseException], ...] = (self._distributed.KilledWorker,)

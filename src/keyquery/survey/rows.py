@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from keyquery.extras import optional
 from keyquery.files import writing
 from keyquery.survey.work import FIGURES, PLACE, VIEWS
 
@@ -20,10 +20,7 @@ GROUP = 65_536  # rows that are written at a time: many small models share a gro
 
 def arrow(part: str = "pyarrow") -> Any:
     """pyarrow, or a sentence that says where it is to be had."""
-    try:
-        return import_module(part)
-    except ImportError:
-        raise ImportError("a survey needs pyarrow: pip install 'keyquery[survey]'") from None
+    return optional(part, "a survey")
 
 
 def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]]) -> int:

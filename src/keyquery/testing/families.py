@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.family import families
+from keyquery.extras import optional
 
 SPY = "keyquery_spy"
 # Families whose models do not ask transformers' attention interface: their attention maps are compared instead.
@@ -42,7 +42,7 @@ def check_family(name: str, **changes: Any) -> None:
 def tiny_model(name: str, **changes: Any) -> Any:
     """The tiny model of a family with every weight random, also biases and gains, which would start as 0 and 1."""
     facts = families()[name].tiny
-    cls = getattr(import_module("transformers"), changes.pop("model", facts["model"]))
+    cls = getattr(optional("transformers", "check_family"), changes.pop("model", facts["model"]))
     config = cls.config_class(**{**facts["config"], **changes}, attn_implementation="eager")
     model = cls(config).eval()
     with torch.no_grad():
@@ -184,7 +184,7 @@ def _spied(model: Any, name: str) -> Iterator[dict[str, Tensor]]:
     if name in BYPASS:
         yield {}
         return
-    utils, masks = import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
+    utils, masks = (optional(f"transformers.{part}", "check_family") for part in ("modeling_utils", "masking_utils"))
     names = {module: label for label, module in model.named_modules()}
     calls: dict[str, Tensor] = {}
 

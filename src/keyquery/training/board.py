@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from keyquery.extras import optional
 
 VARIABLE = "KEYQUERY_TENSORBOARD"  # a folder: the way to ask of studies and estimators, which take no such option
 _numbers = count()
@@ -18,10 +19,7 @@ class Board:
 
     def __init__(self, folder: str | Path, name: str, first: int = 0) -> None:
         """`first` is the step that training goes on from: what an earlier run told of later ones is forgotten."""
-        try:
-            library = import_module("torch.utils.tensorboard")
-        except ImportError:
-            raise ImportError("curves for TensorBoard need tensorboard: pip install 'keyquery[board]'") from None
+        library = optional("torch.utils.tensorboard", "a log for TensorBoard")
         self._writer: Any = library.SummaryWriter(str(Path(folder) / name), purge_step=first + 1 if first else None)
 
     def tell(self, row: Mapping[str, float], lr: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from importlib import import_module
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from keyquery.extras import optional
 from keyquery.instruments.discovery.pag import members
 
 # What is left of a variable of variance 1 when others are known: below this it counts as known, too. The same bound
@@ -150,7 +150,7 @@ class DSeparation:
         self.count, self.most = len(self.observed), max(0, len(self.observed) - 2)
         self.tests, self.by_size = 0, Counter[int]()
         self._known: dict[Query, float] = {}
-        self._networkx = import_module("networkx")
+        self._networkx = optional("networkx", "a known graph")
 
     def prepare(self, queries: Iterable[Query]) -> None:
         """Nothing to do beforehand."""

@@ -83,7 +83,7 @@ function chosen() {
   const figures = told.map(([name, value]) => el("span", { class: "muted", title: DATA.units[name] ?? null },
     `${title(name)} `, el("b", { "data-figure": name },
       /above/.test(name) ? above(value) : /symmetry|reciprocity/.test(name) ? (value === null ? "–" : signed(value)) : share(value))));
-  const head = el("div", { class: "verdict" }, el("h2", {}, `Layer ${state.layer}, head ${state.head}`));
+  const head = el("div", { class: "headline" }, el("h2", {}, `Layer ${state.layer}, head ${state.head}`));
   if (!one) {
     put("chosen", head, el("div", { class: "told" }, figures),
       el("p", { class: "muted" }, "The map of this head is not in this page."));

@@ -13,7 +13,7 @@ function head() {
   const curves = offsets(one);
   const window = one.changes?.includes("label") ? el("span", { class: "window", title: `label: ${CHANGES}` }, "~") : null;
   put("chosen",
-    el("div", { class: "verdict" }, el("h2", {}, `Layer ${one.layer}, head ${one.head}`),
+    el("div", { class: "headline" }, el("h2", {}, `Layer ${one.layer}, head ${one.head}`),
       el("b", { class: one.label }, one.label), window, el("span", {}, one.reason),
       (one.properties ?? []).map((property) => el("span", { class: "property" }, property))),
     el("p", { class: "muted" }, about.filter(Boolean).join(" · ")),
@@ -44,7 +44,7 @@ function partsOfScores(one) {
   const sink = number(one, "on_data", "sink");
   if (sink >= 0.01) names.splice(5, 0, "sink");
   const value = (name) => (one.on_data ? number(one, "on_data", name) : all[PARTS.indexOf(name)]);
-  const ends = (name) => one.intervals?.[model().columns.on_data.indexOf(name)] ?? null;
+  const ends = (name) => (one.on_data ? interval(one, "on_data", name) : null);
   const low = Math.min(0, ...names.flatMap((name) => ends(name) ?? [value(name)]));
   const high = Math.max(1, ...names.flatMap((name) => ends(name) ?? [value(name)]));
   const whole = (number) => percent(number).replace(" %", "");
@@ -95,7 +95,7 @@ function overLengths(one) {
   if (!one.lengths || !one.on_data) return null;
   const names = [...PARTS, "interaction", "symmetry"];
   const own = [model().longest, ...names.map((name) =>
-    [number(one, "on_data", name), one.intervals?.[model().columns.on_data.indexOf(name)] ?? null])];
+    [number(one, "on_data", name), interval(one, "on_data", name)])];
   const rows = [...one.lengths.filter(([length]) => length !== own[0]), own].sort((a, b) => a[0] - b[0]);
   const logs = rows.map(([length]) => Math.log2(length)), span = logs[logs.length - 1] - logs[0] || 1;
   const chart = (shown, low, high, left, right) => {
@@ -148,7 +148,7 @@ function numbers(one) {
   const seen = views().filter((view) => one[view]);
   const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => ![...PARTS, "interaction", "sink"].includes(name));
   const sure = (view, name) => {
-    const ends = view === "on_data" ? one.intervals?.[model().columns.on_data.indexOf(name)] : null;
+    const ends = interval(one, view, name);
     return ends ? el("span", { class: "muted" }, ` ${figure(name, ends[0])} to ${figure(name, ends[1])}`) : null;
   };
   const window = (view, name) => (view === "on_data" && one.changes?.includes(name)
@@ -338,6 +338,6 @@ function layer() {
   const all = framed("Its heads", model().of, rows, "rest",
     el("div", { class: "wide heads" }, el("table", {}, el("thead", {}, top), el("tbody", {}, lines))));
   put("chosen",
-    el("div", { class: "verdict" }, el("h2", {}, `Layer ${at.layer}`), el("span", { class: "muted" }, about)),
+    el("div", { class: "headline" }, el("h2", {}, `Layer ${at.layer}`), el("span", { class: "muted" }, about)),
     el("div", { class: "figures" }, own, all));
 }

@@ -1,4 +1,4 @@
-// All heads: the summary, the map of layers by heads, the triangles, and the table.
+// All heads: the summary and the triangles; what of them is one number.
 
 const PARTS = ["symmetric", "skew", "popularity", "query_only", "position"];
 const MARKS = { variance: "*", weights: "°" };  // how a label is known; one from ablation has no mark
@@ -7,7 +7,8 @@ const KNOWN = {
 };
 const CHANGES = "another within the first half of each window";
 const VIEWS = { raw: "raw", folded: "folded", on_data: "on data" };
-const state = { model: 0, layer: 0, head: 0, view: "parts" };  // a view of VIEWS is its symmetry
+const FIRST = "parts";  // what the map shows at first: no figure, but the bar of each head
+const state = { model: 0, layer: 0, head: 0, view: "raw", figure: FIRST, sort: "", down: false };
 
 const model = () => DATA.models[state.model];
 const find = (layer, head) => model().heads.find((one) => one.layer === layer && one.head === head);
@@ -18,6 +19,37 @@ const views = () => Object.keys(VIEWS).filter((view) => view !== "on_data" || ha
 function number(one, view, name) {
   const at = model().columns[view].indexOf(name);
   return one[view] && at >= 0 ? one[view][at] : null;
+}
+
+// Whatever is one number per head, under a key of its own: the figures of each view as the reading has them, the change
+// of the loss with a part off, and what a corpus explains. `ends` are those of its interval, where it has one.
+function measures() {
+  const { heads, columns } = model();
+  const named = (part) => [...new Set(heads.flatMap((one) => Object.keys(one[part] ?? {})))];
+  const all = [
+    ...views().flatMap((view) => columns[view].map((name) => ({
+      key: `${view}.${name}`, group: VIEWS[view], name, label: `${VIEWS[view]} ${title(name)}`,
+      of: (one) => number(one, view, name), ends: (one) => interval(one, view, name),
+    }))),
+    ...named("off").map((part) => ({
+      key: `off.${part}`, group: "change of the loss", name: "change", label: `loss, ${title(part)} off`,
+      of: (one) => one.off?.[part]?.[0] ?? null, ends: (one) => one.off?.[part]?.slice(1),
+    })),
+    ...named("corpus").map((name) => ({
+      key: `corpus.${name}`, group: "beside the corpus", name: "change", label: `corpus ${title(name)}`,
+      of: (one) => one.corpus?.[name] ?? null, ends: () => null,
+    })),
+  ];
+  return all.filter((one) => heads.some((each) => Number.isFinite(one.of(each))));
+}
+function interval(one, view, name) {
+  return one.intervals?.[view]?.[model().columns[view].indexOf(name)] ?? null;
+}
+function told(measure, one) {
+  const [low, high] = measure.ends(one) ?? [];
+  const between = Number.isFinite(low) && Number.isFinite(high)
+    ? ` (${figure(measure.name, low)} to ${figure(measure.name, high)})` : "";
+  return `${figure(measure.name, measure.of(one))}${between}`;
 }
 
 // On data, shares of the variance of the scores; else ‖S‖² and ‖A‖² of the weights. An estimate below 0 is drawn as 0,
@@ -60,87 +92,12 @@ function summary() {
     copyButton("labels and shares", rows));
 }
 
+const listed = (values) => PARTS.map((part, i) => `${part} ${percent(values[i])}`)
+  .filter((_, i) => values[i] >= 0.005).join(", ");
 function stack(values, kind, label) {
-  const told = PARTS.map((part, i) => `${part} ${percent(values[i])}`).filter((_, i) => values[i] > 0).join(", ");
+  const told = listed(values);
   const spans = PARTS.map((part, i) => el("span", { class: part, "--share": values[i] }));
   return el("div", { class: kind, role: "img", "aria-label": `${label}: ${told}`, title: told }, spans);
-}
-
-function cell(layer, head) {
-  const one = find(layer, head), parts = state.view === "parts";
-  const value = !one ? null : parts ? split([one])[0] ?? null : number(one, state.view, "symmetry");
-  if (value === null) return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no figure" });
-  const chosen = layer === state.layer && head === state.head;
-  const told = `${labelled(one)}; ` + (parts
-    ? PARTS.map((part, i) => [part, shares(one)[i]]).filter(([, share]) => share >= 0.005)
-      .map(([part, share]) => `${part} ${percent(share)}`).join(", ")
-    : `symmetry ${VIEWS[state.view]} ${signed(value)}`);
-  return el("span", {
-    class: parts ? "cell split" : "cell",
-    role: "gridcell",
-    tabindex: chosen ? 0 : -1,
-    title: `${layer}.${head}: ${told}`,
-    "data-head": `${layer}.${head}`,
-    "data-focus": "cell",
-    "aria-selected": chosen,
-    "aria-label": `layer ${layer}, head ${head}: ${told}`,
-    "--tone": `var(--${value > 0 ? "symmetric" : "skew"})`,
-    "--amount": parts ? "0%" : `${(100 * Math.sqrt(Math.abs(value))).toFixed(0)}%`,  // so that small figures show too
-    onclick: () => choose({ layer, head }),
-  }, parts ? PARTS.map((part, i) => el("span", { class: part, "--share": shares(one)[i] })) : []);
-}
-
-function mapRow(layer, columns) {
-  const pressed = layer === state.layer && state.head === null;
-  const number = el("button", {
-    class: "number", type: "button", "aria-label": `layer ${layer}`, "aria-pressed": pressed,
-    "data-focus": `layer ${layer}`, onclick: () => choose({ layer, head: null }),
-  }, String(layer));
-  const cells = Array.from({ length: columns }, (_, head) => cell(layer, head));
-  const bar = stack(meanShares(ofLayer(layer)), "stack", `layer ${layer}`);
-  return el("div", { class: "row", role: "row" }, number, el("div", { class: "cells" }, cells), bar);
-}
-
-function map() {
-  const { heads, layers } = model();
-  const columns = 1 + Math.max(...heads.map((one) => one.head));
-  const button = (view) => el("button", {
-    type: "button", "aria-pressed": view === state.view, "data-focus": view, onclick: () => choose({ view }),
-  }, VIEWS[view] ?? view);
-  const buttons = [button("parts"), el("span", { class: "muted" }, "symmetry:"), ...views().map(button)];
-  const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
-  const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
-    : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
-  const means = () => [["layer", ...PARTS], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
-  const bars = el("span", {}, "mean by layer ", copyButton("the layers", means));
-  const grid = el("div", {
-    class: "grid", role: "grid", "aria-label": "every head, layers by heads", "--tall": tall, onkeydown: walk,
-  }, layers.map(({ layer }) => mapRow(layer, columns)));
-  const parts = state.view === "parts";
-  const scale = el("div", { class: "scale" },
-    parts ? partsShown().map((part) => el("span", { class: `tag ${part}` }, part))
-      : el("span", {}, "skew −1", el("span", { class: "ramp" }), "+1 symmetric"),
-    el("span", {}, "click, or arrow keys; a layer’s number shows the layer"));
-  const rows = () => (parts ? [["layer", "head", ...PARTS], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]
-    : [["layer", "head", "view", "symmetry"],
-      ...heads.map((one) => [one.layer, one.head, state.view, number(one, state.view, "symmetry")])]);
-  const name = parts ? "Parts of every head" : `Symmetry of every head, ${VIEWS[state.view]}`;
-  put("map",
-    el("div", { class: "bar" }, el("h3", {}, name),
-      el("div", { class: "switch", role: "group", "aria-label": "view" }, buttons), copyButton("the map", rows)),
-    el("p", { class: "muted of" }, parts ? model().of : "tr(M²)/‖M‖²"),
-    el("div", { class: "row top" }, el("span"), numbers, bars), grid, scale);
-}
-
-const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-function walk(event) {
-  const step = STEPS[event.key];
-  if (!step) return;
-  event.preventDefault();
-  const layers = model().layers.map((one) => one.layer);
-  const layer = layers[layers.indexOf(state.layer) + step[0]] ?? state.layer;
-  const last = Math.max(...ofLayer(layer).map((one) => one.head));
-  choose({ layer, head: Math.min(Math.max((state.head ?? 0) + step[1], 0), last) });
 }
 
 function triangles() {
@@ -152,29 +109,4 @@ function triangles() {
       dot.onclick = () => choose({ model: i, layer, head });
     }
   });
-}
-
-function table() {
-  const box = document.getElementById("table");
-  box.replaceChildren(box.querySelector("summary"));
-  if (!box.open) return;
-  const columns = views().flatMap((view) => model().columns[view].map((name) => [view, name]));
-  const off = PARTS.filter((part) => model().heads.some((one) => one.off?.[part]));
-  const beside = Object.keys(model().heads.find((one) => one.corpus)?.corpus ?? {});
-  const names = [...off.map((part) => heading(`loss, ${part} off`)),
-    ...beside.map((name) => heading(`corpus ${title(name)}`)),
-    ...columns.map(([view, name]) => heading(`${VIEWS[view]} ${title(name)}`))];
-  const lost = (one) => off.map((part) => one.off?.[part]?.[0] ?? null);
-  const body = model().heads.map((one) => row(el("th", { scope: "row" }, `${one.layer}.${one.head}`),
-    [el("td", { class: "words" }, [labelled(one), ...(one.properties ?? [])].join(", ")),
-      ...lost(one).map((value) => el("td", {}, figure("change", value))),
-      ...beside.map((name) => el("td", {}, figure("change", one.corpus?.[name] ?? null))),
-      ...columns.map(([view, name]) => el("td", {}, figure(name, number(one, view, name))))]));
-  const rows = () => [["layer", "head", "label", "evidence", "properties", ...off.map((part) => `${part}_off`),
-    ...beside.map((name) => `corpus_${name}`), ...columns.map((column) => column.join("_"))],
-    ...model().heads.map((one) => [one.layer, one.head, one.label, one.evidence, (one.properties ?? []).join(" "), ...lost(one),
-      ...beside.map((name) => one.corpus?.[name] ?? null), ...columns.map((at) => number(one, ...at))])];
-  box.append(copyButton("all heads", rows), el("div", { class: "wide" }, el("table", {},
-    el("caption", { class: "muted" }, `Every head of ${model().name}`),
-    el("thead", {}, row(heading("head"), [heading("label", "words"), ...names])), el("tbody", {}, body))));
 }

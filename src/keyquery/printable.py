@@ -1,0 +1,111 @@
+"""Texts from files, made safe and short for a terminal."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import unicodedata
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import fields
+from typing import Any, TypeVar
+
+D = TypeVar("D")
+NAME = 80  # letters of a name within a message of the library
+BRIEF, REPR = 60, 240  # letters of a value in the repr of what holds it, and of the whole
+WORD, TEXT, MESSAGE = 240, 400, 2000  # letters of a word in any message, of a text of a reading, of a whole message
+# What this library draws with, for terminals that cannot show it; each part of a bar keeps a sign of its own.
+ASCII = {
+    "█": "#", "▓": "=", "▒": "-", "░": ".", "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-", "↔": "<->",
+    "×": "x", "·": ".", "±": "+-", "≥": ">=", "≤": "<=", "²": "^2", "³": "^3", "‖": "||", "’": "'", "‘": "'", "“": '"',
+    "”": '"', "√": "sqrt", "Δ": "delta", "Σ": "sum",
+}  # fmt: skip
+
+
+def printable(text: str, most: int | None = None) -> str:
+    r"""A text that a terminal shows and does not obey, in one line; of more than `most` letters, its two ends.
+
+    Control characters (C0, C1), line ends, bidirectional overrides, surrogates and whatever else shows nothing are
+    written as Python escapes them.
+
+    >>> printable("\x1b]0;title\x07 \u202egpj.exe")
+    '\\x1b]0;title\\x07 \\u202egpj.exe'
+    >>> printable("layers." * 9, most=12)
+    'layers…yers.'
+    """
+    if not text.isprintable():
+        text = "".join(map(_visible, text))
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
+def message(text: str) -> str:
+    """An error message as a terminal is shown it: in one line, with long names in it, and the whole, shortened.
+
+    >>> message("no file " + "x" * 5000 + ":\\n  give another")[-30:]
+    'xxxxxxxxxxxxxxxx: give another'
+    """
+    return printable(" ".join(printable(word, WORD) for word in text.split()), MESSAGE)
+
+
+def brief(value: Any, most: int = BRIEF) -> str:
+    """The repr of a value in a line; of a list or mapping that is longer, how many there are.
+
+    >>> brief([1.0] * 100), brief(torch.eye(2)), brief("x" * 100, 9)
+    ('[… 100]', 'tensor([[1., 0.], [0., 1.]])', "'xxx…xxx'")
+    """
+    said = " ".join(repr(value).split())
+    if len(said) > most and isinstance(value, (list, tuple, dict)):
+        return f"{{… {len(value)}}}" if isinstance(value, dict) else f"[… {len(value)}]"
+    return printable(said, most)
+
+
+def printable_data(value: Any, most: int | None = None) -> Any:
+    """Plain data, as of a Reading, with every text in it made printable.
+
+    >>> printable_data({"name": ["a\\tb", 1.5]})
+    {'name': ['a\\\\tb', 1.5]}
+    """
+    if isinstance(value, str):
+        return printable(value, most)
+    if isinstance(value, Mapping):
+        return {printable_data(key, most): printable_data(item, most) for key, item in value.items()}
+    if isinstance(value, list) and not set(map(type, value)) <= {float, int}:  # spectra are long, and numbers
+        return [printable_data(item, most) for item in value]
+    return value
+
+
+def printable_copy(record: D, most: int | None = None) -> D:
+    """A copy of a dataclass of plain data, such as a Reading, with every text in it made printable.
+
+    >>> printable_copy(kq.Reading(provenance={"model": "a\\tb"}))
+    Reading(provenance={'model': 'a\\\\tb'})
+    """
+    shown = copy(record)
+    for each in fields(record):  # type: ignore[arg-type]
+        object.__setattr__(shown, each.name, printable_data(getattr(record, each.name), most))
+    return shown
+
+
+def spell_out() -> None:
+    """Let standard output and error spell out in ASCII what their encoding lacks, where they would raise."""
+    codecs.register_error("keyquery", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="keyquery")
+
+
+def _visible(sign: str) -> str:
+    if sign.isprintable():
+        return sign
+    if unicodedata.category(sign) == "Zs":  # spaces of other widths
+        return " "
+    return sign.encode("unicode_escape", "backslashreplace").decode()
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end

@@ -1,0 +1,138 @@
+// The map of layers by heads: the parts of each head, or the colours of any figure and their scale.
+
+const ENDS = { symmetry: ["skew", "symmetric"] };  // what a scale's two ends mean
+const SECOND = "symmetry";  // the figure that stands in where a view has not the one that is asked for
+
+// The figure that is shown, null for the parts; one of a view is looked for in the view that is chosen.
+function shown() {
+  if (state.figure === FIRST) return null;
+  const all = measures(), by = (key) => all.find((one) => one.key === key);
+  return by(state.figure) ?? by(`${state.view}.${state.figure}`) ?? by(`${state.view}.${SECOND}`) ?? all[0];
+}
+
+// From values to colours, the same for all models. With a minus among them: two colours that meet at 0, up to ±1 where
+// that is the most there can be. Else one colour: from 0, or from the least where all are more than half of the most;
+// by powers of ten where they are far apart.
+function scaleOf(measure) {
+  const bounded = /^(symmetry|directionality)/.test(measure.name), kept = state.model, values = [];
+  DATA.models.forEach((one, i) => {
+    state.model = i;
+    const same = measures().find((other) => other.key === measure.key);
+    if (same) values.push(...one.heads.map(same.of).filter(Number.isFinite));
+  });
+  state.model = kept;
+  const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  if (bounded || low < 0) {
+    const most = bounded ? 1 : Math.max(-low, high);
+    // Roots, so that small figures show too.
+    return { low: -most, high: most, two: true, amount: (value) => Math.sqrt(Math.abs(value) / most) };
+  }
+  if (low > 0 && high / low >= 100) {
+    return { low, high, logs: true, amount: (value) => Math.log(value / low) / Math.log(high / low) };
+  }
+  const from = low > high / 2 ? low : 0;
+  return { low: from, high, amount: (value) => (high > from ? (value - from) / (high - from) : 0.5) };
+}
+
+const tone = (scale, value) => (scale.two && value < 0 ? "var(--below)" : "var(--above)");
+
+function cell(layer, head, measure, scale) {
+  const one = find(layer, head), parts = measure === null && one ? split([one]).map(shares)[0] : null;
+  const value = one && measure ? measure.of(one) : null;
+  if (!parts && !Number.isFinite(value)) {
+    return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no figure" });
+  }
+  const chosen = layer === state.layer && head === state.head;
+  const words = (parts ? listed(parts)
+    : `${title(measure.key.slice(measure.key.indexOf(".") + 1))} ${told(measure, one)}`) + `; ${labelled(one)}`;
+  return el("span", {
+    class: parts ? "cell split" : "cell",
+    role: "gridcell",
+    tabindex: chosen ? 0 : -1,
+    title: `${layer}.${head}: ${words}`,
+    "data-head": `${layer}.${head}`,
+    "data-focus": "cell",
+    "aria-selected": chosen,
+    "aria-label": `layer ${layer}, head ${head}: ${words}`,
+    "--tone": parts ? "var(--middle)" : tone(scale, value),
+    "--amount": parts ? "0%" : `${(100 * scale.amount(value)).toFixed(0)}%`,
+    onclick: () => choose({ layer, head }),
+  }, parts ? PARTS.map((part, i) => el("span", { class: part, "--share": parts[i] })) : []);
+}
+
+function mapRow(layer, columns, measure, scale) {
+  const pressed = layer === state.layer && state.head === null;
+  const number = el("button", {
+    class: "number", type: "button", "aria-label": `layer ${layer}`, "aria-pressed": pressed,
+    "data-focus": `layer ${layer}`, onclick: () => choose({ layer, head: null }),
+  }, String(layer));
+  const cells = Array.from({ length: columns }, (_, head) => cell(layer, head, measure, scale));
+  const bar = stack(meanShares(ofLayer(layer)), "stack", `layer ${layer}`);
+  return el("div", { class: "row", role: "row" }, number, el("div", { class: "cells" }, cells), bar);
+}
+
+function picker(measure) {
+  const all = measures(), option = (one) =>
+    el("option", { value: one.key, selected: one.key === (measure?.key ?? FIRST) && "selected" }, one.label);
+  const groups = [...new Set(all.map((one) => one.group))].map((group) =>
+    el("optgroup", { label: group }, all.filter((one) => one.group === group).map(option)));
+  return el("select", {
+    "aria-label": "the figure that colours the map", "data-focus": "figure",
+    onchange: (event) => {
+      const [view, ...name] = event.target.value.split(".");
+      choose(view in VIEWS ? { view, figure: name.join(".") } : { figure: event.target.value });
+    },
+  }, option({ key: FIRST, label: "parts" }), groups);
+}
+
+function legend(measure, scale) {
+  const how = el("span", {}, "click, or arrow keys; a layer’s number shows the layer");
+  if (!measure) {
+    return el("div", { class: "scale" }, el("span", {}, model().of),
+      partsShown().map((part) => el("span", { class: `tag ${part}` }, part)), how);
+  }
+  const [left, right] = ENDS[measure.name] ?? [];
+  const end = (value, words) => el("span", {}, [figure(measure.name, value), words].filter(Boolean).join(" "));
+  const ramp = el("span", { class: scale.two ? "ramp two" : "ramp" });
+  const span = `from ${figure(measure.name, scale.low)} to ${figure(measure.name, scale.high)}`;
+  return el("div", { class: "scale" },
+    el("span", { class: "ends-of", role: "img", "aria-label": span },
+      end(scale.low, left), ramp, end(scale.high, right), scale.logs ? ", by powers of ten" : null),
+    DATA.units[measure.name] ? el("span", {}, DATA.units[measure.name]) : null,
+    how);
+}
+
+function map() {
+  const { heads, layers } = model(), measure = shown(), scale = measure && scaleOf(measure);
+  const columns = 1 + Math.max(...heads.map((one) => one.head));
+  const buttons = views().map((view) => el("button", {
+    type: "button", "aria-pressed": Boolean(measure?.key.startsWith(`${view}.`)), "data-focus": view,
+    onclick: () => choose({ view, figure: measure?.key.startsWith(`${state.view}.`) ? state.figure : SECOND }),
+  }, VIEWS[view]));
+  const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
+  const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
+    : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
+  const means = () => [["layer", ...PARTS], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
+  const bars = el("span", {}, "mean by layer ", copyButton("the layers", means));
+  const grid = el("div", {
+    class: "grid", role: "grid", "aria-label": `${measure?.label ?? "parts"} of every head`, "--tall": tall, onkeydown: walk,
+  }, layers.map(({ layer }) => mapRow(layer, columns, measure, scale)));
+  const rows = () => (measure
+    ? [["layer", "head", measure.key], ...heads.map((one) => [one.layer, one.head, measure.of(one)])]
+    : [["layer", "head", ...PARTS], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]);
+  put("map",
+    el("div", { class: "bar" }, el("label", {}, el("h3", {}, "Layers by heads:"), picker(measure)),
+      el("div", { class: "switch", role: "group", "aria-label": "view" }, measure ? null : el("span", { class: "muted" }, "symmetry:"), buttons), copyButton("the map", rows)),
+    el("div", { class: "row top" }, el("span"), numbers, bars), grid, legend(measure, scale));
+}
+
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+function walk(event) {
+  const step = STEPS[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const layers = model().layers.map((one) => one.layer);
+  const layer = layers[layers.indexOf(state.layer) + step[0]] ?? state.layer;
+  const last = Math.max(...ofLayer(layer).map((one) => one.head));
+  choose({ layer, head: Math.min(Math.max((state.head ?? 0) + step[1], 0), last) }, true);
+}

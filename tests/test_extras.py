@@ -1,0 +1,83 @@
+"""Packages that are missing: one sentence says which, and which extra brings it."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.estimators.vision_network import built
+from keyquery.extras import EXTRAS, optional
+from keyquery.instruments.discovery.independence import DSeparation
+from keyquery.studies.rivals import _scikit
+
+SOURCE = Path(kq.__file__).parent
+CORE = {"torch", "numpy", "safetensors", "jaxtyping", "typer", "rich", "keyquery"}
+
+
+def imported(path):
+    """Modules that a file imports, by statement or by `import_module`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def test_optional_packages_are_imported_by_one_function():
+    kernels = ("triton.py", "tiles.py", "jit.py")  # they are behind `no_kernels`, which names the extra
+    for path in SOURCE.rglob("*.py"):
+        for module in imported(path):
+            root = module.partition(".")[0]
+            if root not in CORE and root not in sys.stdlib_module_names:
+                assert root == "triton" and path.name.endswith(kernels), f"{path} imports {module}"  # noqa: PT018
+
+
+def test_every_extra_that_is_named_brings_its_package():
+    extras = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    # What comes along with the packages that are listed.
+    along = {"tokenizers": "transformers", "huggingface_hub": "transformers", "threadpoolctl": "scikit-learn"}
+    for called, extra in EXTRAS.values():
+        listed = {re.split(r"[^\w-]", line)[0].lower() for line in extras[extra]}
+        assert along.get(called, called).lower() in {name.removesuffix("-cpu") for name in listed}, called
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_missing_package_is_told_with_its_extra(module, monkeypatch):
+    called, extra = EXTRAS[module]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError) as raised:
+        optional(module, "this")
+    assert str(raised.value) == f"this needs {called}: pip install 'keyquery[{extra}]'"
+
+
+def test_a_package_that_is_there_and_broken_is_not_called_missing(monkeypatch, tmp_path):
+    (tmp_path / "ot").mkdir()
+    (tmp_path / "ot" / "__init__.py").write_text("import a_package_that_nobody_has")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ot"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="needs POT, which cannot be imported: No module named 'a_package"):
+        optional("ot.bregman", "optimal transport")
+
+
+# Where the sentence was missing: Python's own error came through.
+FORGOTTEN = {
+    "networkx": lambda: DSeparation(None, []),
+    "transformers": lambda: built({"model_type": "vit"}, 8),
+    "sklearn.preprocessing": lambda: _scikit("logistic", torch.zeros(2, 1, 1).numpy(), torch.zeros(2).numpy(), 0),
+}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("module", FORGOTTEN)
+def test_places_that_forgot_to_name_the_extra(module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"needs .*: pip install 'keyquery\["):
+        FORGOTTEN[module]()
