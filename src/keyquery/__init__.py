@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from keyquery.reading import Reading
     from keyquery.surgery.dial import dial
     from keyquery.surgery.distill import distill
+    from keyquery.surgery.head_output import ablate_heads
     from keyquery.surgery.project import project
     from keyquery.surgery.register import register
     from keyquery.surgery.swap import swap
@@ -84,6 +85,7 @@ _LAZY = {
     "TransportLens": "keyquery.instruments.transport_lens",
     "VisualParser": "keyquery.estimators",
     "ablate": "keyquery.instruments.ablation",
+    "ablate_heads": "keyquery.surgery.head_output",
     "causes": "keyquery.instruments.causes",
     "compare": "keyquery.instruments.comparison",
     "data": "keyquery.data",
@@ -137,6 +139,7 @@ __all__ = [
     "VisualParser",
     "__version__",
     "ablate",
+    "ablate_heads",
     "causes",
     "compare",
     "data",

@@ -22,8 +22,8 @@ def decoder():
 @pytest.fixture(scope="module")
 def batches():
     tokenizer = Tokenizer.load(kq.models.DECODER)
-    ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:192])
-    return [{"input_ids": half} for half in ids.reshape(2, 4, 24)]
+    ids = torch.tensor(tokenizer.encode(kq.models.LONG_TEXT.read_text()[:4000])[:768])
+    return [{"input_ids": half} for half in ids.reshape(2, 16, 24)]
 
 
 class Table(nn.Module):
@@ -69,10 +69,12 @@ def test_a_model_is_asked_for_what_it_was_made_for(decoder):
 def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     found = kq.ablate(decoder, batches, heads="2.*")
-    assert [(row["layer"], row["head"], row["part"]) for row in found.rows][:4] == [
+    assert [(row["layer"], row["head"], row["part"]) for row in found.rows][:6] == [
         (2, 0, "symmetric"),
         (2, 0, "skew"),
         (2, 0, "popularity"),
+        (2, 0, "query_only"),
+        (2, 0, "position"),
         (2, 1, "symmetric"),
     ]
     with torch.no_grad():
@@ -83,15 +85,15 @@ def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     row = next(row for row in found.rows if (row["head"], row["part"]) == (3, "popularity"))
     assert [row[name] for name in ("change", "low", "high")] == pytest.approx(list(expected), abs=1e-6)
     assert found.loss == pytest.approx(float(before.mean()))
-    assert found.sequences == 8
+    assert found.sequences == 32
     assert kq.Reading.load(found.to_json()) == found
     assert all(torch.equal(tensor, state[name]) for name, tensor in decoder.state_dict().items())
 
 
 def test_layers_and_all_heads_at_once(decoder, batches):
-    found = kq.ablate(decoder, batches, by="layer", parts=["popularity"])
+    found = kq.ablate(decoder, batches, by="layer", parts=["position"])
     assert [(row["layer"], row["head"]) for row in found.rows] == [(layer, None) for layer in range(4)]
-    whole = kq.ablate(decoder, batches, by="all", parts=["popularity"])
+    whole = kq.ablate(decoder, batches, by="all", parts=["position"])
     assert [row["layer"] for row in whole.rows] == [None]
     assert whole.rows[0]["change"] > max(row["change"] for row in found.rows) > 0
 
@@ -99,18 +101,19 @@ def test_layers_and_all_heads_at_once(decoder, batches):
 def test_position_is_turned_off_only_where_there_is_one():
     model = tiny_model("llama", model="LlamaForCausalLM")
     data = [{"input_ids": torch.randint(3, 60, (3, 8))}]
-    assert {row["part"] for row in kq.ablate(model, data, heads="0.0").rows} == {
-        "symmetric",
-        "skew",
-        "popularity",
-        "position",
-    }
+    found = kq.ablate(model, data, heads="0.0", means="global")
+    assert {row["part"] for row in found.rows} == {"symmetric", "skew", "popularity", "query_only", "position"}
+    model = tiny_model("gpt2", model="GPT2LMHeadModel")
+    found = kq.ablate(model, data, heads="0.0", means="global")
+    assert {row["part"] for row in found.rows} == {"symmetric", "skew", "popularity"}
 
 
 def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
     found = kq.ablate(decoder, batches, heads="3.*")
     shown = found.onto(kq.look(decoder, inputs=batches, name="decoder"))
-    assert set(shown.heads[-1]["ablation"]) == {"symmetric", "skew", "popularity"}
+    assert set(shown.heads[-1]["ablation"]) == {"symmetric", "skew", "popularity", "query_only", "position"}
+    assert {head["evidence"] for head in shown.heads[:12]} == {"variance"}
+    assert "ablation" in {head["evidence"] for head in shown.heads[12:]}
     assert "ablation" not in shown.heads[0]
     assert '"off":{"symmetric":[' in shown._repr_html_().replace("&quot;", '"')
     with pytest.raises(ValueError, match="only an ablation by head goes onto a look, this one is by layer"):
@@ -123,7 +126,7 @@ def test_bad_input_is_told(decoder, batches):
     with pytest.raises(ValueError, match="at least one batch, got none"):
         kq.ablate(decoder, [])
     with pytest.raises(ValueError, match="at least 2 pairs, got 1"):
-        kq.ablate(decoder, [{"input_ids": batches[0]["input_ids"][:1]}], heads="0.0")
+        kq.ablate(decoder, [{"input_ids": batches[0]["input_ids"][:1]}], heads="0.0", means="global")
     with pytest.raises(ValueError, match="layer 0 has no head 9"):
         kq.ablate(decoder, batches, heads="0.9")
     with pytest.raises(ValueError, match="by must be"):
@@ -132,13 +135,13 @@ def test_bad_input_is_told(decoder, batches):
         kq.ablate(decoder, batches, lambda model, batch: next_token_loss(model, batch).mean())
     bare = tiny_model("llama")
     with pytest.raises(ValueError, match="LlamaModel gives no logits"):
-        kq.ablate(bare, [{"input_ids": torch.randint(3, 60, (3, 8))}])
+        kq.ablate(bare, [{"input_ids": torch.randint(3, 60, (3, 8))}], means="global")
     assert isinstance(kq.ablate(decoder, batches, heads="0.0"), Ablation)  # the model still works
 
 
 def test_a_turned_encoder_fills_in_other_words():
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
-    ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:128]).reshape(4, 32)
+    ids = torch.tensor(tokenizer.encode(kq.models.LONG_TEXT.read_text()[:6000])[:1024]).reshape(32, 32)
     found = turned(encoder, [{"input_ids": ids}], tokenizer, {"symmetric": 0.0}, samples=2)
     assert found.objective == "masked"
     assert found.change > 0

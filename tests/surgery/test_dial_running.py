@@ -14,7 +14,7 @@ from keyquery.testing.families import tiny_model
 
 DECODERS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 OUTSIDE = {"bloom": "BloomForCausalLM", "gptj": "GPTJForCausalLM"}
-GAINS = {"symmetric": 0.5, "skew": 0, "popularity": 0.7, "position": 1.2}
+GAINS = {"symmetric": 0.5, "skew": 0, "popularity": 0.7, "query_only": 0.8, "position": 1.2}
 
 
 def decoder(name):

@@ -1,4 +1,4 @@
-"""`keyquery dial` and `keyquery ablate`: what a model loses when parts of its heads are turned down."""
+"""`keyquery dial` and `keyquery ablate`: what a model loses when parts of its heads are scaled or ablated."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from keyquery.checkpoints import read
 from keyquery.cli.looking import for_page, watched_look
 from keyquery.cli.options import Csv, Device, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.forms.checks import check_choice
+from keyquery.forms.parts import PARTS
 from keyquery.instruments import ablate as ablate_parts
 from keyquery.instruments import turned
+from keyquery.instruments.labels import Thresholds
 from keyquery.instruments.losses import default_loss
 from keyquery.reading import Reading
-from keyquery.surgery.dial import PARTS
 
-Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file; the decoder that ships, unless given.")]
-Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on; the text that ships, unless given.")]
-Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5; all unless given.")]
-Reciprocal = Annotated[float, typer.Option(help="Gain on what heads compare: 1 as it is, 0 off, 2 twice.")]
-Directional = Annotated[float, typer.Option(help="Gain on what they point at.")]
-Popularity = Annotated[float, typer.Option(help="Gain on keys that everyone looks at.")]
-Position = Annotated[float, typer.Option(help="Gain on where keys stand: rotary positions, ALiBi, relative biases.")]
+Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the decoder that ships.")]
+Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on. Default: the text that ships.")]
+Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5. Default: all.")]
+Symmetric = Annotated[float, typer.Option(help="Gain on the symmetric part (similarity): 1 as it is, 0 off, 2 twice.")]
+Skew = Annotated[float, typer.Option(help="Gain on the skew part (direction).")]
+Popularity = Annotated[float, typer.Option(help="Gain on the key-only part: what a key's content draws from every query.")]
+QueryOnly = Annotated[float, typer.Option(help="Gain on what a query's content does with positions.")]
+Position = Annotated[float, typer.Option(help="Gain on the position part: embeddings, RoPE, ALiBi, biases, first-token sink.")]
+MeansOption = Annotated[
+    str | None,
+    typer.Option("--means", help="position or global: which means separate the parts. Default: position from 32 windows on."),
+]
 Tokens = Annotated[int, typer.Option(min=4, help="How many tokens to run at most.")]
 Length = Annotated[int, typer.Option(min=4, help="The length of a window of the text in tokens.")]
 
@@ -38,10 +44,12 @@ def dial(
     model: Model = None,
     text: Text = None,
     ids: Ids = None,
-    reciprocal: Reciprocal = 1.0,
-    directional: Directional = 1.0,
+    symmetric: Symmetric = 1.0,
+    skew: Skew = 1.0,
     popularity: Popularity = 1.0,
+    query_only: QueryOnly = 1.0,
     position: Position = 1.0,
+    means: MeansOption = None,
     heads: Heads = None,
     samples: Annotated[int, typer.Option(min=0, help="Of how many sequences to show what the model says.")] = 3,
     tokens: Tokens = 4096,
@@ -51,14 +59,14 @@ def dial(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Turn parts of a model's heads up or down while it runs, and see the loss and what it says, before and after.
+    """Scale parts of a model's attention scores while it runs: the loss and what it writes, before and after.
 
-    Weights stay as they are. Without any gain given, nothing is turned, and the loss must stay what it is.
+    Weights stay as they are. With all gains 1 nothing changes.
     """
     files = targets(force, json=json)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
-    gains = dict(zip(PARTS, (reciprocal, directional, popularity, position), strict=True))
-    deliver(turned(live, batches, tokenizer, gains, heads, samples=samples, name=name), files, quiet)
+    gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
+    deliver(turned(live, batches, tokenizer, gains, heads, means=means, samples=samples, name=name), files, quiet)
 
 
 def ablate(
@@ -66,8 +74,14 @@ def ablate(
     text: Text = None,
     ids: Ids = None,
     heads: Heads = None,
-    by: Annotated[str, typer.Option(help="head, layer or all: where a part is turned off at a time.")] = "head",
-    tokens: Tokens = 2048,
+    by: Annotated[str, typer.Option(help="head, layer or all: what is ablated at a time.")] = "head",
+    parts: Annotated[
+        str | None,
+        typer.Option(help="Which parts, such as symmetric,position; zero and mean ablate whole heads. Default: the five parts."),
+    ] = None,
+    means: MeansOption = None,
+    limit: Annotated[float, typer.Option(min=0, help="Nats per token: a part that costs less can be left out.")] = 0.001,
+    tokens: Tokens = 4096,
     length: Length = 128,
     device: Device = "auto",
     json: Json = None,
@@ -77,10 +91,10 @@ def ablate(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Turn off every part of every head, one after the other, and measure what the loss becomes.
+    """Ablate every part of every head, one after the other, and measure the change of the loss.
 
     The model is run on the text once for each head and part: --heads, --by layer and --tokens make it quicker. The
-    page is that of look, with each head's changes beside its verdict.
+    page is that of look, with labels that come from what each part costs.
     """
     check_choice("--by", by, ("head", "layer", "all"))
     if html is not None and by != "head":
@@ -89,13 +103,17 @@ def ablate(
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     _, loss = default_loss(live, tokenizer)
     with watching(quiet) as progress:
-        found = ablate_parts(live, batches, loss, heads=heads, by=by, name=name, progress=progress)
+        options = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
+        found = ablate_parts(
+            live, batches, loss, heads=heads, by=by, means=means, name=name, progress=progress, **options
+        )
     shown: Reading | None = None
     if html is not None:
         source = model or str(models.DECODER)
         data = {"ids": ids} if ids is not None else {"text": text or models.LONG_TEXT}
-        options: dict[str, Any] = {**data, "tokens": tokens, "length": length}
-        shown = found.onto(watched_look(source, quiet, **options, **for_page(html, None, source)))
+        shared: dict[str, Any] = {**data, "tokens": tokens, "length": length}
+        look = watched_look(source, quiet, **shared, **for_page(html, None, source))
+        shown = found.onto(look, Thresholds(loss=limit))
     deliver(found, files, quiet, page_of=shown)
 
 

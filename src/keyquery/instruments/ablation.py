@@ -1,8 +1,9 @@
-"""`ablate`: what a model loses with every part of every head, so that a verdict is a measurement."""
+"""`ablate`: what a model loses with every part of every head, so that a label is a measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,26 +15,28 @@ from keyquery.capture import Batch
 from keyquery.capture.watch import evaluating
 from keyquery.checkpoints import read
 from keyquery.forms.checks import check_choice
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.geometry import Look
 from keyquery.instruments.intervals import paired
+from keyquery.instruments.labels import Thresholds, label_head
 from keyquery.instruments.losses import Loss, next_token_loss
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, digests, provenance
 from keyquery.surgery.attach import sites_of
-from keyquery.forms.parts import PARTS
 from keyquery.surgery.dial import Means, dial
+from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
 from keyquery.surgery.selection import Selection, select
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Reading, kind="ablation"):
-    """The change of the loss for every part turned off, head by head, layer by layer, or in all heads at once.
+    """The change of the loss with each part ablated, per head, per layer, or in all heads at once.
 
     `low` and `high` are the ends of a 95 % interval over sequences, each compared with itself; intervals are those of
     single comparisons, not of all at once.
     """
 
-    units: ClassVar[Mapping[str, str]] = {"change": "loss with the part off, less the loss as it is"}
+    units: ClassVar[Mapping[str, str]] = {"change": "loss with the part ablated, less the loss as it is"}
 
     model: Mapping[str, Any]
     loss: float
@@ -42,11 +45,11 @@ class Ablation(Reading, kind="ablation"):
     rows: Sequence[Mapping[str, Any]]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a head (or layer) and part."""
+        """One row per head (or layer) and part."""
         return [dict(row) for row in self.rows]
 
-    def onto(self, look: Look) -> Look:
-        """The look with every head's changes beside its verdict, as its page shows them."""
+    def onto(self, look: Look, thresholds: Thresholds | None = None) -> Look:
+        """The look with every head's changes, and labels that follow from them."""
         if self.by != "head":
             raise ValueError(f"only an ablation by head goes onto a look, this one is by {self.by}")
         changes: dict[tuple[int, int], dict[str, list[float]]] = {}
@@ -57,10 +60,18 @@ class Ablation(Reading, kind="ablation"):
         if not set(changes) <= known:
             raise ValueError(f"the look has no head {min(set(changes) - known)}: it is of another model")
         heads = [
-            {**head, "ablation": changes[at]} if (at := (head["layer"], head["head"])) in changes else head
+            _labelled(head, changes[at], thresholds) if (at := (head["layer"], head["head"])) in changes else head
             for head in look.heads
         ]
         return replace(look, heads=heads)
+
+
+def _labelled(head: Mapping[str, Any], changes: dict[str, list[float]], limit: Thresholds | None) -> dict[str, Any]:
+    """A head of a look with its ablation; the label needs the changes of all parts."""
+    parts = {part: changes[part] for part in PARTS if part in changes}
+    whole = head["on_data"] is not None and {"symmetric", "skew", "popularity"} <= set(parts)
+    known = label_head(head["raw"], head["on_data"], parts, limit)._asdict() if whole else {}
+    return {**head, "ablation": changes, **known}
 
 
 def ablate(
@@ -88,8 +99,8 @@ def ablate(
     by
         What is ablated at a time. Default: "head".
     parts
-        Which parts, or "head" for whole heads: "zero" and "mean" replace a head's output by 0 or by its mean.
-        Default: the five parts; those that a model's scores do not have are left out.
+        Which parts of the scores; "zero" and "mean" ablate whole heads, whose output is replaced by 0 or by its mean
+        over `data`. Default: the five parts; those that a model's scores do not have are left out.
     means
         As in `dial`.
     name
@@ -108,7 +119,7 @@ def ablate(
     """
     check_choice("by", by, ("head", "layer", "all"))
     for part in (parts := [parts] if isinstance(parts, str) else parts):
-        check_choice("parts", part, PARTS)
+        check_choice("parts", part, (*PARTS, *KINDS))
     batches = list(data)
     if not batches:
         raise ValueError("data must hold at least one batch, got none")
@@ -120,11 +131,13 @@ def ablate(
     parts = [part for part in parts if part not in ("position", "query_only") or placed]
     before = losses_of(model, batches, loss)
     turns = [(group, part) for group in _groups(chosen, by) for part in parts]
+    outputs = mean_outputs(model, batches, {i: output_name(model, sites[i]) for i in chosen}) if "mean" in parts else {}
     rows = []
     with dial(model, heads=heads, data=measured) as turning:
-        for (layer, head, some), part in (progress or silent)(turns, "turning parts off", len(turns)):
-            turning.turn(some, **{part: 0.0})
-            interval = paired(before, losses_of(model, batches, loss))
+        for (layer, head, some), part in (progress or silent)(turns, "ablating parts", len(turns)):
+            turning.turn(some, **({part: 0.0} if part in PARTS else {}))
+            with nullcontext() if part in PARTS else ablate_heads(model, part, some or heads, means=outputs):
+                interval = paired(before, losses_of(model, batches, loss))
             place = {"layer": layer, "head": head, "part": part}
             rows.append({**place, "change": interval.change, "low": interval.low, "high": interval.high})
     return Ablation(

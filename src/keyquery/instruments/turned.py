@@ -51,6 +51,7 @@ def turned(
     gains: Mapping[str, float],
     heads: Selection = None,
     *,
+    means: str | None = None,
     samples: int = 3,
     name: str | None = None,
 ) -> Turned:
@@ -66,12 +67,12 @@ def turned(
     True
     """
     objective, loss = default_loss(model, tokenizer)
-    means = Means(model, batches)
-    placed = means.kind == "position" or any(site.placed for site in sites_of(model).values())
+    measured = Means(model, batches, means)
+    placed = measured.kind == "position" or any(site.placed for site in sites_of(model).values())
     if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
         raise ValueError("this model has no positional term in its scores: gains on it have no effect")
     before, said = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
-    with dial(model, **gains, heads=heads, data=means):
+    with dial(model, **gains, heads=heads, data=measured):
         after, then = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
     change, low, high = paired(before, after)
     return Turned(
@@ -86,7 +87,7 @@ def turned(
         low=low,
         high=high,
         samples=[{**one, "turned": other["says"]} for one, other in zip(said, then, strict=True)],
-        provenance=provenance(tensors=digests(model.state_dict()), means="data"),
+        provenance=provenance(tensors=digests(model.state_dict()), means=measured.kind),
     )
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from keyquery.instruments.ablation import Ablation
 from keyquery.instruments.turned import Turned
 
+WHOLE = {"zero": "head to 0", "mean": "head to mean"}  # ablations of whole heads
 MOST = 48  # rows of a table; beyond, those that matter most
 
 
@@ -43,7 +44,7 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(reading.by)
     for part in parts:
-        table.add_column(part, justify="right", no_wrap=True)
+        table.add_column(WHOLE.get(part, part), justify="right", no_wrap=True)
     for place in places:
         table.add_row(_name(*place), *(_change(cells[place][part]) for part in parts))
     title = (

@@ -7,6 +7,7 @@ from typing import Any
 from keyquery.extras import optional
 from keyquery.instruments.ablation import Ablation
 from keyquery.report.colours import LIGHT
+from keyquery.report.lost import WHOLE
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
@@ -22,11 +23,12 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
         for row in reading.rows:
             if row["part"] == part:
                 grid[row["layer"] or 0][row["head"] or 0] = row["change"]
-        steps = ["#1f2328", "#f2f4f6", LIGHT[part]]
+        colour = LIGHT.get(part, "#8250df")
+        steps = ["#1f2328", "#f2f4f6", colour]
         colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
         image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
         axis.set_facecolor("#c4cbd2")  # what was not measured is no zero
-        axis.set_title(f"{part} off", color=LIGHT[part])
+        axis.set_title(WHOLE.get(part, f"{part} off"), color=colour)
         axis.set_xticks(range(heads) if reading.by == "head" else [])
         axis.set_xlabel("head" if reading.by == "head" else "all heads")
         axis.yaxis.get_major_locator().set_params(integer=True)

@@ -24,6 +24,7 @@ function head() {
 }
 
 // A line per part: its name, what is drawn between `low` and `high`, and what is written.
+const WHOLE = { zero: "head to 0", mean: "head to mean" };  // ablations of whole heads
 const [FROM, TO, LINE] = [96, 272, 22];
 function lines(rows, low, high, label) {
   const x = (value) => FROM + ((TO - FROM) * (value - low)) / (high - low || 1), tall = LINE * rows.length + 6;
@@ -72,21 +73,22 @@ function partsOfScores(one) {
 // What the loss becomes when a part of this head is turned off: the mean change and its interval, a line per part.
 function lossWithout(one) {
   if (!one.off) return null;
-  const parts = Object.keys(one.off).sort((a, b) => PARTS.indexOf(a) - PARTS.indexOf(b));
+  const place = (part) => (PARTS.includes(part) ? PARTS.indexOf(part) : PARTS.length);  // whole heads stand last
+  const parts = Object.keys(one.off).sort((a, b) => place(a) - place(b));
   const numbers = parts.flatMap((part) => one.off[part]).filter((value) => value !== null);
   const figure2 = (value) => minus(String(Number(value.toPrecision(2))));
   const change = (value) => (value > 0 ? "+" : "") + figure2(value);
   const rows = parts.map((part) => {
-    const [mean, from, to] = one.off[part], sure = from > 0 || to < 0;
+    const [mean, from, to] = one.off[part], sure = from > 0 || to < 0, kind = PARTS.includes(part) ? part : "whole";
     return {
-      name: part, kind: part, attributes: { "data-off": part },
+      name: WHOLE[part] ?? part, kind, attributes: { "data-off": part },
       words: from === null ? change(mean) : `${change(mean)} (${figure2(from)} to ${figure2(to)})`,
-      marks: (x, y) => [whisker(x, y, from === null ? null : [from, to], part),
-        draw("circle", { cx: x(mean), cy: y, r: 4, class: sure ? part : "unsure" })],
+      marks: (x, y) => [whisker(x, y, from === null ? null : [from, to], kind),
+        draw("circle", { cx: x(mean), cy: y, r: 4, class: sure ? kind : "unsure" })],
     };
   });
   const csvRows = () => [["part", "change", "low", "high"], ...parts.map((part) => [part, ...one.off[part]])];
-  return framed("Loss without a part", "change of the loss with one part of this head off, 95 % interval", csvRows, "half",
+  return framed("Loss without a part", "change of the loss, nats per token, with one part of this head off, 95 % interval", csvRows, "half",
     lines(rows, Math.min(0, ...numbers), Math.max(0, ...numbers), "change of the loss"));
 }
 

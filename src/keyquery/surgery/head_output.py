@@ -1,0 +1,104 @@
+"""Whole heads out of a running model: their output is replaced by zero, or by its mean over data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.capture import Batch, activations, batches_of
+from keyquery.forms.checks import check_choice
+from keyquery.layers import Attention
+from keyquery.surgery.attach import sites_of
+from keyquery.surgery.handles import Handle, check_model
+from keyquery.surgery.selection import Selection, select
+from keyquery.surgery.sites import Site
+
+KINDS = ("zero", "mean")
+
+
+def ablate_heads(
+    model: nn.Module,
+    kind: str = "zero",
+    heads: Selection = None,
+    *,
+    data: Iterable[Batch] | None = None,
+    means: Mapping[int, Tensor] | None = None,
+) -> Handle:
+    """Replace the output of whole heads, before the output projection; weights stay untouched.
+
+    Parameters
+    ----------
+    model
+        A live model in eval mode.
+    kind
+        "zero", or "mean": the mean over all tokens of `data`. Default: "zero".
+    heads
+        Pairs (layer, head), or texts such as "3.*". Default: all.
+    data
+        Batches that the mean is of.
+    means
+        What `mean_outputs` gave, instead of `data`.
+
+    Returns
+    -------
+    Handle
+        A context, or a handle with `.undo()`.
+
+    Examples
+    --------
+    >>> model, x = kq.Encoder(8, depth=1, heads=2).eval(), torch.randn(1, 5, 8)
+    >>> before = model(x)
+    >>> with kq.ablate_heads(model, heads="0.1"):
+    ...     without = model(x)
+    >>> torch.equal(model(x), before), torch.equal(without, before)
+    (True, False)
+    """
+    check_model(model)
+    check_choice("kind", kind, KINDS)
+    sites = sites_of(model)
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
+    names = {index: output_name(model, sites[index]) for index in chosen}
+    if kind == "zero":
+        means = {index: torch.zeros(()) for index in chosen}
+    elif means is None:
+        if data is None:
+            raise ValueError('kind="mean" needs data: batches that the mean is of')
+        means = mean_outputs(model, data, names)
+    with ExitStack() as changes:
+        for index, some in chosen.items():
+            hook = _replacing(some, sites[index].count, means[index])
+            handle = model.get_submodule(names[index]).register_forward_pre_hook(hook)
+            changes.callback(handle.remove)
+        return Handle(changes, "the ablation of heads")
+
+
+def mean_outputs(model: nn.Module, data: Iterable[Batch], names: Mapping[int, str]) -> dict[int, Float[Tensor, " width"]]:
+    """The mean of what enters each output projection, by layer."""
+    entered = activations(model, batches_of(data), list(dict.fromkeys(names.values())))
+    return {index: entered[name].double().mean(0) for index, name in names.items()}
+
+
+def output_name(model: nn.Module, site: Site) -> str:
+    """The module that heads are joined by."""
+    modules, known = site.read().modules, dict(model.named_modules())
+    name = modules.get("output")
+    if isinstance(site.module, Attention):
+        name = ".".join(part for part in (modules["module"], "output") if part)
+    if name is None or name not in known or isinstance(site.module, nn.MultiheadAttention):
+        raise ValueError(f"{site.name} has no output projection of its own that is called: its heads cannot be ablated")
+    return name
+
+
+def _replacing(heads: list[int], count: int, mean: Tensor) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        joined = args[0].unflatten(-1, (count, -1)).clone()
+        other = mean.to(joined) if mean.ndim == 0 else mean.to(joined).unflatten(-1, (count, -1))[heads]
+        joined[..., heads, :] = other
+        return (joined.flatten(-2), *args[1:])
+
+    return hook
