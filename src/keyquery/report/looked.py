@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -88,7 +88,7 @@ class Bar:
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(NARROWEST, WIDEST).with_maximum(options.max_width)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         wide = min(options.max_width, WIDEST)
         ends = [round(wide * sum(self.shares[: i + 1])) for i in range(len(self.shares))]
         pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)

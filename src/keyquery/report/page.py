@@ -21,7 +21,7 @@ from keyquery.report import triangle
 from keyquery.report.flow_page import flow_page
 from keyquery.report.graph_page import graph_page
 from keyquery.report.moves_page import moves_page
-from keyquery.report.packed import pack
+from keyquery.report.packed import pack, pack_bytes
 from keyquery.report.picture import looks_of
 from keyquery.report.shares import OF_DATA, OF_WEIGHTS, has_data, window
 from keyquery.report.shell import document
@@ -33,9 +33,9 @@ SCRIPTS = ("elements.js", "overview.js", "map.js", "head.js", "table.js", "page.
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
 KNOWN = ("reason", "evidence", "properties")  # of a label
-LEAST = 0.005  # of an interaction that is named
+LEAST, NAMED = 0.005, 3  # of an interaction that is named, and how many are
 # Bytes for the score maps: all tokens of few heads, those of 144 causal heads, and what keeps 1,024 below 5 MB.
-MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 4100, 590_000, 1_100_000
+MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 2600, 374_000, 1_100_000
 MANY = 400  # heads, from which on only the outermost values of a spectrum are kept
 OUTERMOST = 64
 
@@ -136,7 +136,7 @@ def _window(data: Mapping[str, Any]) -> dict[str, Any]:
     if data.get("changes_with_window"):
         out |= {"changes": data["changes_with_window"], "half": short(data["half_window"]["symmetry"], 3)}
     pairs = sorted(data.get("interactions", {}).items(), key=lambda pair: -abs(pair[1]))
-    if pairs := [[name, short(value, 3)] for name, value in pairs if abs(value) >= LEAST]:
+    if pairs := [[name, short(value, 3)] for name, value in pairs[:NAMED] if abs(value) >= LEAST]:
         out["between"] = pairs
     return out
 
@@ -155,10 +155,18 @@ def _spectra(figures: Mapping[str, Any], count: int) -> list[str]:
     return [pack(values[:OUTERMOST] if count > MANY else values) for values in series]
 
 
-def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> str:
-    """The parts of the first tokens' scores, one after the other; of a causal layer only what its queries see."""
-    cells = np.tril_indices(kept) if causal else np.indices((kept, kept)).reshape(2, -1)
-    return pack(np.concatenate([np.asarray(scores[part])[tuple(cells)] for part in PARTS]))
+def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> list[tuple[float, str]]:
+    """The attention of the first tokens, and the parts of their scores, over the keys that each query sees.
+
+    Each part is less its query's mean, which softmax does not see.
+    """
+    parts = np.array([scores[part] for part in PARTS])[:, :kept, :kept]
+    seen = np.tril(np.ones((kept, kept), dtype=bool), 0 if causal else kept)
+    total = np.where(seen, parts.sum(0), -np.inf)
+    raised = np.exp(total - total.max(-1, keepdims=True))
+    means = (parts * seen).sum(-1, keepdims=True) / seen.sum(-1, keepdims=True)
+    attention = raised / raised.sum(-1, keepdims=True)
+    return [pack_bytes(values[seen]) for values in (attention, *(parts - means))]
 
 
 def _kept(look: Look, tokens: int) -> int:
@@ -167,9 +175,9 @@ def _kept(look: Look, tokens: int) -> int:
     if not heads:
         return 0
     room = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
-    numbers = room / (8 / 3 * len(PARTS))  # of each part: two bytes each, and four letters for three bytes
+    numbers = int(room / (4 / 3 * (1 + len(PARTS))))  # of each map: a byte each, and four letters for three bytes
     causal = all(row.get("causal") for row in look.layers)
-    fit = (math.isqrt(int(8 * numbers) + 1) - 1) // 2 if causal else math.isqrt(int(numbers))
+    fit = (math.isqrt(8 * numbers + 1) - 1) // 2 if causal else math.isqrt(numbers)
     return min(tokens, max(fit, 4))
 
 

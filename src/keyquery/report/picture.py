@@ -226,8 +226,8 @@ def _dots(axis: Any, look: Look) -> None:
         if dot.region:
             axis.fill(*zip(*dot.region, strict=True), color=depth_colour(dot.depth), alpha=0.13, lw=0.3, zorder=2)
     axis.scatter(xs, ys, s=[40 * dot.filled for dot in found], c=colours, linewidths=0, zorder=3)
-    faint = [strength(dot) for dot in found]
-    axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=colours, linewidths=0.6, alpha=faint, zorder=3)
+    rims = [f"{depth_colour(dot.depth)}{round(255 * strength(dot)):02x}" for dot in found]
+    axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=rims, linewidths=0.6, zorder=3)
     if has_data(look):
         axis.text(0.5, -0.03, LEGEND.replace("; ", "\n"), color="#59636e", ha="center", va="top", size=6.5)
 

@@ -43,6 +43,10 @@ function unpack(text) {
   });
 }
 
+function unpackBytes(text) {  // each a count of steps, -127 to 127
+  return Array.from(atob(text), (letter) => (letter.charCodeAt(0) << 24) >> 24);
+}
+
 // Spaces that begin a token, as tokenizers write them, and line ends are made visible.
 const word = (text) => text.replace(/^[Ġ▁ ]/, "·").replace(/[\nĊ]/g, "↵");
 const short = (text, most = 9) => (word(text).length > most ? word(text).slice(0, most - 1) + "…" : word(text));

@@ -230,36 +230,21 @@ function directions(one) {
       el("div", { class: "pairs" }, relations))];
 }
 
-// Attention on the text: all pairs of the parts one after the other, or n(n + 1)/2 of each that a causal head sees.
-function matrices(text, n, causal) {
-  const values = unpack(text), size = values.length / PARTS.length;
-  const at = (k, i, j) => (causal ? (j > i ? 0 : values[k * size + (i * (i + 1)) / 2 + j]) : values[k * size + i * n + j]);
-  const square = (k) => Array.from({ length: n }, (_, i) => Array.from({ length: n }, (_, j) => at(k, i, j)));
-  return Object.fromEntries(PARTS.map((part, k) => [part, square(k)]));
-}
-
-function softmax(values) {
-  const most = Math.max(...values), raised = values.map((value) => Math.exp(value - most));
-  const sum = raised.reduce((a, b) => a + b, 0);
-  return raised.map((value) => value / sum);
+// Attention on the text and the parts of its scores: all pairs, or n(n + 1)/2 that a causal head sees.
+function matrix([step, text], n, causal) {
+  const values = unpackBytes(text).map((count) => step * count);
+  const at = (i, j) => (causal ? (j > i ? 0 : values[(i * (i + 1)) / 2 + j]) : values[i * n + j]);
+  return Array.from({ length: n }, (_, i) => Array.from({ length: n }, (_, j) => at(i, j)));
 }
 
 function attention(one) {
   if (!one.maps) return null;
   const texts = model().tokens, n = texts.length, causal = layerRow(one.layer).causal;
   const seen = (i, j) => i >= 0 && j >= 0 && i < n && j < n && (!causal || j <= i);
-  const split = matrices(one.maps, n, causal), names = ["attention", ...PARTS];
-  const score = (i, j) => PARTS.reduce((sum, part) => sum + split[part][i][j], 0);
-  const parts = { ...split, attention: texts.map((_, i) => softmax(texts.map((_, j) => (seen(i, j) ? score(i, j) : -Infinity)))) };
-  const visible = (values, i) => values.filter((_, j) => seen(i, j));
-  const centred = (values, i) => {  // softmax does not see what is the same for all keys of a query
-    const mean = visible(values, i).reduce((a, b) => a + b, 0) / visible(values, i).length;
-    return values.map((value) => value - mean);
-  };
-  const shown = Object.fromEntries(
-    names.map((name) => [name, name === "attention" ? parts[name] : parts[name].map(centred)]));
-  const sizes = names.slice(1).flatMap((name) => shown[name].flatMap((values, i) => visible(values, i).map(Math.abs)));
-  const most = Math.max(...sizes, 1e-30);
+  const names = ["attention", ...PARTS];
+  const shown = Object.fromEntries(names.map((name, k) => [name, matrix(one.maps[k], n, causal)]));
+  const most = Math.max(...PARTS.flatMap((part) => shown[part].flat().map(Math.abs)), 1e-30);
+  const figure2 = (value) => minus(String(Number(value.toPrecision(2))));
   const readout = el("p", { class: "readout", "aria-live": "polite" });
   const spots = [], at = { i: Math.min(1, n - 1), j: 0 };
   const point = (i, j) => {
@@ -267,7 +252,7 @@ function attention(one) {
     Object.assign(at, { i, j });
     for (const spot of spots) fill(spot, { x: EDGE + CELL * j, y: EDGE + CELL * i }, []);
     const told = names.map((name) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
-      el("b", { "data-part": name }, (name === "attention" ? percent : figure3)(shown[name][i][j]))));
+      el("b", { "data-part": name }, (name === "attention" ? percent : figure2)(shown[name][i][j]))));
     readout.replaceChildren(el("span", {}, tokens([texts[i]]), "looks at ", tokens([texts[j]])), ...told);
   };
   const pictures = names.map((name) => el("div", {},

@@ -109,6 +109,9 @@ function map() {
     type: "button", "aria-pressed": Boolean(measure?.key.startsWith(`${view}.`)), "data-focus": view,
     onclick: () => choose({ view, figure: measure?.key.startsWith(`${state.view}.`) ? state.figure : SECOND }),
   }, VIEWS[view]));
+  const parts = el("button", {
+    type: "button", "aria-pressed": measure === null, "data-focus": FIRST, onclick: () => choose({ figure: FIRST }),
+  }, FIRST);
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
@@ -122,7 +125,8 @@ function map() {
     : [["layer", "head", ...PARTS], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]);
   put("map",
     el("div", { class: "bar" }, el("label", {}, el("h3", {}, "Layers by heads:"), picker(measure)),
-      el("div", { class: "switch", role: "group", "aria-label": "view" }, measure ? null : el("span", { class: "muted" }, "symmetry:"), buttons), copyButton("the map", rows)),
+      el("div", { class: "switch", role: "group", "aria-label": "view" }, parts,
+        measure ? null : el("span", { class: "muted" }, "symmetry:"), buttons), copyButton("the map", rows)),
     el("div", { class: "row top" }, el("span"), numbers, bars), grid, legend(measure, scale));
 }
 
