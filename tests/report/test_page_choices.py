@@ -137,7 +137,7 @@ def test_every_column_sorts_both_ways(visit, look):
     tab.locator("#table summary").click()
     places = [f"{head['layer']}.{head['head']}" for head in look.heads]
     assert rows(tab) == places
-    for key in options(tab):
+    for key in options(tab)[1:]:
         values = [value_of(head, key) for head in look.heads]
         for down in (True, False):
             tab.evaluate("key => document.querySelector(`[data-focus=\"${CSS.escape('sort ' + key)}\"]`).click()", key)

@@ -121,7 +121,7 @@ def test_a_head_of_positions_is_an_empty_bubble():
 def test_a_region_is_the_ellipse_of_the_intervals():
     """Against points drawn from the three shares, and by hand on an edge."""
     shares, half = (0.2, 0.3, 0.1), (0.01, 0.02, 0.005)
-    data = {part: share for part, share in zip(PARTS, shares, strict=False)}
+    data = dict(zip(PARTS, shares, strict=False))
     data["intervals"] = {part: [s - h, s + h] for part, s, h in zip(PARTS, shares, half, strict=False)}
     generator = torch.Generator().manual_seed(0)
     drawn = torch.tensor(shares) + torch.randn(4000, 3, generator=generator) * torch.tensor(half) / 1.96

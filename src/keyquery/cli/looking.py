@@ -34,15 +34,15 @@ Count = Annotated[
         min=0, help="Describe this many directions of each head by their tokens; with --html, 4 unless given."
     ),
 ]
-Length = Annotated[
-    int, typer.Option(min=2, help="With --text: the length of a window in tokens; shares depend on it.")
-]
+Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens; shares depend on it.")]
 Lengths = Annotated[
     str | None, typer.Option(help="With --text: other windows to measure the shares in, such as 64,256,1024.")
 ]
 Pairs = Annotated[
     str,
-    typer.Option(help="visible: shares over the pairs that the model scores; independent: in closed form, as if tokens were."),
+    typer.Option(
+        help="visible: shares over the pairs that the model scores; independent: in closed form, as if tokens were."
+    ),
 ]
 Corpus = Annotated[
     Path | None,
@@ -94,7 +94,11 @@ def look(
     }
     options |= {"corpus": corpus, "window": window, "pairs": pairs, "ids": ids}
     options |= {"lengths": None if lengths is None else _numbers("--lengths", lengths)}
-    options |= {"text": text, "layers": None if layers is None else _numbers("--layers", layers), **for_page(html, directions, model)}
+    options |= {
+        "text": text,
+        "layers": None if layers is None else _numbers("--layers", layers),
+        **for_page(html, directions, model),
+    }
     reading = _shipped(quiet, options) if model is None else watched_look(model, quiet, **options)
     deliver(reading, files, quiet)
 

@@ -29,12 +29,18 @@ Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on. Def
 Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5. Default: all.")]
 Symmetric = Annotated[float, typer.Option(help="Gain on the symmetric part (similarity): 1 as it is, 0 off, 2 twice.")]
 Skew = Annotated[float, typer.Option(help="Gain on the skew part (direction).")]
-Popularity = Annotated[float, typer.Option(help="Gain on the key-only part: what a key's content draws from every query.")]
+Popularity = Annotated[
+    float, typer.Option(help="Gain on the key-only part: what a key's content draws from every query.")
+]
 QueryOnly = Annotated[float, typer.Option(help="Gain on what a query's content does with positions.")]
-Position = Annotated[float, typer.Option(help="Gain on the position part: embeddings, RoPE, ALiBi, biases, first-token sink.")]
+Position = Annotated[
+    float, typer.Option(help="Gain on the position part: embeddings, RoPE, ALiBi, biases, first-token sink.")
+]
 MeansOption = Annotated[
     str | None,
-    typer.Option("--means", help="position or global: which means separate the parts. Default: position from 32 windows on."),
+    typer.Option(
+        "--means", help="position or global: which means separate the parts. Default: position from 32 windows on."
+    ),
 ]
 Tokens = Annotated[int, typer.Option(min=4, help="How many tokens to run at most.")]
 Length = Annotated[int, typer.Option(min=4, help="The length of a window of the text in tokens.")]
@@ -77,10 +83,14 @@ def ablate(
     by: Annotated[str, typer.Option(help="head, layer or all: what is ablated at a time.")] = "head",
     parts: Annotated[
         str | None,
-        typer.Option(help="Which parts, such as symmetric,position; zero and mean ablate whole heads. Default: the five parts."),
+        typer.Option(
+            help="Which parts, such as symmetric,position; zero and mean ablate whole heads. Default: the five parts."
+        ),
     ] = None,
     means: MeansOption = None,
-    limit: Annotated[float, typer.Option(min=0, help="Nats per token: a part that costs less can be left out.")] = 0.001,
+    limit: Annotated[
+        float, typer.Option(min=0, help="Nats per token: a part that costs less can be left out.")
+    ] = 0.001,
     tokens: Tokens = 4096,
     length: Length = 128,
     device: Device = "auto",

@@ -19,7 +19,7 @@ DARK = {
 }
 # The corners of the triangle, in plain words.
 PLAIN = {"symmetric": "similarity", "skew": "direction", "popularity": "key only"}
-# Kernels in the tones of the parts they have: blues are symmetric, orange is skew, purple has both, grey is unstructured.
+# Kernels in the tones of their parts: blues are symmetric, orange is skew, purple has both, grey is unstructured.
 KERNELS = {
     "general": "#24292f",
     "pairwise": "#8c959f",

@@ -37,11 +37,14 @@ MOST_HEADS = 160
 
 
 def look_lines(reading: Look) -> list[Any]:
-    """What the bars are shares of, a row per head (or per layer, of many heads), what the marks mean, and the labels."""
+    """What the bars are shares of, a row per head (or per layer, of many heads), footnotes, and the labels."""
     few = len(reading.heads) <= MOST_HEADS
     table = _heads_table(reading) if few else _layers_table(reading)
     more = [*tokens_tables(reading), *corpus_tables(reading)] if few else []
-    return [Group(*_title(reading), legend(reading), table, *_footnotes([reading], few, few), *_lengths(reading), *more), *_summary(reading)]
+    return [
+        Group(*_title(reading), legend(reading), table, *_footnotes([reading], few, few), *_lengths(reading), *more),
+        *_summary(reading),
+    ]
 
 
 def comparison_lines(reading: Comparison) -> list[Any]:

@@ -47,9 +47,7 @@ def ablation_lines(reading: Ablation) -> list[Any]:
         table.add_column(WHOLE.get(part, part), justify="right", no_wrap=True)
     for place in places:
         table.add_row(_name(*place), *(_change(cells[place][part]) for part in parts))
-    title = (
-        f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; its change with one part off"
-    )
+    title = f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; change with one part off"
     notes = ["", "*: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
     if cut:
         notes.append(f"The {MOST} of {len(cells)} that change most; --csv or --json for all.")

@@ -11,7 +11,7 @@ from keyquery.report.lost import WHOLE
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
-    """A panel per part, layers by heads: the change of the loss, one colour scale for all; black is a loss that falls."""
+    """A panel per part, layers by heads: the change of the loss, one scale for all; black is a loss that falls."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(row["head"] or 0 for row in reading.rows)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from keyquery.estimators.reranking import Reranking
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.flow import Flow
 from keyquery.instruments.geometry import Look
 from keyquery.instruments.transport import Transport
-from keyquery.forms.parts import PARTS
 from keyquery.reading import Reading, short
 from keyquery.report import triangle
 from keyquery.report.flow_page import flow_page
@@ -208,9 +208,10 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
         f"Spectra are cut to their {OUTERMOST} outermost values, for the size of {count:,} heads; the JSON has all.": (
             count > MANY and longest > OUTERMOST
         ),
-        f"{cross} heads of cross-attention have no shares on data: their bars are left out.": cross > 0 and has_data(look),
+        f"{cross} heads of cross-attention have no shares on data: their bars are left out.": cross > 0
+        and has_data(look),
     }
     few = (look.provenance.get("data") or {}).get("note")
-    said |= {f"{few}." : True} if few else {}
+    said |= {f"{few}.": True} if few else {}
     versions = look.provenance.get("versions", {})
     return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]

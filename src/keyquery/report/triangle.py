@@ -87,9 +87,9 @@ def region(data: Mapping[str, Any]) -> Points:
     covariance J·diag(h²)·Jᵀ, cut off at the triangle. Empty where there are no intervals.
     """
     intervals = data.get("intervals") or {}
-    ends = [intervals.get(part) for part in CORNERS]
+    ends = [intervals[part] for part in CORNERS if intervals.get(part)]
     total = sum(max(data[part], 0.0) for part in CORNERS)
-    if not all(ends) or total <= 0:
+    if len(ends) < len(CORNERS) or total <= 0:
         return []
     x, y = barycentric(*(data[part] for part in CORNERS))
     xx = xy = yy = 0.0
@@ -275,7 +275,9 @@ def _arrow(start: Dot, end: Dot) -> str:
     line = f'<path d="M{x1:.1f} {y1:.1f}L{bx:.1f} {by:.1f}" stroke="{colour}" stroke-width="1.6" fill="none"/>'
     tail = f'<circle cx="{x1:.1f}" cy="{y1:.1f}" r="2" fill="{colour}"/>'
     faint = f'opacity="{strength(end):.2f}"'
-    return f'<g class="arrow" {faint}>{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
+    return (
+        f'<g class="arrow" {faint}>{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
+    )
 
 
 def strength(dot: Dot) -> float:

@@ -244,15 +244,17 @@ function attention(one) {
   const names = ["attention", ...PARTS];
   const shown = Object.fromEntries(names.map((name, k) => [name, matrix(one.maps[k], n, causal)]));
   const most = Math.max(...PARTS.flatMap((part) => shown[part].flat().map(Math.abs)), 1e-30);
-  const figure2 = (value) => minus(String(Number(value.toPrecision(2))));
+  // As many digits as a step of the numbers that the page carries has.
+  const digits = names.map((_, k) => Math.max(0, -Math.floor(Math.log10(one.maps[k][0]))));
+  const written = (value, k) => minus(String(Number(value.toFixed(digits[k])) + 0));
   const readout = el("p", { class: "readout", "aria-live": "polite" });
   const spots = [], at = { i: Math.min(1, n - 1), j: 0 };
   const point = (i, j) => {
     if (!seen(i, j)) return;
     Object.assign(at, { i, j });
     for (const spot of spots) fill(spot, { x: EDGE + CELL * j, y: EDGE + CELL * i }, []);
-    const told = names.map((name) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
-      el("b", { "data-part": name }, (name === "attention" ? percent : figure2)(shown[name][i][j]))));
+    const told = names.map((name, k) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
+      el("b", { "data-part": name }, (name === "attention" ? percent : written)(shown[name][i][j], k))));
     readout.replaceChildren(el("span", {}, tokens([texts[i]]), "looks at ", tokens([texts[j]])), ...told);
   };
   const pictures = names.map((name) => el("div", {},
