@@ -13,7 +13,6 @@ from keyquery.forms.parts import PARTS, score_parts
 from keyquery.instruments.intervals import student
 
 
-
 def visible(n, causal=True, window=None):
     far = torch.arange(n)[:, None] - torch.arange(n)
     pairs = (far >= 0) | (not causal)
@@ -121,7 +120,9 @@ def truth(rope, sequences=200_000):
     squares, total = torch.zeros(len(PARTS), dtype=torch.float64), 0.0
     for some_query, some_key in zip(query.split(20_000), key.split(20_000), strict=True):
         parts = score_parts(some_query, some_key, MEANS[0], MEANS[1], None, rope)
-        centred = [part * seen - seen * (part * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) for part in parts]
+        centred = [
+            part * seen - seen * (part * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) for part in parts
+        ]
         squares += torch.stack([part.expand_as(centred[0]).square().sum() for part in centred])
         total += float(sum(centred).square().sum())
     known = dict(zip(PARTS, (squares / total).tolist(), strict=True))

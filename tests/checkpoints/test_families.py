@@ -78,6 +78,8 @@ VARIANTS = {
             "shared_expert_intermediate_size": 16,
         },
     ),
+    "umt5": ("t5", {"model": "UMT5Model"}),
+    "mt5": ("t5", {"model": "MT5Model"}),
     "stablelm, biases": ("stablelm", {"use_qkv_bias": True}),
     "qwen3, no groups": ("qwen3", {"num_key_value_heads": 4}),
 }
@@ -144,6 +146,31 @@ def test_t5_bias_is_that_of_the_model(causal):
     given = t5_bias(table, offsets.flatten(), causal, model.config.to_dict()).reshape(-1, 40, 40)
     visible = offsets <= 0 if causal else torch.ones_like(offsets, dtype=torch.bool)
     torch.testing.assert_close(given[:, visible], expected.detach().double()[:, visible])
+
+
+@pytest.mark.parametrize("cls", ["T5Model", "MT5Model", "UMT5Model"])
+def test_each_block_has_the_bias_that_its_model_adds(cls, tmp_path):
+    """T5 and mT5 share block 0's table; every block of UMT5 has its own. The oracle is the model's `compute_bias`."""
+    import keyquery as kq
+
+    model = tiny_model("t5", model=cls, num_layers=3)
+    model.save_pretrained(tmp_path)
+    offsets = torch.arange(40) - torch.arange(40)[:, None]
+    for heads in (kq.read(tmp_path), kq.read(model)):
+        compared = 0
+        for layer in heads:
+            if layer.kind == "cross":
+                assert heads.position_bias(layer, offsets.flatten()) is None
+                continue
+            stack = model.decoder if layer.causal else model.encoder
+            own = model.get_submodule(layer.name)
+            table_of = own if own.has_relative_attention_bias else stack.block[0].layer[0].SelfAttention
+            expected = table_of.compute_bias(40, 40)[0].detach().double()
+            given = heads.position_bias(layer, offsets.flatten()).reshape(-1, 40, 40)
+            visible = offsets <= 0 if layer.causal else torch.ones_like(offsets, dtype=torch.bool)
+            torch.testing.assert_close(given[:, visible], expected[:, visible])
+            compared += 1
+        assert compared == 6
 
 
 def test_falcon_alibi_is_scaled_like_the_score(monkeypatch, tmp_path):

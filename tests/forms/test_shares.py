@@ -1,4 +1,4 @@
-"""Reciprocal, directional and popularity shares against the scores of a million token pairs."""
+"""Reciprocal, skew and popularity shares against the scores of a million token pairs."""
 
 import pytest
 import torch
@@ -42,9 +42,9 @@ def test_shares_equal_monte_carlo_over_a_million_pairs():
 
 def test_without_mean_and_bias_there_is_no_popularity():
     form = kq.Form(*torch.randn(2, 4, 3, 8))
-    reciprocal, directional, popularity = form.shares(torch.eye(8), torch.zeros(8))
+    symmetric, skew, popularity = form.shares(torch.eye(8), torch.zeros(8))
     assert not popularity.any()
-    torch.testing.assert_close(reciprocal - directional, form.symmetry)
+    torch.testing.assert_close(symmetric - skew, form.symmetry)
 
 
 def test_a_rank_one_sink_is_all_popularity():

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 import keyquery as kq
 from keyquery.forms.offsets import energies, rotations
+from keyquery.forms.parts import PARTS
 from keyquery.forms.shares import Visible, part_ranks, shares
 
-NAMES = ("reciprocal", "directional", "popularity", "position")
+NAMES = PARTS
 ROPES = {
     "none": None,
     "half": kq.Rope(4, base=50.0),
@@ -27,11 +28,11 @@ def moments(n=7, rank=4, heads=2):
 
 
 def split_by_hand(joint, mean, rope, visible, scale, bias):
-    """Every pair of tokens at every pair of places: the four terms as defined, then their variances."""
+    """Every pair of tokens at every pair of places: the five parts as defined, then their variances."""
     heads, _, width = joint.shape
     rank = width // 2
     turn = (lambda t, place: t) if rope is None else (lambda t, place: rope.rotate(t, float(place)))
-    parts = torch.zeros(heads, 4, dtype=torch.float64)
+    parts = torch.zeros(heads, 5, dtype=torch.float64)
     pairs = 0
     for i in range(visible.length):
         seen = [j for j in range(visible.length) if j - i in visible.offsets().tolist()]
@@ -40,19 +41,20 @@ def split_by_hand(joint, mean, rope, visible, scale, bias):
             q, k = joint[..., :rank], joint[..., rank:]
             mq, mk = mean[:, None, :rank], mean[:, None, rank:]
             there = turn(q - mq, i) @ turn(k - mk, j).mT  # (heads, token at i, token at j)
-            back = turn(k - mk, i) @ turn(q - mq, j).mT
+            back = (turn(q - mq, i) @ turn(k - mk, j).mT).mT  # the token at j with its content at i, and so on
             crowd = (turn(mq, i) @ turn(k - mk, j).mT).expand_as(there)
-            place = (turn(q, i) @ turn(mk, j).mT).expand_as(there)
+            alone = (turn(q - mq, i) @ turn(mk, j).mT).expand_as(there)
+            place = (turn(mq, i) @ turn(mk, j).mT).expand_as(there)
             if bias is not None:
                 place = place + bias[:, visible.offsets().tolist().index(j - i), None, None] / scale
-            rows.append(torch.stack(((there + back) / 2, (there - back) / 2, crowd, place), dim=1))
+            rows.append(torch.stack(((there + back) / 2, (there - back) / 2, crowd, alone, place), dim=1))
         scores = torch.stack(rows)  # (keys seen, heads, parts, token at i, token at j)
         # Tokens at the places seen are independent, so a content term's own mean leaves 1 − 1/m of its variance; the
-        # place term does not depend on the token at j, and its mean over places is taken out exactly.
+        # last two do not depend on the token at j, and their mean over places is taken out exactly.
         content = scores[:, :, :3].square().mean((-2, -1)).sum(0) * (1 - 1 / len(seen))
-        where = scores[:, :, 3, :, 0]
+        where = scores[:, :, 3:, :, 0]
         spread = (where - where.mean(0)).square().mean(-1).sum(0)
-        parts += torch.cat((content, spread[:, None]), dim=1)
+        parts += torch.cat((content, spread), dim=1)
         pairs += len(seen)
     parts = parts / pairs
     return parts / parts.sum(1, keepdim=True)
@@ -68,16 +70,6 @@ def test_shares_are_those_of_the_scores(rope, causal, biased):
     given = shares(mean, covariance, 0.5, visible, ROPES[rope], bias)
     expected = split_by_hand(joint, mean, ROPES[rope], visible, 0.5, bias)
     torch.testing.assert_close(torch.stack([given[name] for name in NAMES], 1), expected)
-
-
-def test_the_four_parts_sum_to_the_score():
-    joint, mean, _ = moments()
-    rope, rank, i, j = ROPES["half"], 4, 3, 5
-    q, k, mq, mk = joint[..., :rank], joint[..., rank:], mean[:, None, :rank], mean[:, None, rank:]
-    turn = lambda t, place: rope.rotate(t, float(place))  # noqa: E731
-    there, back = turn(q - mq, i) @ turn(k - mk, j).mT, turn(k - mk, i) @ turn(q - mq, j).mT
-    parts = (there + back) / 2 + (there - back) / 2 + turn(mq, i) @ turn(k - mk, j).mT + turn(q, i) @ turn(mk, j).mT
-    torch.testing.assert_close(parts, turn(q, i) @ turn(k, j).mT, rtol=0, atol=1e-10)
 
 
 def test_without_positions_they_are_the_shares_of_the_form():
@@ -107,13 +99,13 @@ def test_energies_at_an_offset_are_those_of_the_form_there(rope, offset, seed):
 
 
 def test_at_one_fixed_offset_the_three_are_exact():
-    """The form M(Δ) on data has the reciprocal and directional energies that contents have there."""
+    """The form M(Δ) on data has the symmetric and skew energies that contents have there."""
     form, rope = kq.Form(*torch.randn(2, 4, 20, dtype=torch.float64)), ROPES["half"]
     covariance = torch.cov(torch.randn(20, 50, dtype=torch.float64))
-    reciprocal, directional, popularity = form.at(-3, rope).shares(covariance, torch.ones(20, dtype=torch.float64))
-    assert float(reciprocal + directional + popularity) == pytest.approx(1)
+    symmetric, skew, popularity = form.at(-3, rope).shares(covariance, torch.ones(20, dtype=torch.float64))
+    assert float(symmetric + skew + popularity) == pytest.approx(1)
     on = form.on(covariance).at(-3, rope)
-    assert float((reciprocal - directional) / (reciprocal + directional)) == pytest.approx(float(on.symmetry))
+    assert float((symmetric - skew) / (symmetric + skew)) == pytest.approx(float(on.symmetry))
 
 
 def test_rotations_are_orthogonal():

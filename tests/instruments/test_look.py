@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.comparison import Comparison
 
 run = CliRunner().invoke
@@ -120,10 +121,20 @@ def test_on_data_an_encoder_has_no_position_share(encoder):
     reading = kq.look(path, text=text)
     for head in reading.heads:
         data = head["on_data"]
-        assert sum(data[name] for name in ("reciprocal", "directional", "popularity")) == pytest.approx(1)
-        assert data["position"] == 0
-    # Eight lines of nine words and one of eight: Σn²/Σn = 8.9.
-    assert reading.provenance["data"] == {"tokens": 80, "length": 9, "longest": 128, "from": "text.txt"}
+        assert sum(data[name] for name in (*PARTS, "interaction")) == pytest.approx(1)
+        assert data["position"] == pytest.approx(0, abs=1e-9)
+    # Eight lines of nine words and one of eight: Σn²/Σn = 8.9. Nine lines are too few for means by position.
+    facts = reading.provenance["data"]
+    assert "9 sequences are too few for means by position, which need 32" in facts.pop("note")
+    assert facts == {
+        "tokens": 80,
+        "sequences": 9,
+        "length": 9,
+        "longest": 128,
+        "from": "text.txt",
+        "pairs": "visible",
+        "means": "over all positions",
+    }
 
 
 def test_offsets_on_data_are_those_of_what_was_run(decoder):
@@ -181,17 +192,18 @@ def test_on_data_equals_the_form_on_the_activations(encoder):
     layer = kq.read(path)[1]
     bias = layer.weights.query_bias.squeeze(1)
     expected = layer.form.shares(torch.cov(x.mT, correction=0), x.mean(0), bias)
-    heads = [head["on_data"] for head in kq.look(path, text=text).heads if head["layer"] == 1]
-    for share in ("reciprocal", "directional", "popularity"):
+    reading = kq.look(path, text=text, pairs="independent")
+    heads = [head["on_data"] for head in reading.heads if head["layer"] == 1]
+    assert "intervals" not in heads[0]
+    for share in ("symmetric", "skew", "popularity"):
         assert [head[share] for head in heads] == pytest.approx(getattr(expected, share).tolist(), rel=1e-3)
 
 
 def test_on_data_a_rotary_decoder_minds_the_place(decoder):
     path, text = decoder
     reading = kq.look(path, text=text, length=8)
-    names = ("reciprocal", "directional", "popularity", "position")
     for head in reading.heads:
-        assert sum(head["on_data"][name] for name in names) == pytest.approx(1)
+        assert sum(head["on_data"][name] for name in (*PARTS, "interaction")) == pytest.approx(1)
         assert head["on_data"]["position"] > 0
         assert head["raw"]["offsets"]["contents"][0] == pytest.approx(head["raw"]["symmetry"])
         assert head["raw"]["offsets"]["offset"][:3] == [0, -1, -2]
@@ -241,7 +253,7 @@ def test_reading_goes_through_json_frame_and_picture(reading):
     assert kq.Reading.load(reading.to_json()) == reading
     frame = reading.to_frame()
     assert len(frame) == 4
-    assert {"layer", "head", "name", "raw_symmetry", "folded_effective_rank", "verdict"} <= set(frame.columns)
+    assert {"layer", "head", "name", "raw_symmetry", "folded_effective_rank", "label", "evidence"} <= set(frame.columns)
     image = reading.plot().axes[0].images[0].get_array()
     assert image.shape == (2, 2)
     assert image[1, 0] == reading.heads[2]["raw"]["symmetry"]
@@ -254,11 +266,12 @@ def test_json_has_the_promised_form(decoder):
     assert set(data["layers"][0]) >= {"layer", "name", "raw"}
     assert set(data["layers"][0]["raw"]) >= {"symmetry", "directionality"}
     head = data["heads"][0]
-    assert set(head) >= {"layer", "head", "name", "raw", "folded", "on_data", "verdict"}
+    assert set(head) >= {"layer", "head", "name", "raw", "folded", "on_data", "label"}
     spectra = {"eigenvalues", "skew_values", "singular_values"}
     assert set(head["raw"]) >= {"symmetry", "positive_share", "effective_rank", *spectra}
-    shares = {"reciprocal", "directional", "popularity", "position"}
-    assert set(head["on_data"]) >= {"symmetry", *shares, "effective_rank_symmetric", "effective_rank_skew"}
+    figures = {"symmetry", *PARTS, "interaction", "sink", "effective_rank_symmetric", "effective_rank_skew"}
+    assert set(head["on_data"]) >= {*figures, "intervals", "half_window", "changes_with_window", "interactions"}
+    assert set(head["on_data"]["intervals"]) == {*figures, "pairwise"}
     assert [(h["layer"], h["head"]) for h in data["heads"]] == [(i, j) for i in range(2) for j in range(4)]
 
 
@@ -347,17 +360,51 @@ def test_without_a_model_the_two_that_ship_stand_side_by_side(tmp_path):
     assert "encoder" in result.output
     assert "decoder" in result.output
     encoder, decoder = json.loads(out.read_text())["readings"]
-    first = [head["on_data"]["symmetry"] for head in encoder["heads"] if head["layer"] == 0]
-    third = [head["on_data"]["symmetry"] for head in decoder["heads"] if head["layer"] == 2]
-    assert sum(first) / 4 > 0.5
-    assert sum(third) / 4 < -0.3
+    deep = [head["on_data"]["symmetric"] for head in encoder["heads"] if head["layer"] > 0]
+    assert min(deep) > 0.4
+    assert sum(head["on_data"]["position"] > 0.5 for head in decoder["heads"]) >= 10
 
 
-def test_few_tokens_are_said_to_be_few(tmp_path):
+def test_few_sequences_are_said_to_be_few(tmp_path):
     (tmp_path / "two.txt").write_text("hi there")
     result = run(cli.app, ["look", str(kq.models.ENCODER), "--text", str(tmp_path / "two.txt")])
-    assert "on data, figures are rough" in result.output
-    assert "rough" not in run(cli.app, ["look", str(kq.models.ENCODER), "--text", str(kq.models.TEXT)]).output
+    assert "too few for means by position" in " ".join(result.output.split())
+
+
+def test_a_decoder_of_learned_positions_looks_by_position():
+    """Popularity is what a key's content draws: means by position keep learned positions out of it."""
+    batches = [
+        {"input_ids": torch.randint(300, 4000, (16, 32), generator=torch.Generator().manual_seed(i))} for i in (1, 2)
+    ]
+    by_position = kq.look(kq.models.DECODER, inputs=batches)
+    assert by_position.provenance["data"]["means"] == "by position"
+    over_all = kq.look(kq.models.DECODER, inputs=batches, pairs="independent")
+    assert sum(head["on_data"]["position"] > 0.5 for head in by_position.heads) >= 8
+    assert all(head["on_data"]["position"] == 0 for head in over_all.heads)
+
+
+def test_shares_depend_on_the_window_and_are_measured_in_several(decoder):
+    path, text = decoder
+    reading = kq.look(path, text=text, length=8, lengths=[4, 6])
+    for head in reading.heads:
+        assert [row["length"] for row in head["lengths"]] == [4, 6]
+        assert all(sum(row[part] for part in (*PARTS, "interaction")) == pytest.approx(1) for row in head["lengths"])
+    alone = kq.look(path, text=text, length=4).heads
+    assert [head["lengths"][0]["skew"] for head in reading.heads] == [head["on_data"]["skew"] for head in alone]
+    with pytest.raises(ValueError, match="lengths are windows of a text"):
+        kq.look(path, lengths=[4])
+
+
+def test_half_a_window_of_a_causal_model_is_a_window_of_half_the_length():
+    ids = torch.randint(300, 4000, (64, 24), generator=torch.Generator().manual_seed(1))
+    whole, half = (
+        kq.look(kq.models.DECODER, inputs=[{"input_ids": part} for part in ids[:, :n].split(16)]) for n in (24, 12)
+    )
+    for one, other in zip(whole.heads, half.heads, strict=True):
+        for part in PARTS:
+            assert one["on_data"]["half_window"][part] == pytest.approx(other["on_data"][part], abs=2e-3)
+        signs = one["on_data"]["symmetry"] * one["on_data"]["half_window"]["symmetry"] < 0
+        assert ("symmetry" in one["on_data"]["changes_with_window"]) == signs
 
 
 def test_the_length_of_windows_can_be_chosen_without_a_model(tmp_path):

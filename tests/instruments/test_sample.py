@@ -5,7 +5,9 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import attention_maps
-from keyquery.instruments.sample import DIGITS, split_scores, take
+from keyquery.capture.scores_on_data import SEQUENCES
+from keyquery.forms.parts import PARTS, score_parts
+from keyquery.instruments.sample import DIGITS, take
 
 FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "qwen3", "gptj", "phi")
 
@@ -24,13 +26,10 @@ def looked(name, rows=3, length=9, **options):
 
 def matrices(head, causal):
     """Sum of the parts (n, n), the most that rounding can have moved it, and the softmax over visible keys."""
-    scores = head["scores"]
-    pairs = torch.tensor(scores["pairs"], dtype=torch.float64)
-    crowd = torch.tensor(scores["popularity"], dtype=torch.float64).expand_as(pairs)
-    place = torch.zeros_like(pairs) if scores["position"] is None else torch.tensor(scores["position"]).double()
-    moved = 0.5 * 10.0 ** (1 - DIGITS) * (pairs.abs() + crowd.abs() + place.abs())
-    total = pairs + crowd + place
-    hidden = torch.ones_like(pairs).triu(1).bool() & causal
+    parts = [torch.tensor(head["scores"][part], dtype=torch.float64) for part in PARTS]
+    moved = 0.5 * 10.0 ** (1 - DIGITS) * sum(part.abs() for part in parts)
+    total = sum(parts)
+    hidden = torch.ones_like(total).triu(1).bool() & causal
     return total, moved, total.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
@@ -53,45 +52,47 @@ def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
         assert (given - expected).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("rows", [3, SEQUENCES])
 @pytest.mark.parametrize("name", ["bert", "llama", "bloom"])
-def test_parts_are_the_terms_as_defined(name):
-    """With means over all data, token by token; the rotation is applied to each vector at its own place."""
-    model, batch, reading = looked(name, sample=6)
-    from keyquery.capture import joint_moments, queries_and_keys
+def test_parts_are_those_of_the_definition(name, rows):
+    """Token by token, each vector rotated to its own place; means by position where there are enough sequences."""
+    from keyquery.capture import queries_and_keys
 
+    model, batch, reading = looked(name, rows=rows, length=6, sample=6)
     heads = kq.read(model)
-    mean = joint_moments(model, [batch], heads)[1].mean
     layer = heads[1]
-    query, key = (t.double() for t in queries_and_keys(model, {k: v[:1, :6] for k, v in batch.items()}, heads)[1])
-    rank = query.shape[-1]
+    each = [{k: v[row : row + 1] for k, v in batch.items()} for row in range(rows)]
+    projected = [queries_and_keys(model, one, heads)[1] for one in each]
+    query, key = (torch.stack([one[side][2] for one in projected]).double() for side in (0, 1))  # (rows, n, r)
+    if rows == 3:
+        means = [x.mean((0, 1)).expand(6, -1) for x in (query, key)]
+    else:  # means are of every other sequence
+        means = [x[0::2].mean(0) for x in (query, key)]
     turn = (lambda t, place: t) if layer.rope is None else (lambda t, place: layer.rope.rotate(t, float(place)))
-    head = next(cell for cell in reading.heads if (cell["layer"], cell["head"]) == (1, 2))
-    scores, (q0, k0) = head["scores"], (mean[2, :rank], mean[2, rank:])
+    scores = next(cell["scores"] for cell in reading.heads if (cell["layer"], cell["head"]) == (1, 2))
     for i in range(6):
         for j in range(6):
-            q, k = query[2, i], key[2, j]
-            pair = layer.scale * float(turn(q - q0, i) @ turn(k - k0, j))
-            crowd = layer.scale * float(turn(q0, i) @ turn(k - k0, j))
-            assert scores["pairs"][i][j] == pytest.approx(pair, rel=1e-3, abs=1e-6)
-            given = scores["popularity"][i][j] if layer.rope else scores["popularity"][j]
-            assert given == pytest.approx(crowd, rel=1e-3, abs=1e-6)
-            if name == "bert":
-                assert scores["position"] is None
-            else:
-                bias = heads.position_bias(layer, torch.tensor([j - i]))
-                where = layer.scale * float(turn(q, i) @ turn(k0, j)) + (0.0 if bias is None else float(bias[2, 0]))
-                assert scores["position"][i][j] == pytest.approx(where, rel=1e-3, abs=1e-6)
-    # Two tokens that change places with their positions change the sign of the directional part alone.
-    back = layer.scale * float(turn(key[2, 1] - k0, 1) @ turn(query[2, 4] - q0, 4))
-    assert scores["pairs"][4][1] == pytest.approx(back, rel=1e-3, abs=1e-6)
+            own = [(x[0, i] - mean[i], x[0, j] - mean[j]) for x, mean in zip((query, key), means, strict=True)]
+            (q_i, q_j), (k_i, k_j) = own
+            bias = heads.position_bias(layer, torch.tensor([j - i]))
+            between = lambda q, k: layer.scale * float(turn(q, i) @ turn(k, j))  # noqa: B023, E731
+            expected = {
+                "symmetric": (between(q_i, k_j) + between(q_j, k_i)) / 2,
+                "skew": (between(q_i, k_j) - between(q_j, k_i)) / 2,
+                "popularity": between(means[0][i], k_j),
+                "query_only": between(q_i, means[1][j]),
+                "position": between(means[0][i], means[1][j]) + (0.0 if bias is None else float(bias[2, 0])),
+            }
+            for part, value in expected.items():
+                assert scores[part][i][j] == pytest.approx(value, rel=1e-3, abs=2e-5), part
 
 
 def test_parts_sum_to_the_scores():
-    query, key, mean = torch.randn(3, 5, 4), torch.randn(3, 5, 4), torch.randn(3, 8)
+    query, key, query_mean, key_mean = torch.randn(4, 3, 5, 4)
     rope, bias = kq.Rope(4, base=50.0, factor=1.3), torch.randn(3, 5, 5)
-    parts = split_scores(query, key, mean, 0.3, rope, bias)
+    parts = score_parts(query, key, query_mean, key_mean, None, rope, bias)
     places = torch.arange(5)
-    expected = 0.3 * rope.rotate(query, places) @ rope.rotate(key, places).mT + bias
+    expected = rope.rotate(query, places) @ rope.rotate(key, places).mT + bias
     torch.testing.assert_close(sum(parts), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -335,3 +335,32 @@ def test_lists_before_and_after_are_joined_and_their_images_load(visit):
     for cards, lines in tab.evaluate(middles):
         assert all(min(abs(card - line) for line in lines) < 1 for card in cards)
     assert tab.evaluate("window.hurt") is None
+
+
+def test_what_differs_is_a_map_that_leads_to_heads(visit):
+    torch.manual_seed(0)
+    one = kq.Encoder(16, depth=2, heads=2)
+    other = kq.Encoder(16, depth=2, heads=2)
+    other.load_state_dict(one.state_dict())
+    with torch.no_grad():
+        other.blocks[1].attention.key.weight[8:] += 0.1
+    both = kq.compare(one, other)
+    tab = visit(both)
+    cells = tab.locator("#changes [data-moved]")
+    assert cells.count() == 4
+    shades = [cell.evaluate("cell => cell.style.getPropertyValue('--amount')") for cell in cells.all()]
+    assert shades == ["0%", "0%", "0%", "100%"]
+    assert tab.locator("#changes tbody tr").count() == 1
+    tab.locator('[data-moved="1.1"]').click()
+    assert tab.evaluate("location.hash") == "#m1:1.1"
+    assert title(tab) == "Layer 1, head 1"
+    assert "No head differs" in visit(kq.compare(one, one)).locator("#changes").inner_text()
+    assert not visit(kq.look(one)).locator("#changes").is_visible()
+
+
+def test_the_layers_of_several_stacks_have_labels(visit):
+    from keyquery.testing.families import tiny_model
+
+    tab = visit(kq.look(tiny_model("t5")), "#4.1")
+    assert title(tab) == "Layer 4 (cross 0), head 1"
+    assert tab.locator('#map [data-head="2.1"]').get_attribute("aria-label").startswith("layer 2 (decoder 0), head 1")

@@ -28,7 +28,8 @@ def test_the_kernel_gives_what_the_reference_gives(gains, placed, shared, new, r
     given = inputs(torch.float32, shared=shared)
     turned = tuple(torch.randn(2, *given[0].shape)) if rotated else None
     expected, found = (
-        widen(*given, gains, new, not torch.equal(gains[0], gains[1]), placed, turned, impl) for impl in ("reference", "triton")
+        widen(*given, gains, new, not torch.equal(gains[0], gains[1]), placed, turned, impl)
+        for impl in ("reference", "triton")
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)

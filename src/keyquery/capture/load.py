@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from keyquery.checkpoints.cache import HUB_NAME, full_names, located
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.extras import optional
@@ -24,16 +25,20 @@ SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of model
 
 
 def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, Any]:
-    """The model of a folder or a .gguf file, and its tokenizer or None. Nothing is fetched, no code of the folder runs.
+    """The model of a folder, a .gguf file or the local hub cache (org/name), and its tokenizer or None.
+
+    Nothing is fetched, and no code of the folder runs.
 
     Needs the extra `hf`, unless the model is keyquery's own. A `speaking` one has the head that gives logits of tokens.
     """
-    path = Path(source)
+    path = located(source)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
         path, options = path.parent, {**options, "gguf_file": path.name}
     elif not path.exists():
-        raise FileNotFoundError(f"there is no {source}")
+        hub = ": a hub model is run from the local cache, and is not in it" if HUB_NAME.fullmatch(str(source)) else ""
+        hint = f"; did you mean {meant[0]}?" if (meant := full_names(str(source))) else ""
+        raise FileNotFoundError(f"there is no {source}{hub}{hint}")
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
@@ -55,7 +60,7 @@ def load_processor(source: str | Path) -> Any:
     >>> type(load_processor(kq.models.ENCODER)).__name__
     'Tokenizer'
     """
-    path = Path(source)
+    path = located(source)
     if path.is_dir() and read_json(path / "config.json").get("model_type") == "keyquery":
         return Tokenizer.load(path)
     transformers = _transformers()
@@ -74,7 +79,7 @@ def load_tokenizer(source: str | Path) -> Any:
     >>> len(load_tokenizer(kq.models.DECODER))
     4096
     """
-    path = Path(source)
+    path = located(source)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
         options["gguf_file"] = path.name
@@ -114,7 +119,7 @@ def can_speak(source: str | Path) -> bool:
     >>> can_speak(kq.models.ENCODER)
     True
     """
-    path = Path(source)
+    path = located(source)
     if path.is_file() or not (path / "config.json").is_file():
         return path.suffix == ".gguf"
     facts = read_json(beside(path, "config.json"))

@@ -38,7 +38,8 @@ class PositionMeans:
         """Add a batch of sequences; tokens that are not `real` do not count."""
         joint = torch.stack((query, key), 1).permute(0, 3, 1, 2, 4).double()  # (batch, n, 2, heads, r)
         self._reserve(int(positions[real].max()) + 1 if bool(real.any()) else 0, joint)
-        assert self._sums is not None and self._counts is not None
+        assert self._sums is not None
+        assert self._counts is not None
         length = self._sums.shape[1]
         rows = (fold.to(positions.device)[:, None] * length + positions)[real]
         self._sums.flatten(0, 1).index_add_(0, rows, joint[real])

@@ -80,9 +80,7 @@ class ScoreVariance:
         known = self.means.known
         return (at < len(known)) & known[at.clamp(max=len(known) - 1)]
 
-    def _add(
-        self, query: Tensor, key: Tensor, at: Tensor, seen: Tensor, sequence: int, slopes: Tensor | None
-    ) -> None:
+    def _add(self, query: Tensor, key: Tensor, at: Tensor, seen: Tensor, sequence: int, slopes: Tensor | None) -> None:
         """One sequence, some heads at a time."""
         heads, n, rank = query.shape
         means = self._means_at(at, query, sequence % 2)

@@ -123,16 +123,16 @@ def _visible(
     causal = layer.causal
     if isinstance(module, Attention):
         causal = bool(given.get("is_causal"))
-    if isinstance(mask, Tensor) and mask.ndim >= 2 and mask.shape[-2:] == (n, n) and mask.ndim != 2:
-        pairs = unmasked(mask if mask.ndim == 4 else mask.unsqueeze(1), n, n)
+    pairs = torch.ones(1, 1, n, n, dtype=torch.bool, device=device)
+    if isinstance(mask, Tensor) and mask.shape[-2:] == (n, n):
         if isinstance(module, nn.MultiheadAttention):
-            pairs = _of_torch(mask).unflatten(0, (-1, module.num_heads))
-        if not isinstance(module, Attention):  # whose mask and `is_causal` both hold; a model's own mask is whole
-            return pairs
-    elif isinstance(module, nn.MultiheadAttention) and isinstance(mask, Tensor):
-        return _of_torch(mask)[None, None]
-    else:
-        pairs = torch.ones(1, 1, n, n, dtype=torch.bool, device=device)
+            own = _of_torch(mask)
+            return own[None, None] if own.ndim == 2 else own.unflatten(0, (-1, module.num_heads))
+        if mask.ndim > 2:
+            allowed = unmasked(mask if mask.ndim == 4 else mask.unsqueeze(1), n, n)
+            pairs = pairs if allowed is None else pairs & allowed
+            if not isinstance(module, Attention):  # whose mask and `is_causal` both hold; a model's own mask is whole
+                return pairs
     far = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None]  # key less query
     if causal:
         pairs = pairs & (far <= 0)

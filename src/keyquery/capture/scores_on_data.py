@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,9 @@ from keyquery.checkpoints import Heads, Layer
 SEQUENCES = 2 * FOLDS * LEAST  # that means by position need: half of them for the means, in folds
 
 
-def position_means(model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1) -> dict[int, PositionMeans]:
+def position_means(
+    model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1
+) -> dict[int, PositionMeans]:
     """Mean queries (scaled) and keys by position of every self-attention layer, by the layer's index."""
     means: dict[int, PositionMeans] = {}
     count = 0
@@ -78,14 +79,11 @@ def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """
     if len(batches) > 1:
         return list(batches[0::2]), list(batches[1::2])
-    parts = []
-    for start in (0, 1):
-        rows = [_rows(batch, start) for batch in batches]
-        parts.append([batch for batch in rows if batch is not None])
-    return parts[0], parts[1]
+    first, second = ([part for batch in batches if (part := _rows(batch, start))] for start in (0, 1))
+    return first, second
 
 
-def _rows(batch: Batch, start: int) -> dict[str, Any] | None:
+def _rows(batch: Batch, start: int) -> Batch | None:
     count = rows_of(batch)
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     if count < 2 or any(value.ndim == 0 or len(value) != count for value in tensors.values()):

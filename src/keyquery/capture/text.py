@@ -14,7 +14,6 @@ from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads
 from keyquery.files import read_text
 
-
 LENGTH = 128  # tokens of a window, wherever none is asked for
 
 

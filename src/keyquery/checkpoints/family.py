@@ -18,12 +18,24 @@ from typing import Any
 
 ANCHORS = ("fused", "key_down", "query")
 # Roles whose tensors may end in something else than ".weight": the family says in what.
-ENDINGS = {"fused": "weight", "query": "weight", "key": "weight", "value": "weight", "packed_bias": "bias"}
+ENDINGS = {
+    "fused": "weight",
+    "query": "weight",
+    "key": "weight",
+    "value": "weight",
+    "packed_bias": "bias",
+    "output": "output_weight",
+    "norm": "norm_weight",
+}
+# Biases that are not named after their weights: these names are whole.
+OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
+WHOLE = {*OWN_BIASES, "rotary"}
 # Roles that not every file of a family has.
-SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias"}
+SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 # Roles without which there are no heads; of several in a group, one.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
+    "heads": [("query",), ("key",)],
     "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
 }
 
@@ -35,12 +47,16 @@ class Attention:
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
     causal: bool | str = False  # or the config flag that says so
-    order: str = "apart"  # query and key in tensors of their own; fused: "blocks", "groups"; "latent"
+    order: str = "apart"  # query and key in tensors of their own; by "heads"; fused: "blocks", "groups"; "latent"
     transposed: bool = False  # stored (in, out)
+    ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, where names do not decide
     shared: bool = False  # one set of weights used by every layer
     optional: bool = False  # a file of the family may have none of it
     weight: str = ".weight"
     bias: str = ".bias"
+    output_weight: str = ".weight"
+    norm_weight: str = ".weight"
+    norm_bias: str = ".bias"
     config: str | None = None  # the part of the config that speaks of this attention
     heads: str | None = None  # what the config calls the number of heads
     head_dim: str = "head_dim"
@@ -49,7 +65,7 @@ class Attention:
     position: str = "none"  # what else enters the score: "alibi", "t5", "disentangled"
     rope: str | None = None  # "half" or "interleaved" pairs
     alibi: str | None = None  # a config flag that puts ALiBi, scaled like the score, in the place of rotary positions
-    norm_kind: str = "layer"  # or "rms"
+    norm_kind: str = "layer"  # or "rms"; "by shift": layer norms are those that have one
     gain_offset: float = 0.0  # gains are stored less this
     qk_norm_kind: str = "rms"
     eps: float = 1e-6  # of all norms, where the config does not say
@@ -82,6 +98,11 @@ class Place:
     layer: int
     prefix: str = ""
     wanted: dict[str, str] = field(default_factory=dict)  # likewise of roles that are not there, with their endings
+
+    def bias(self, role: str) -> str:
+        """The full name of the bias of a role, whether it is there or not."""
+        ending = ".bias" if role == "output" else self.attention.bias
+        return self.names.get(f"{role}_bias", self.names[role] + ending)
 
     def lacks(self) -> str | None:
         """A tensor without which there are no heads here, if one is not there."""
@@ -181,7 +202,7 @@ def _place(
     for role, patterns in names.items():
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             name = prefix + pattern.format(**numbers)
-            ending = getattr(attention, ENDINGS[role]) if role in ENDINGS else ".weight"
+            ending = "" if role in WHOLE else getattr(attention, ENDINGS[role]) if role in ENDINGS else ".weight"
             wanted.setdefault(role, name + ending)
             if role == "module" or name + ending in tensors:
                 filled.setdefault(role, name.removesuffix(".") if role == "module" else name)
@@ -195,7 +216,7 @@ def recognise(tensors: Mapping[str, Any]) -> Family | None:
     for family in families().values():
         if not family.by_names or not all(any(mark in name for name in tensors) for mark in family.marks):
             continue
-        found = places(family, tensors, {})
+        found = [place for place in places(family, tensors, {}) if _in_ratio(place, tensors)]
         there = {id(place.attention) for place in found}
         wanted = [a for a in family.attention if id(a) in there or not (a.optional or a.only_if)]
         roles = {(id(place.attention), role) for place in found for role in place.names}
@@ -204,6 +225,15 @@ def recognise(tensors: Mapping[str, Any]) -> Family | None:
         if found and len(there) == len(wanted) and score > best:
             best, chosen = score, family
     return chosen
+
+
+def _in_ratio(place: Place, tensors: Mapping[str, Any]) -> bool:
+    """Whether the fused tensor has the shape that its attention states; True where nothing is stated or known."""
+    shape = tensors[place.names["fused"] + place.attention.weight] if place.attention.ratio else None
+    if not isinstance(shape, tuple) or len(shape) != 2:
+        return True
+    rows, columns = place.attention.ratio
+    return bool(shape[0] * columns == shape[1] * rows)
 
 
 def _pattern(name: str, suffix: str) -> re.Pattern[str]:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places
+from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
@@ -30,6 +31,7 @@ EMBEDDINGS = (
     "token_embedding",
     "tokens",
 )
+EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # how their names end
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
@@ -95,10 +97,25 @@ class Heads:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Facts for provenance."""
+        """Facts for provenance; with the labels of layers where their numbers do not say what they are."""
         name = os.path.basename(self.source.label.rstrip("/")) or self.source.label
         facts = {"name": name, "family": self.family.name, "model_type": self.config.get("model_type")}
-        return {**facts, "layers": len(self)}
+        labels = self.labels()
+        told = {} if labels == [str(index) for index in range(len(self))] else {"labels": labels}
+        return {**facts, "layers": len(self), **told}
+
+    def labels(self) -> list[str]:
+        """What to call each layer: "encoder 0", "cross 3", "0 rope", or its number where there is one stack.
+
+        >>> model = torch.nn.Transformer(8, 2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True)
+        >>> kq.read(model).labels()
+        ['cross 0', 'decoder 0', 'encoder 0']
+        """
+        return layer_labels(self._named())
+
+    def _named(self) -> list[tuple[str, str]]:
+        """Name and kind of every layer."""
+        return [(_name(place, part), place.attention.kind) for place, part in self._places]
 
     @property
     def output(self) -> Iterator[Form]:
@@ -126,7 +143,7 @@ class Heads:
 
     def _embedding(self) -> str | None:
         named = (name for name, shape in self.source.shapes.items() if len(shape) == 2)
-        return next((name for name in named if any(name.endswith(f"{part}.weight") for part in EMBEDDINGS)), None)
+        return next((name for name in named if name.endswith(EMBEDDED)), None)
 
     def depth(self) -> int:
         """How many layers stand on each other; an encoder with a decoder, two stacks, has no such number.
@@ -180,11 +197,12 @@ class Heads:
             width = weights.query.shape[2]
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
-        name = module_name(place) + (f" ({part})" if part else "")
+        name = _name(place, part)
         for role in ("query", "key", "query_bias", "key_bias"):
             _require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
         facts: dict[str, Any] = {
             "index": index,
+            "label": self.labels()[index],
             "name": name,
             "kind": attention.kind,
             "causal": _causal(attention, config),
@@ -194,7 +212,7 @@ class Heads:
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
             "modules": place.names,
-            "notes": (*self._notes, *_notes(attention, config, part, shifted)),
+            "notes": (*self._notes, *_notes(place, config, part, shifted)),
             **norms,
         }
         if kernel is None:
@@ -223,6 +241,10 @@ class Heads:
         return Projections(carried.output, carried.value).form()
 
 
+def _name(place: Place, part: str) -> str:
+    return module_name(place) + (f" ({part})" if part else "")
+
+
 def module_name(place: Place) -> str:
     """The attention module's name: what the names of its roles have in common."""
     if "module" in place.names:
@@ -244,12 +266,16 @@ def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
     return bool(said) and config.get("use_bidirectional_attention") is not True
 
 
-def _notes(attention: Attention, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+    attention, rotary = place.attention, "rotary" in place.names
+    assumed = attention.scale == "transformer_lens" and not config
     notes = {
         "the content-to-content kernel only": attention.position == "disentangled",
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
         "rotary positions unknown: there is no config": bool(attention.rope and not config),
+        "rotary positions enter its scores and are not read": rotary,
+        "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
     }
     return tuple(note for note, holds in notes.items() if holds)
@@ -276,9 +302,12 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
 def _norm(
     source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any], sizes: tuple[int, ...]
 ) -> Norm:
-    gain = read_rows(source, f"{name}.weight")
-    shift = read_rows(source, f"{name}.bias") if kind == "layer" and f"{name}.bias" in source.shapes else None
-    for ending, tensor in ((".weight", gain), (".bias", shift)):
+    weight, bias = attention.norm_weight, attention.norm_bias
+    if kind == "by shift":
+        kind = "layer" if name + bias in source.shapes else "rms"
+    gain = read_rows(source, name + weight)
+    shift = read_rows(source, name + bias) if kind == "layer" and name + bias in source.shapes else None
+    for ending, tensor in ((weight, gain), (bias, shift)):
         if tensor is not None and tensor.numel() not in sizes:
             expected = " or ".join(map(str, dict.fromkeys(sizes)))
             raise ValueError(f"{name}{ending} has {tensor.numel()} values, expected {expected}")

@@ -10,7 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
+from keyquery.forms.checks import check_choice, check_count
 from keyquery.printable import REPR, printable
+
+VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # of a head, and the property that has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,7 @@ class Layer:
     key_norm: Norm | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    label: str = ""  # what to call it: "encoder 0", "cross 3", "0 rope", or its index
 
     def __repr__(self) -> str:
         facts = [f"{self.heads} heads", _sized(self.weights.query), *(["causal"] if self.causal else [])]
@@ -97,6 +101,20 @@ class Layer:
     def heads(self) -> int:
         """The number of query heads."""
         return self.weights.query.shape[0] * self.weights.query.shape[1]
+
+    def head(self, index: int, view: str = "raw") -> Form:
+        """The form of one query head, with the key head that it uses, also where several query heads share one.
+
+        `view` is "raw", "biased" or "folded".
+
+        >>> layer = kq.read(kq.Attention(8, heads=4, kv_heads=2))[0]
+        >>> layer.form.batch, layer.head(3).batch, torch.equal(layer.head(3).key, layer.head(2).key)
+        (torch.Size([2, 2]), torch.Size([]), True)
+        """
+        check_count("index", index, 0, self.heads - 1)
+        check_choice("view", view, VIEWS)
+        form: Form = getattr(self, VIEWS[view])
+        return form[index] if len(form.batch) == 1 else form[divmod(index, form.batch[1])]
 
     @property
     def form(self) -> Form:

@@ -19,13 +19,20 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 
 
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
-    """The number of query heads: as given, as the live module says, or as the config says."""
+    """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
     named = [place.attention.heads] if place.attention.heads else list(HEADS)
-    said = (given, _heads_of_module(place, source), *(config.get(name) for name in named))
-    found = next((number for number in said if number is not None), None)
+    said: dict[str, Any] = {}
+    if place.attention.order == "heads":
+        name = place.names["query"] + place.attention.weight
+        said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
+    said["the module"] = _heads_of_module(place, source)
+    said |= {f"the config's {name}": config.get(name) for name in named}
+    where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
     check_count("heads", found)
+    if given is not None and given != found:
+        raise ValueError(f"heads is {given}, but {where} says {found}")
     return int(found)
 
 
@@ -36,7 +43,7 @@ def _heads_of_module(place: Place, source: Source) -> int | None:
 
 def projections(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
     """Read query and key of one layer and cut them into heads."""
-    if place.attention.order == "apart":
+    if place.attention.order in ("apart", "heads"):
         return _apart(place, source, heads)
     return _fused(place, source, heads, head_dim)
 
@@ -54,17 +61,29 @@ class Values:
 def values(place: Place, source: Source, groups: int, shared: int, rank: int) -> Values:
     """Read value and output of one layer; rows of W_Oᵀ are a head's own outputs."""
     attention, names = place.attention, place.names
-    carrier = names.get("value", names.get("fused", ""))
-    value = _last(read_weight(source, carrier + attention.weight, attention), place, groups, shared, rank)
-    out = read_weight(source, names["output"] + ".weight", attention)
-    bias = names.get("packed_bias", carrier) + attention.bias
-    out_bias = names["output"] + ".bias"
+    carrier = names[_carrier(place)] + attention.weight
+    value = _last(read_weight(source, carrier, attention), place, groups, shared, rank)
+    bias = names["packed_bias"] + attention.bias if "packed_bias" in names else place.bias(_carrier(place))
+    out_bias = place.bias("output")
     return Values(
         value,
-        out.mT.reshape(groups, shared, rank, -1),
-        _last(read_rows(source, bias), place, groups, shared, rank) if bias in source.shapes else None,
+        _output(place, source).reshape(groups, shared, rank, -1),
+        _last(read_rows(source, bias).flatten(), place, groups, shared, rank) if bias in source.shapes else None,
         read_rows(source, out_bias) if out_bias in source.shapes else None,
     )
+
+
+def _carrier(place: Place) -> str:
+    """The role whose tensor holds the values."""
+    return "value" if "value" in place.names else "fused"
+
+
+def _output(place: Place, source: Source) -> Tensor:
+    """W_Oᵀ, (heads·r, width)."""
+    name = place.names["output"] + place.attention.output_weight
+    if place.attention.order == "heads":  # (heads, r, width)
+        return read_rows(source, name).flatten(0, 1)
+    return read_weight(source, name, place.attention).mT
 
 
 def _last(packed: Tensor, place: Place, groups: int, shared: int, rank: int) -> Tensor:
@@ -86,6 +105,12 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
+    shape, dims = source.shapes[name], 3 if attention.order == "heads" else 2
+    if len(shape) != dims:
+        raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
+    if attention.order == "heads":
+        rows = read_rows(source, name)
+        return (rows.mT if attention.transposed else rows).flatten(0, 1)
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
     return read_rows(source, name, start, stop)
@@ -111,7 +136,7 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
 
 
 def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
-    name, count = place.names[role] + place.attention.bias, math.prod(shape)
+    name, count = place.bias(role), math.prod(shape)
     if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
         first, name = 0 if role == "query" else count, place.names["packed_bias"] + place.attention.bias
         return _shaped(read_rows(source, name, first, first + count), shape, name)

@@ -59,6 +59,10 @@ class FormedHeads(Heads):
         self._digests = {} if into is None else into
         return self._digests
 
+    def _named(self) -> list[tuple[str, str]]:
+        kinds = (getattr(self._model.get_submodule(name), "kind", "self") for name in self._layers)
+        return list(zip(self._layers, kinds, strict=True))
+
     def _read(self, index: int) -> Layer:
         name = self._layers[index]
         module: Any = self._model.get_submodule(name)
@@ -69,6 +73,7 @@ class FormedHeads(Heads):
             self._digests |= digests({key: value for key, value in said.items() if value is not None})
         return Layer(
             index=index,
+            label=self.labels()[index],
             name=name or "attention",
             kind=getattr(module, "kind", "self"),
             causal=self._causal(name),
@@ -133,7 +138,11 @@ class MixedHeads(Heads):
 
     def _read(self, index: int) -> Layer:
         heads, there = self._order[index]
-        return replace(heads[there], index=index)
+        return replace(heads[there], index=index, label=self.labels()[index])
+
+    def _named(self) -> list[tuple[str, str]]:
+        known = {id(heads): heads._named() for heads in self._both}
+        return [known[id(heads)][index] for heads, index in self._order]
 
     def values(self, index: int) -> Values:
         """As the part that the layer belongs to reads it."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from keyquery.checkpoints.family import Attention, Family, families, places, recognise
+from keyquery.checkpoints.cache import HUB_NAME, cached, full_names
+from keyquery.checkpoints.custom import custom_family
+from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
+from keyquery.checkpoints.llama2c import open_llama2c
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
+from keyquery.extras import optional
 from keyquery.files import beside
 from keyquery.printable import NAME, printable
 
 TORCH = (".bin", ".pt", ".pth")
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def read(
@@ -26,12 +28,16 @@ def read(
     query: str | None = None,
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    layout: str | None = None,
 ) -> Heads:
     """The attention layers of a checkpoint or a live model; nothing but names and shapes is read yet.
 
     `source` is a Hugging Face folder, a .safetensors, .bin, .pt or .gguf file, the name of a hub model (org/name),
     or an nn.Module. A bare file without config needs `heads`. For an unknown family, `query` and `key` are the names
-    of its weights with {layer} in them, such as "blocks.{layer}.q.weight". `config` stands in for a config.json.
+    of its weights with {layer} in them, such as "blocks.{layer}.q.weight", and `layout` is how they are stored:
+    "linear" (heads·r, d), the default for matrices, "transposed" (d, heads·r), "heads" (heads, d, r), "heads-linear"
+    (heads, r, d), or of one tensor named by `query` alone "fused" (3·heads·r, d), "fused-transposed" and "fused-heads".
+    `config` stands in for a config.json.
 
     >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
     >>> len(heads), heads.family.name
@@ -44,10 +50,12 @@ def read(
         own = FormedHeads(opened, source)
         return own if family is None else MixedHeads(own, Heads(rest, family, heads, gaps=True))
     if query or key:
-        family = _custom(query, key)
+        family = custom_family(opened, query, key, layout, heads)
         if not places(family, opened.shapes, opened.config):
             raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {_shown(opened)}")
         return Heads(opened, family, heads, gaps=True)
+    if layout is not None:
+        raise ValueError(f"layout is of weights that query and key name, got {layout!r} without these")
     opened, notes = _language_tower(opened)
     family = _family_of(opened)
     strange = _strangeness(opened, family)
@@ -64,20 +72,25 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
         return open_path(path, config)
     local = path.suffix in (".safetensors", ".gguf", *TORCH) or Path(path.parts[0]).is_dir()
     if isinstance(source, str) and HUB_NAME.fullmatch(source) and not local:
+        if (folder := cached(source)) is not None:
+            return open_path(folder, config, label=source)
+        optional("huggingface_hub", "a hub model")  # before the network is asked
         from keyquery.checkpoints.hub import Hub
 
         return Hub(source)
-    raise FileNotFoundError(f"{source} is neither a file, nor a folder, nor a hub model (org/name)")
+    meant = full_names(str(source)) if len(path.parts) == 1 else []
+    hint = f"; did you mean {' or '.join(meant[:3])}?" if meant else ""
+    raise FileNotFoundError(f"{source} is neither a file, nor a folder, nor a hub model (org/name){hint}")
 
 
-def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None) -> Source:
-    """A file, or the weights of a folder."""
+def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, label: str | None = None) -> Source:
+    """A file, or the weights of a folder; `label` is what it is called in messages, by default its path."""
     file = weights_in(path) if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{file} is a device or a pipe; name a file")
     near = beside(file.parent, "config.json")
     facts = _config(config) if config is not None else read_json(near) if near.is_file() else {}
-    label = str(path)
+    label = label or str(path)
     if file.name.endswith(".index.json"):
         return _sharded(file, label, facts)
     if file.suffix == ".safetensors":
@@ -86,6 +99,8 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None) 
         from keyquery.checkpoints.gguf import Gguf
 
         return Gguf(file)
+    if file.suffix == ".bin" and (found := open_llama2c(file)) is not None:
+        return found
     if file.suffix in TORCH:
         return load_torch([file], label, facts)
     raise ValueError(f"{file} is of no known kind: expected .safetensors, .bin, .pt, .gguf or a folder with these")
@@ -199,11 +214,3 @@ def _shown(source: Source) -> str:
 def _quoted(said: Any) -> str:
     """What a config says, in a message."""
     return printable(repr(said), NAME)
-
-
-def _custom(query: str | None, key: str | None) -> Family:
-    if not query or not key:
-        raise ValueError("query and key patterns go together")
-    suffix = ".weight" if query.endswith(".weight") and key.endswith(".weight") else ""
-    names: dict[str, str | list[str]] = {"query": query.removesuffix(suffix), "key": key.removesuffix(suffix)}
-    return Family("custom", [], [Attention([names], weight=suffix)])

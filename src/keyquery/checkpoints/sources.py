@@ -11,6 +11,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -98,7 +99,7 @@ class Live(Loaded):
 
     def __init__(self, model: nn.Module, without: Iterable[str] = ()) -> None:
         config: Any = getattr(model, "config", None)
-        facts = config.to_dict() if hasattr(config, "to_dict") else {}
+        facts = config.to_dict() if hasattr(config, "to_dict") else _plain(config)
         tensors, out = model.state_dict(keep_vars=True), tuple(f"{name}." if name else "" for name in without)
         kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(out)}
         super().__init__(kept, type(model).__name__, facts)
@@ -110,6 +111,13 @@ class Live(Loaded):
     def heads(self, module: str) -> int | None:
         """The number of heads that a module of the model says it has."""
         return getattr(self.model.get_submodule(module), "num_heads", None)
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A config that is a dataclass, as nanoGPT's is, or a mapping; nothing of any other."""
+    if is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in fields(config)}
+    return dict(config) if isinstance(config, Mapping) else {}
 
 
 class Recorded:
@@ -226,10 +234,11 @@ def _check_sizes(tensors: Iterable[Tensor], size: int, told: int | None) -> None
 
 
 def _torch_file(path: Path) -> tuple[Mapping[str, Tensor], dict[str, int]]:
-    """Tensors by name, and the sizes that the file states under `dims`."""
+    """Tensors by name, and the sizes that the file states under `dims` (Whisper) or `model_args` (nanoGPT)."""
     data = load_pickled(path, mapped=True)
-    dims = data.get("dims") if isinstance(data, Mapping) else None
-    sizes = {name: size for name, size in dims.items() if type(size) is int} if isinstance(dims, Mapping) else {}
+    stated = (data.get(key) for key in ("dims", "model_args")) if isinstance(data, Mapping) else ()
+    dims = next((found for found in stated if isinstance(found, Mapping)), {})
+    sizes = {name: size for name, size in dims.items() if isinstance(name, str) and type(size) is int}
     for key in ("state_dict", "model_state_dict", "model", "module"):
         if isinstance(data, Mapping) and isinstance(data.get(key), Mapping):
             data = data[key]

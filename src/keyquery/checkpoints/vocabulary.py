@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints import gguf
+from keyquery.checkpoints.cache import located
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import from_symbols
 from keyquery.files import beside, read_text
@@ -15,9 +16,10 @@ HOLES = 100_000  # ids that may have no token: a single large one must not make 
 
 def vocabulary(path: str | Path) -> list[str] | None:
     """Token texts by id: tokenizer.json, vocab.json or vocab.txt beside the weights, or a GGUF file's own, or None."""
-    if Path(path).suffix == ".gguf" and Path(path).is_file():
-        return gguf.words(Path(path))
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    path = located(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return gguf.words(path)
+    folder = path if path.is_dir() else path.parent
     if (file := beside(folder, "tokenizer.json")).is_file():
         model = read_json(file).get("model")
         return _readable(_by_id(model.get("vocab"))) if isinstance(model, dict) else None

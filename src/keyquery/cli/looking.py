@@ -12,7 +12,9 @@ import typer
 
 from keyquery import models, report
 from keyquery.capture.text import LENGTH, id_batches, read_ids
-from keyquery.checkpoints import read
+from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints.cache import located
+from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.cli.options import Csv, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
@@ -24,8 +26,19 @@ from keyquery.reading import Reading
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
 HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
-Query = Annotated[str | None, typer.Option(help="Name of the query weights, with {layer} in it, of an unknown family.")]
-Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise.")]
+Query = Annotated[
+    str | None,
+    typer.Option(help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight."),
+]
+Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise; not needed with a fused --layout.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        help="With --query: how the weights are stored; d is the model's width, r a head's. "
+        + "; ".join(f"{name}: {how}" for name, (how, _) in LAYOUTS.items())
+        + ". Default: linear."
+    ),
+]
 Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: how many tokens to run at most.")]
 Count = Annotated[
@@ -54,13 +67,17 @@ Window = Annotated[int, typer.Option(min=1, help="With --corpus: how far apart t
 def look(
     model: Annotated[
         str | None,
-        typer.Argument(help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name)."),
+        typer.Argument(
+            help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name): from the local "
+            "hub cache where it is there."
+        ),
     ] = None,
     text: Text = None,
     layers: Layers = None,
     heads: HeadCount = None,
     query: Query = None,
     key: Key = None,
+    layout: Layout = None,
     config: Config = None,
     json: Json = None,
     csv: Csv = None,
@@ -88,6 +105,7 @@ def look(
         "heads": heads,
         "query": query,
         "key": key,
+        "layout": layout,
         "config": config,
         "tokens": tokens,
         "length": length,
@@ -120,19 +138,27 @@ def compare(
         bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
     ] = False,
 ) -> None:
-    """Show two models, or two steps of one, side by side."""
+    """Show what differs between two models, or two steps of one.
+
+    Of models of one shape: how far each head's M = QᵀK has moved, ‖ΔM‖/‖M‖, and its symmetric and skew part, as a map
+    of layers by heads and a ranking, and which tensors are the same. Models of different shapes, and looks that were
+    saved, are shown side by side.
+    """
     if joined and picture is None:
         raise ValueError("--joined is about the picture: give --picture FILE")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     sources = [(source, for_page(html, None, source)) for source in (first, second)]
     looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
-    deliver(side_by_side(*_told_apart(looks, (first, second))), files, quiet, joined)
+    with watching(quiet) as progress:
+        weights = _weights((first, second), heads)
+        found = side_by_side(*_told_apart(looks, (first, second)), weights=weights, progress=progress)
+    deliver(found, files, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     """The two models that ship, on the text that ships unless another is given."""
-    for name in ("heads", "query", "key", "config"):
+    for name in ("heads", "query", "key", "layout", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} is about a model: name one")
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
@@ -146,6 +172,17 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
             raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
         return reading
     return watched_look(source, quiet, **options)
+
+
+def _weights(sources: Sequence[str], heads: int | None) -> list[Heads] | None:
+    """The heads of each source, or None where one of them is a look that was saved."""
+    if any(source.endswith(".json") and Path(source).is_file() for source in sources):
+        return None
+    networks = [saved_network(source) for source in sources]
+    return [
+        read(source, heads) if network is None else read(network)
+        for source, network in zip(sources, networks, strict=True)
+    ]
 
 
 def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
@@ -164,7 +201,7 @@ def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
         if (network := saved_network(source)) is not None:
             if given := [
                 name
-                for name in ("text", "ids", "corpus", "heads", "query", "key", "config")
+                for name in ("text", "ids", "corpus", "heads", "query", "key", "layout", "config")
                 if options.get(name) is not None
             ]:
                 raise ValueError(f"--{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
@@ -195,7 +232,7 @@ def for_page(html: Path | None, directions: int | None, source: str | None) -> d
 
     The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.
     """
-    here = source is None or Path(source).exists()
+    here = source is None or located(source).exists()
     wanted = report.page.DIRECTIONS if html is not None and here else 0
     return {
         "directions": wanted if directions is None else directions,

@@ -26,7 +26,12 @@ from keyquery.reading import Reading
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the decoder that ships.")]
 Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on. Default: the text that ships.")]
-Heads = Annotated[str | None, typer.Option(help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5. Default: all.")]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5, numbered as look does, or 'decoder 1.*'. Default: all."
+    ),
+]
 Symmetric = Annotated[float, typer.Option(help="Gain on the symmetric part (similarity): 1 as it is, 0 off, 2 twice.")]
 Skew = Annotated[float, typer.Option(help="Gain on the skew part (direction).")]
 Popularity = Annotated[
@@ -139,7 +144,7 @@ def _running(
     source: str | None, text: Path | None, ids: Path | None, length: int, tokens: int, device: str
 ) -> tuple[str, nn.Module, Any, list[Any]]:
     """A model that gives logits, its tokenizer, and the text or the token ids as batches."""
-    path = Path(source or models.DECODER)
+    path = source or str(models.DECODER)
     if text is not None and ids is not None:
         raise ValueError("give --text or --ids, not both: each says what the model is run on")
     lines = read_lines(text or models.LONG_TEXT) if ids is None else []
@@ -152,4 +157,4 @@ def _running(
         batches = list(text_batches(lines, tokenizer, length, tokens))
     if sum(len(batch["input_ids"]) for batch in batches) < 2:
         raise ValueError("the data give one sequence, and an interval needs two: more of it or --tokens, less --length")
-    return path.name, model.to(pick_device(device)), tokenizer, batches
+    return Path(path).name, model.to(pick_device(device)), tokenizer, batches

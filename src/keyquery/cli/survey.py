@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery.cli.looking import Config, HeadCount, Key, Query
+from keyquery.cli.looking import Config, HeadCount, Key, Layout, Query
 from keyquery.cli.options import PATH, Quiet, written
 from keyquery.printable import message
 from keyquery.report import terminal
@@ -36,6 +36,7 @@ def survey(
     heads: HeadCount = None,
     query: Query = None,
     key: Key = None,
+    layout: Layout = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -61,6 +62,7 @@ def survey(
         "query": query,
         "key": key,
         "config": config,
+        "layout": layout,
     }
     with paced(terminal.plain_console(stderr=True), wanted=not quiet) as progress:
         reading = run(models, out, progress=progress, **options)

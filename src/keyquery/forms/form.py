@@ -19,10 +19,10 @@ KERNELS = ("symmetric", "psd", "skew")
 
 
 class Shares(NamedTuple):
-    """What a head's scores do on data, summing to 1: compare, point, follow the crowd."""
+    """Shares of the variance of a head's scores over independent tokens; they sum to 1."""
 
-    reciprocal: Float[Tensor, "*batch"]
-    directional: Float[Tensor, "*batch"]
+    symmetric: Float[Tensor, "*batch"]
+    skew: Float[Tensor, "*batch"]
     popularity: Float[Tensor, "*batch"]
 
 
@@ -134,7 +134,7 @@ class Form(Factors, Directions):
         mean: Float[Tensor, " d"],
         query_bias: Float[Tensor, "*#batch r"] | None = None,
     ) -> Shares:
-        """Reciprocal, directional and popularity shares of the scores between tokens of mean μ and covariance Σ.
+        """Symmetric, skew and popularity shares of the scores between tokens of mean μ and covariance Σ.
 
         xᵀMy = (x−μ)ᵀS(y−μ) + (x−μ)ᵀA(y−μ) + pᵀ(y−μ) + terms that are the same for every key, p = Mᵀμ + Kᵀb_q.
         Softmax does not see the latter; the variances of the first three are ‖Σ^½SΣ^½‖², ‖Σ^½AΣ^½‖² and pᵀΣp,

@@ -6,8 +6,8 @@ With R the model's rotation (RoPE), if it has one, the scaled score of query i a
     position      q̄ᵢ R(j−i) k̄ⱼ + bias(j−i)                mean query with mean key
     popularity    q̄ᵢ R(j−i) k′ⱼ                           what a key's content draws from every query
     query_only    q′ᵢ R(j−i) k̄ⱼ                           what a query's content does with positions
-    symmetric     ½(q′ᵢ R(j−i) k′ⱼ + q′ⱼ R(j−i) k′ᵢ)      content with content, unchanged if the two contents are swapped
-    skew          ½(q′ᵢ R(j−i) k′ⱼ − q′ⱼ R(j−i) k′ᵢ)      content with content, negated if they are swapped
+    symmetric     ½(q′ᵢ R(j−i) k′ⱼ + q′ⱼ R(j−i) k′ᵢ)      content with content, unchanged by swapping the contents
+    skew          ½(q′ᵢ R(j−i) k′ⱼ − q′ⱼ R(j−i) k′ᵢ)      content with content, negated by swapping them
 
 The swap exchanges the two contents and leaves the positions where they are: xᵀM(Δ)y becomes yᵀM(Δ)x.
 """

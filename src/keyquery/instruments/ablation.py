@@ -26,6 +26,7 @@ from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import Means, dial
 from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
 from keyquery.surgery.selection import Selection, select
+from keyquery.surgery.sites import labels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def ablate(
         raise ValueError("data must hold at least one batch, got none")
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
-    chosen = select(heads, known)
+    chosen = select(heads, known, labels_of(sites))
     measured = Means(model, batches, means)
     placed = measured.kind == "position" or any(site.placed for site in sites.values())
     parts = [part for part in parts if part not in ("position", "query_only") or placed]

@@ -59,7 +59,7 @@ class Look(Reading, kind="look"):
         "singular_values": "of M, descending",
         "scale": "by which the model multiplies the score",
         "scores": "of the sample's tokens, query by key, scaled; their sum's softmax is the attention",
-        "symmetric": "of the variance of the scores over the visible pairs; so are skew, popularity, query_only, position",
+        "symmetric": "of the variance of scores over visible pairs; so are skew, popularity, query_only, position",
         "interaction": "of that variance: 2·covariances between parts; shares and interaction sum to 1",
         "sink": "of that variance: the first key against all others, in the position part",
         "half_window": "the same shares over pairs within the first half of each window",
@@ -115,6 +115,7 @@ def look(
     query: str | None = None,
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    layout: str | None = None,
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
@@ -140,7 +141,7 @@ def look(
         heads are divided into parts. Default: weights alone.
     layers
         Which layers. Default: all.
-    heads, query, key, config
+    heads, query, key, config, layout
         As in `read`, for checkpoints that do not say.
     tokenizer
         For `text`. Default: the one beside the model.
@@ -183,15 +184,17 @@ def look(
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        found, seen, curves = read(source, heads, query, key, config), OnData(), {}
+        found, seen, curves = read(source, heads, query, key, config, layout), OnData(), {}
     else:
         source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
-        found = read(source, heads, query, key, config)
+        found = read(source, heads, query, key, config, layout)
         kept = take(source, batches, found, sample, spoken)
         facts = {"from": used, "pairs": pairs}
         seen = OnData.of(source, batches, found, {"longest": length, **facts}, kept, watching)
         curves = {
-            one: OnData.of(source, _cut(source, text, spoken, one, tokens), found, {"longest": one, **facts}, None, watching)
+            one: OnData.of(
+                source, _cut(source, text, spoken, one, tokens), found, {"longest": one, **facts}, None, watching
+            )
             for one in lengths
         }
     tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
@@ -284,7 +287,9 @@ def _prepare(
     return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
 
 
-def _cut(model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int) -> list[Batch]:
+def _cut(
+    model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int
+) -> list[Batch]:
     """A text in windows of `length` tokens, as batches that the model takes."""
     assert text is not None
     lines = text if isinstance(text, list) else read_lines(text)

@@ -1,8 +1,9 @@
 """A label for each head: the one part of its scores that the others can be left out beside, and how that is known.
 
-A label is a prediction: that the head's other parts can be left out. It comes from ablation, where that was run (leaving
-a part out costs less than a stated loss), else from the shares of the variance with their intervals ("variance"), else
-from the weights alone. Variance is not importance: docs/studies/labels.md counts how often the two agree.
+A label is a prediction: that the head's other parts can be left out. It comes from ablation, where that was run
+(leaving a part out costs less than a stated loss), else from the shares of the variance with their intervals
+("variance"), else from the weights alone. Variance is not importance:
+docs/studies/labels.md counts how often the two agree.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def label_head(
     if on_data is None:
         return _from_weights(weights["symmetry"], limit)
     if ablation:
-        label = _from_ablation(ablation, on_data, limit)
-        if label is not None:
-            return label
+        known = _from_ablation(ablation, on_data, limit)
+        if known is not None:
+            return known
     label, reason = _from_variance(on_data, limit)
     if ablation:
         reason += f"; leaving out any one part costs less than {limit.loss:g} nats per token"
@@ -96,7 +97,11 @@ def _from_ablation(ablation: Mapping[str, Any], on_data: Mapping[str, Any], limi
     open_ = {part for part, (_, _, high) in ablation.items() if high > limit.loss} - needed
     costs = ", ".join(f"{part} {ablation[part][0]:+.4f}" for part in ablation if part in needed | open_)
     if open_:
-        return Label("undecided", f"cost of leaving out, nats per token, with intervals across {limit.loss:g}: {costs}", "ablation")
+        return Label(
+            "undecided",
+            f"cost of leaving out, nats per token, with intervals across {limit.loss:g}: {costs}",
+            "ablation",
+        )
     if not needed:
         return None
     reason = f"leaving out costs, nats per token: {costs}; the other parts cost less than {limit.loss:g}"

@@ -54,9 +54,7 @@ class OnData:
             moments = joint_moments(model, watching(batches, "running the model", len(batches)), heads)
             count = next(iter(moments.values())).count
             return cls(moments=moments, facts={"tokens": count, **described}, sample=sample)
-        sums = score_variances(
-            model, batches, heads, lambda some: watching(some, "running the model", len(some))
-        )
+        sums = score_variances(model, batches, heads, lambda some: watching(some, "running the model", len(some)))
         return cls(sums=sums, facts=_described(sums, described), sample=sample)
 
     def of_layer(self, layer: Layer, heads: Heads) -> list[dict[str, Any] | None]:

@@ -72,7 +72,7 @@ def turned(
     if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
         raise ValueError("this model has no positional term in its scores: gains on it have no effect")
     before, said = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
-    with dial(model, **gains, heads=heads, data=measured):
+    with dial(model, **dict(gains), heads=heads, data=measured):  # type: ignore[arg-type]
         after, then = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
     change, low, high = paired(before, after)
     return Turned(

@@ -30,6 +30,9 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
     ValueError: not a look: layers[0].raw.symmetry must be a number, got None
     """
     _check("model", model, MODEL)
+    labels = model.get("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"not a look: model.labels must be a list of texts, got {labels!r:.60}")
     for name, rows, fields in (("layers", layers, LAYER), ("heads", heads, HEAD)):
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise ValueError(f"not a look: {name} must be a list with something in it, got {rows!r:.60}")
@@ -40,11 +43,43 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
             _check(f"heads[{index}].on_data", head["on_data"], ON_DATA)
 
 
-def _check(where: str, row: Any, fields: Mapping[str, type]) -> None:
+def check_changes(changes: Any, looks: int) -> None:
+    """Require the changes of a comparison of so many looks, where it has any.
+
+    >>> check_changes([{"of": "two", "from": "one", "rows": [{"layer": 0}]}], 2)
+    Traceback (most recent call last):
+    ValueError: not a comparison: changes[0].rows[0].head must be an integer, got None
+    """
+    if not isinstance(changes, list) or len(changes) not in (0, looks - 1):
+        raise ValueError(f"not a comparison: changes must be a list of {looks - 1}, got {changes!r:.60}")
+    for number, change in enumerate(changes):
+        where = f"changes[{number}]"
+        _check(where, change, {"of": str, "from": str}, "comparison")
+        for at, row in enumerate(_list(where, change, "rows") if change.get("rows") is not None else ()):
+            _check(f"{where}.rows[{at}]", row, {"layer": int, "head": int}, "comparison")
+            for name in ("change", "symmetric", "skew", "folded"):
+                value = row.get(name, "nothing")
+                if value is not None and (not isinstance(value, (int, float)) or value < 0):
+                    said = f"{where}.rows[{at}].{name} must be 0 or more, got {value!r:.60}"
+                    raise ValueError(f"not a comparison: {said}")
+        _list(where, change, "notes")
+        for name in ("same", "changed", "missing", "new"):
+            if not all(isinstance(one, str) for one in _list(f"{where}.tensors", change.get("tensors"), name)):
+                raise ValueError(f"not a comparison: {where}.tensors.{name} must be a list of texts")
+
+
+def _list(where: str, holder: Any, name: str) -> list[Any]:
+    found = holder.get(name) if isinstance(holder, Mapping) else None
+    if not isinstance(found, list):
+        raise ValueError(f"not a comparison: {where}.{name} must be a list, got {found!r:.60}")
+    return found
+
+
+def _check(where: str, row: Any, fields: Mapping[str, type], what: str = "look") -> None:
     for path, kind in fields.items():
         value = row
         for part in path.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if not isinstance(value, kind) or isinstance(value, bool):
             wanted = {str: "a text", int: "an integer"}.get(kind, "a number")
-            raise ValueError(f"not a look: {where}.{path} must be {wanted}, got {value!r:.60}")
+            raise ValueError(f"not a {what}: {where}.{path} must be {wanted}, got {value!r:.60}")

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.corpus import NAMES, level
 from keyquery.instruments.geometry import Look
 
@@ -25,7 +26,8 @@ def corpus_tables(reading: Look) -> list[Any]:
     heads = [head for head in reading.heads if "corpus" in head]
     for head in heads:
         figures = head["corpus"]
-        table.add_row(f"{head['layer']}.{head['head']}", *(_cell(figures, name) for name in NAMES))
+        name = Text(name_of(reading.model, head["layer"], head["head"]))
+        table.add_row(name, *(_cell(figures, name) for name in NAMES))
     return [Text(""), Text(_title(reading), style="bold"), table, *_legend(heads)]
 
 

@@ -11,9 +11,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments import Comparison, Look
 from keyquery.report.counted import corpus_tables
+from keyquery.report.differences import difference_lines
 from keyquery.report.shares import (
     CHANGES,
     EVIDENCE,
@@ -48,30 +50,47 @@ def look_lines(reading: Look) -> list[Any]:
 
 
 def comparison_lines(reading: Comparison) -> list[Any]:
-    """Bars side by side, where they are of the same heads and the same kind; else one look after the other."""
-    looks = reading.looks
+    """What differs, then bars side by side, where they are of the same heads and the same kind; else one by one."""
+    looks, differences = reading.looks, [*difference_lines(reading, columns_table), ""]
     alike = {(len(look.layers), len(look.heads), has_data(look)) for look in looks}
     if len(alike) > 1:
-        return [*(part for look in looks for part in (*look_lines(look), "")), *map(_in_short, looks)]
+        shown = (part for look in looks for part in (*look_lines(look), ""))
+        return [*shown, *differences, *map(_in_short, looks)]
+    moved = bool(reading.changes) and all(change["rows"] is not None for change in reading.changes)
+    if moved and not has_data(looks[0]):
+        return [*differences, *map(_in_short, looks)]
     few = len(looks[0].heads) <= MOST_HEADS
+    everything = list(zip(*(look.heads if few else look.layers for look in looks), strict=True))
+    unequal = [rows for rows in everything if any(_figures(row) != _figures(rows[0]) for row in rows[1:])]
+    tables = _side_by_side(looks, unequal, few) if unequal else []
+    equal, what = len(everything) - len(unequal), "heads" if few else "layers"
+    same = [f"{equal} of {len(everything)} {what} have equal figures and are not shown."] if equal else []
+    lengths = (part for look in looks for part in _lengths(look))
+    beside = (part for look in looks if few for part in corpus_tables(look))
+    return [*differences, *tables, *same, *lengths, "", *map(_in_short, looks), *beside]
+
+
+def _figures(row: Mapping[str, Any]) -> Any:
+    return row["raw"], row.get("folded"), row.get("on_data")
+
+
+def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> list[Any]:
+    """Bars, symmetry and labels of the same heads (or layers) of several looks."""
     view = "on_data" if has_data(looks[0]) else "raw"
-    same = len({window(look) for look in looks}) == 1
+    over = window(looks[0]) if len({window(look) for look in looks}) == 1 else None
     table = plain_table("head" if few else "layer")
     for look in looks:
-        table.add_column(Text("\n".join(part for part in (look.model["name"], None if same else window(look)) if part)))
+        table.add_column(Text("\n".join(part for part in (look.model["name"], over or window(look)) if part != over)))
         table.add_column(f"symmetry\n{view.replace('_', ' ')}", justify="right", no_wrap=True)
         if few:
             table.add_column("label")
-    for rows in zip(*(look.heads if few else look.layers for look in looks), strict=True):
-        cells: list[Any] = [f"{rows[0]['layer']}.{rows[0]['head']}" if few else str(rows[0]["layer"])]
+    for rows in everything:
+        cells: list[Any] = [Text(name_of(looks[0].model, rows[0]["layer"], rows[0]["head"] if few else None))]
         for look, row in zip(looks, rows, strict=True):
             heads = [row] if few else [head for head in with_bars(look) if head["layer"] == row["layer"]]
             cells += [_bar_of(heads, look), _symmetry(heads, view), *([_label(row)] if few else [])]
         table.add_row(*cells)
-    beside = (part for look in looks if few for part in corpus_tables(look))
-    lengths = (part for look in looks for part in _lengths(look))
-    over = window(looks[0]) if same else None
-    return [legend(looks[0], over), table, *_footnotes(looks, few), *lengths, "", *map(_in_short, looks), *beside]
+    return [legend(looks[0], over), table, *_footnotes(looks, few)]
 
 
 def legend(look: Look, over: str | None = None) -> Text:
@@ -96,6 +115,16 @@ class Bar:
         ends = [round(wide * sum(self.shares[: i + 1])) for i in range(len(self.shares))]
         pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
         yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
+
+
+def columns_table(first: str, *columns: Any) -> Table:
+    """A table without lines: names of columns that are figures, or texts, which may wrap."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(first)
+    for column in columns:
+        figures = isinstance(column, str)
+        table.add_column(column, justify="right" if figures else "left", no_wrap=figures)
+    return table
 
 
 def plain_table(first: str) -> Table:
@@ -126,7 +155,7 @@ def _heads_table(reading: Look) -> Table:
     for head in reading.heads:
         views = ("raw", "folded", "on_data") if on_data else ("raw", "folded")
         table.add_row(
-            f"{head['layer']}.{head['head']}",
+            Text(name_of(reading.model, head["layer"], head["head"])),
             _bar_of([head], reading),
             *([_largest(head["on_data"])] if on_data else []),
             *(_symmetry([head], view) for view in views),
@@ -145,7 +174,7 @@ def _layers_table(reading: Look) -> Table:
         heads = [head for head in reading.heads if head["layer"] == layer["layer"]]
         values = sorted(head["raw"]["symmetry"] for head in heads)
         table.add_row(
-            str(layer["layer"]),
+            Text(name_of(reading.model, layer["layer"])),
             _bar_of([head for head in with_bars(reading) if head["layer"] == layer["layer"]], reading),
             f"{layer['raw']['symmetry']:+z.2f}",
             f"{layer['raw']['directionality']:+z.2f}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.ablation import Ablation
 from keyquery.instruments.turned import Turned
 
@@ -46,16 +48,18 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     for part in parts:
         table.add_column(WHOLE.get(part, part), justify="right", no_wrap=True)
     for place in places:
-        table.add_row(_name(*place), *(_change(cells[place][part]) for part in parts))
-    title = f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; change with one part off"
+        table.add_row(Text(_name(reading.model, *place)), *(_change(cells[place][part]) for part in parts))
+    loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
+    title = f"{reading.model['name']}: {loss}; change with one part off"
     notes = ["", "*: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
     if cut:
         notes.append(f"The {MOST} of {len(cells)} that change most; --csv or --json for all.")
     return [Text(title, style="bold"), table, *notes]
 
 
-def _name(layer: int | None, head: int | None) -> str:
-    return "all" if layer is None else str(layer) if head is None else f"{layer}.{head}"
+def _name(model: Mapping[str, Any], layer: int | None, head: int | None) -> str:
+    # A latent head's two kernels are changed together.
+    return "all" if layer is None else name_of(model, layer, head).replace(" rope", " nope+rope")
 
 
 def _change(row: dict[str, Any]) -> Text:

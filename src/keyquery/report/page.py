@@ -29,7 +29,7 @@ from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
 from keyquery.survey.answers import Survey
 
-SCRIPTS = ("elements.js", "overview.js", "map.js", "head.js", "table.js", "page.js")
+SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
 KNOWN = ("reason", "evidence", "properties")  # of a label
@@ -60,7 +60,8 @@ def page(reading: Reading) -> str:
     if type(reading) in OWN:
         return OWN[type(reading)](reading)
     looks = looks_of(reading)
-    data = {"units": dict(Look.units), "models": [_model(look) for look in looks]}
+    changes = [_change(one) for one in reading.changes] if isinstance(reading, Comparison) else []
+    data = {"units": dict(Look.units), "models": [_model(look) for look in looks], "changes": changes}
     title = " and ".join(str(look.model["name"]) for look in looks)
     triangles = "".join(triangle.inline(look, named=len(looks) > 1) for look in looks)
     return document("page", title, SCRIPTS, data, own_style=triangle.STYLE, triangles=triangles)
@@ -83,6 +84,7 @@ def _model(look: Look) -> dict[str, Any]:
         "summary": dict(look.summary),
         "of": f"{OF_DATA}, {window(look)}" if has_data(look) else OF_WEIGHTS,
         "longest": data.get("longest", data.get("length")),
+        "labels": list(look.model.get("labels") or []),
         "columns": columns,
         "layers": [{**row, "raw": short(row["raw"], DIGITS)} for row in look.layers],
         "heads": [_head(head, columns, causal[head["layer"]], kept, len(look.heads)) for head in look.heads],
@@ -91,6 +93,14 @@ def _model(look: Look) -> dict[str, Any]:
         "cut": len(tokens) if kept < len(tokens) else 0,
         "notes": _notes(look, len(tokens), kept),
     }
+
+
+def _change(change: Mapping[str, Any]) -> dict[str, Any]:
+    """How far heads moved, as lists: layer, head, change, symmetric, skew and folded."""
+    names = ("layer", "head", "change", "symmetric", "skew", "folded")
+    rows = None if change["rows"] is None else [short([row[name] for name in names], 4) for row in change["rows"]]
+    tensors = {name: len(found) for name, found in change["tensors"].items()}
+    return {**{name: change.get(name) for name in ("of", "from", "why", "notes")}, "rows": rows, "tensors": tensors}
 
 
 def _head(

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from keyquery.estimators import Reranking
@@ -37,7 +36,7 @@ from keyquery.report.explained import causes_study_tables
 from keyquery.report.filled import words_study_tables
 from keyquery.report.flowed import flow_lines
 from keyquery.report.foretold import time_tables
-from keyquery.report.looked import Bar, comparison_lines, look_lines
+from keyquery.report.looked import Bar, columns_table, comparison_lines, look_lines
 from keyquery.report.lost import ablation_lines, turned_lines
 from keyquery.report.moved import reranking_lines, scores_lines
 from keyquery.report.parsed import vision_language_tables
@@ -96,7 +95,7 @@ def progress_bars(console: Console, wanted: bool) -> Any:
 def _objectives(reading: Objectives) -> list[Any]:
     """Layer by layer, what heads became; then when each kind of head became what it is."""
     seeds = len({row["seed"] for row in reading.heads})
-    table = _table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "spread")
+    table = columns_table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "spread")
     for row in reading.summary():
         spread = "–" if row["symmetry_sd"] is None else f"± {row['symmetry_sd']:.2f}"
         shares = Bar([*(row[share] for share in SHARES), 0.0, 0.0])
@@ -115,39 +114,30 @@ def _objectives(reading: Objectives) -> list[Any]:
     return [title, table, "", *lines, *said]
 
 
-def _table(first: str, *columns: Any) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(first)
-    for column in columns:
-        words = column if isinstance(column, str) else None
-        table.add_column(column, justify="left" if words is None else "right", no_wrap=words is not None)
-    return table
-
-
 # How each kind of reading is shown: as lines, tables and texts that rich prints.
 LINES: dict[type[Reading], Callable[[Any], list[Any]]] = {
     Look: look_lines,
     Comparison: comparison_lines,
     Objectives: _objectives,
-    Kernels: lambda reading: kernels_tables(reading, _table),
-    PrimalStudy: lambda reading: primal_tables(reading, _table),
-    TimeStudy: lambda reading: time_tables(reading, _table),
+    Kernels: lambda reading: kernels_tables(reading, columns_table),
+    PrimalStudy: lambda reading: primal_tables(reading, columns_table),
+    TimeStudy: lambda reading: time_tables(reading, columns_table),
     Abilities: abilities_tables,
     Ablation: ablation_lines,
     Causes: causes_lines,
-    CausesStudy: lambda reading: causes_study_tables(reading, _table),
-    DatapointStudy: lambda reading: datapoint_tables(reading, _table),
-    Depth: lambda reading: depth_lines(reading, _table),
-    DepthStudy: lambda reading: depth_study_tables(reading, _table),
-    TransportStudy: lambda reading: transport_study_tables(reading, _table),
-    VisionLanguageStudy: lambda reading: vision_language_tables(reading, _table),
+    CausesStudy: lambda reading: causes_study_tables(reading, columns_table),
+    DatapointStudy: lambda reading: datapoint_tables(reading, columns_table),
+    Depth: lambda reading: depth_lines(reading, columns_table),
+    DepthStudy: lambda reading: depth_study_tables(reading, columns_table),
+    TransportStudy: lambda reading: transport_study_tables(reading, columns_table),
+    VisionLanguageStudy: lambda reading: vision_language_tables(reading, columns_table),
     Explanation: explanation_lines,
     Flow: flow_lines,
-    RankingScores: lambda reading: scores_lines(reading, _table),
-    RerankStudy: lambda reading: rerank_study_tables(reading, _table),
-    Reranking: lambda reading: reranking_lines(reading, _table),
-    Survey: lambda reading: survey_lines(reading, _table),
-    Transport: lambda reading: transport_lines(reading, _table),
+    RankingScores: lambda reading: scores_lines(reading, columns_table),
+    RerankStudy: lambda reading: rerank_study_tables(reading, columns_table),
+    Reranking: lambda reading: reranking_lines(reading, columns_table),
+    Survey: lambda reading: survey_lines(reading, columns_table),
+    Transport: lambda reading: transport_lines(reading, columns_table),
     Turned: turned_lines,
-    WordsStudy: lambda reading: words_study_tables(reading, _table),
+    WordsStudy: lambda reading: words_study_tables(reading, columns_table),
 }

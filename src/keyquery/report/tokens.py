@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.geometry import Look
 
 MOST = 80  # lines that leave the labels in sight
@@ -23,10 +24,10 @@ def tokens_tables(reading: Look) -> list[Any]:
     for title in ("head", "symmetric: from one end to the other", "skew: query → key"):
         table.add_column(title, no_wrap=True)
     for head in reading.heads:
-        name = f"{head['layer']}.{head['head']}"
+        name = Text(name_of(reading.model, head["layer"], head["head"]))
         for one, other in zip_longest(head.get("objects", []), head.get("relations", [])):
             table.add_row(name, _cell(_ends(one)), _cell(_pairs(other)))
-            name = ""
+            name = Text("")
     if table.row_count > MOST:
         return [
             Text(""),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.geometry import Look
 from keyquery.report.colours import DARK, LIGHT, PLAIN, depth_colour
@@ -116,7 +117,8 @@ def dots(look: Look) -> list[Dot]:
     depths = {number: i / max(len(numbers) - 1, 1) for i, number in enumerate(numbers)}
     found, on_data = [], has_data(look)
     for head in look.heads:
-        place = f"layer {head['layer']}, head {head['head']}"
+        label = name_of(look.model, head["layer"]).partition(" ")[2]
+        place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
         depth, data = depths[head["layer"]], head["on_data"]
         if data:
             x, y = barycentric(*(data[part] for part in CORNERS))

@@ -20,6 +20,7 @@ from keyquery.capture.watch import evaluating
 from keyquery.checkpoints import read
 from keyquery.data import read_corpus, unwrap
 from keyquery.forms.checks import check_choice, check_count
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.intervals import Interval, paired, together
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance, short
@@ -27,7 +28,7 @@ from keyquery.studies.abilities import ABILITIES, Ability
 from keyquery.studies.material import Material, Sequences
 from keyquery.studies.rows import firsts
 from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import PARTS, Means, dial
+from keyquery.surgery.dial import Means, dial
 
 LEVELS = ("all", "layer", "head")
 PLACE = ("model", "ability", "part", "layer", "head", "means")  # what tells rows apart, beside their text or seed

@@ -29,7 +29,7 @@ from keyquery.forms.parts import PARTS
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Call, Site
+from keyquery.surgery.sites import Call, Site, labels_of
 from keyquery.surgery.wide import widen
 
 MOST = 1e4  # beyond, scores of short floats overflow
@@ -45,7 +45,9 @@ class SiteMeans:
         self.by_position = len(query) > 1
         self._warned = False
 
-    def at(self, call: Call, sign: int = 1) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
+    def at(
+        self, call: Call, sign: int = 1
+    ) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
         """Both, at the place of every token of a call and rotated to it; the other way for `sign` −1."""
         if self.query.shape[-1] != call.keys.shape[-1]:
             raise ValueError("an rbf kernel takes the means of the batch at hand: leave data out")
@@ -197,7 +199,7 @@ def dial(
     if data is None and means == "position":
         raise ValueError('means="position" are measured on data: give data, batches that the model takes')
     sites = sites_of(model)
-    chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
     if moved and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
         raise ValueError(f"{odd.name} scores positions by terms of their own, which the dial does not reach")
@@ -228,8 +230,8 @@ class Means:
         count = sum(map(rows_of, batches))
         if kind is None and batches and count < SEQUENCES:
             warnings.warn(
-                f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, and "
-                'learned positions count as popularity; means="global" or "position" says which is wanted',
+                f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, "
+                'and learned positions count as popularity; means="global" or "position" says which is wanted',
                 stacklevel=3,
             )
             kind = "global"

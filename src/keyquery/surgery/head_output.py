@@ -16,7 +16,7 @@ from keyquery.layers import Attention
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Site
+from keyquery.surgery.sites import Site, labels_of
 
 KINDS = ("zero", "mean")
 
@@ -61,7 +61,7 @@ def ablate_heads(
     check_model(model)
     check_choice("kind", kind, KINDS)
     sites = sites_of(model)
-    chosen = select(heads, {index: range(site.count) for index, site in sites.items()})
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     names = {index: output_name(model, sites[index]) for index in chosen}
     if kind == "zero":
         means = {index: torch.zeros(()) for index in chosen}
@@ -77,7 +77,9 @@ def ablate_heads(
         return Handle(changes, "the ablation of heads")
 
 
-def mean_outputs(model: nn.Module, data: Iterable[Batch], names: Mapping[int, str]) -> dict[int, Float[Tensor, " width"]]:
+def mean_outputs(
+    model: nn.Module, data: Iterable[Batch], names: Mapping[int, str]
+) -> dict[int, Float[Tensor, " width"]]:
     """The mean of what enters each output projection, by layer."""
     entered = activations(model, batches_of(data), list(dict.fromkeys(names.values())))
     return {index: entered[name].double().mean(0) for index, name in names.items()}

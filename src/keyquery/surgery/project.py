@@ -16,7 +16,7 @@ from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.components import Component, components
 from keyquery.surgery.handles import Handle, check_model
 from keyquery.surgery.selection import select
-from keyquery.surgery.sites import Call, Site
+from keyquery.surgery.sites import Call, Site, labels_of
 
 KERNELS = ("general", "symmetric", "psd", "skew", "zero")
 
@@ -79,7 +79,8 @@ def project(
     check_model(model)
     check_choice("kernel", kernel, KERNELS)
     sites = sites_of(model)
-    chosen = [(i, h) for i, some in select([head], {i: range(s.count) for i, s in sites.items()}).items() for h in some]
+    known = {index: range(site.count) for index, site in sites.items()}
+    chosen = [(i, h) for i, some in select([head], known, labels_of(sites)).items() for h in some]
     if len(chosen) != 1:
         raise ValueError(f"head must name one head, got {head!r}, which names {len(chosen)}")
     index, number = chosen[0]

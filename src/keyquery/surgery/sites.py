@@ -209,6 +209,11 @@ def _one_by_one(start: int, end: int, device: torch.device) -> Shaped[Tensor, "1
     return torch.arange(start, end, device=device)[None]
 
 
+def labels_of(sites: Mapping[int, Site]) -> list[str]:
+    """The labels of all layers of a model, those of its sites among them."""
+    return next(iter(sites.values())).found.labels()
+
+
 def repeated(x: Float[Tensor, "batch kv m r"], heads: int) -> Float[Tensor, "batch heads m r"]:
     """One key or value for each query head."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

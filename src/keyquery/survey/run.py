@@ -30,14 +30,15 @@ def run(
     query: str | None = None,
     key: str | None = None,
     config: str | Path | None = None,
+    layout: str | None = None,
     progress: Progress | None = None,
 ) -> Survey:
     """Look at many models, and write what they are, each and together, into the folder `out`.
 
     `models` are folders, files, globs, text files that list these, hub names, and training runs with all their steps.
     Layers are measured by `workers` processes (as many as there are cores; 1 is this process), or by those of the Dask
-    cluster at the address `scheduler`. What is recorded in `out` is not measured again. `heads`, `query`, `key` and
-    `config` are those of `read`, for all models.
+    cluster at the address `scheduler`. What is recorded in `out` is not measured again. `heads`, `query`, `key`,
+    `config` and `layout` are those of `read`, for all models.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -55,7 +56,7 @@ def run(
     folder = Path(os.path.abspath(out))
     token = _prepare(folder)
     versions = tuple(provenance()["versions"].items())
-    how = (heads, query, key, None if config is None else os.path.abspath(config))
+    how = (heads, query, key, None if config is None else os.path.abspath(config), layout)
     jobs = {entry: Job("open", entry, str(folder), token, versions, how) for entry in entries}
     work = _Work(crew, jobs, progress or silent)
     try:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints.cache import located
 from keyquery.checkpoints.sources import first_line
 from keyquery.estimators import saved_network
 from keyquery.files import write_all
@@ -43,7 +44,8 @@ VIEWS = ("raw", "folded")
 HERE = "here"  # a file that only the survey's own folder has
 SCHEMA = 1  # of records
 
-Read = tuple[int | None, str | None, str | None, str | None]  # heads, query, key and config, as `read` takes them
+# heads, query, key, config and layout, as `read` takes them
+Read = tuple[int | None, str | None, str | None, str | None, str | None]
 Files = dict[str | Path, str | bytes]
 
 
@@ -60,7 +62,7 @@ class Job:
     out: str
     token: str  # what the file `here` must say
     versions: tuple[tuple[str, str], ...]
-    read: Read = (None, None, None, None)
+    read: Read = (None, None, None, None, None)
     stamp: str = ""
     layer: int = -1
 
@@ -199,7 +201,7 @@ def _opened(source: str, how: Read, stamp: str) -> tuple[Heads, dict[str, str]]:
 
 def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
     """What a model's records are good for: its files as they are now, how they are read, and by which versions."""
-    path = Path(source)
+    path = located(source)
     config = None if how[3] is None else Path(how[3]).read_bytes()
     files = sorted(path.iterdir()) if path.is_dir() else [path, path.parent / "config.json"]
     facts = []
@@ -208,7 +210,7 @@ def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
         if weights and file.is_file():
             found = file.stat()
             facts.append((file.name, found.st_size, found.st_mtime_ns))
-    said = [SCHEMA, source, facts, how[:3], config and hashlib.sha256(config).hexdigest(), versions]
+    said = [SCHEMA, source, facts, [*how[:3], how[4]], config and hashlib.sha256(config).hexdigest(), versions]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 

@@ -13,7 +13,7 @@ function head() {
   const curves = offsets(one);
   const window = one.changes?.includes("label") ? el("span", { class: "window", title: `label: ${CHANGES}` }, "~") : null;
   put("chosen",
-    el("div", { class: "headline" }, el("h2", {}, `Layer ${one.layer}, head ${one.head}`),
+    el("div", { class: "headline" }, el("h2", {}, `L${layerName(one.layer).slice(1)}, head ${one.head}`),
       el("b", { class: one.label }, one.label), window, el("span", {}, one.reason),
       (one.properties ?? []).map((property) => el("span", { class: "property" }, property))),
     el("p", { class: "muted" }, about.filter(Boolean).join(" · ")),
@@ -327,6 +327,6 @@ function layer() {
   const all = framed("Its heads", model().of, rows, "rest",
     el("div", { class: "wide heads" }, el("table", {}, el("thead", {}, top), el("tbody", {}, lines))));
   put("chosen",
-    el("div", { class: "headline" }, el("h2", {}, `Layer ${at.layer}`), el("span", { class: "muted" }, about)),
+    el("div", { class: "headline" }, el("h2", {}, `L${layerName(at.layer).slice(1)}`), el("span", { class: "muted" }, about)),
     el("div", { class: "figures" }, own, all));
 }

@@ -14,6 +14,8 @@ const model = () => DATA.models[state.model];
 const find = (layer, head) => model().heads.find((one) => one.layer === layer && one.head === head);
 const layerRow = (layer) => model().layers.find((one) => one.layer === layer);
 const ofLayer = (layer) => model().heads.filter((one) => one.layer === layer);
+const labelOf = (layer) => model().labels[layer] ?? "";  // of models of several stacks: encoder 0, cross 3
+const layerName = (layer) => labelOf(layer) ? `layer ${layer} (${labelOf(layer)})` : `layer ${layer}`;
 const hasData = () => model().heads.some((one) => one.on_data);
 const views = () => Object.keys(VIEWS).filter((view) => view !== "on_data" || hasData());
 function number(one, view, name) {

@@ -6,6 +6,7 @@ function render() {
   summary();
   map();
   triangles();
+  changes();
   if (state.head === null) layer();
   else head();
   table();

@@ -1,0 +1,113 @@
+"""Weights of an unknown architecture: the user names the tensors and says how they are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keyquery.checkpoints.family import Attention, Family, Place, places
+from keyquery.checkpoints.heads import EMBEDDED
+from keyquery.checkpoints.layouts import count_heads
+from keyquery.checkpoints.sources import Source
+from keyquery.forms.checks import check_choice
+
+# How query and key weights may be stored, and what that is of an Attention; d is the model's width, r a head's.
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("(heads·r, d), as nn.Linear stores it", {}),
+    "transposed": ("(d, heads·r), as Flax stores it", {"transposed": True}),
+    "heads": ("(heads, d, r), as TransformerLens stores W_Q", {"order": "heads", "transposed": True}),
+    "heads-linear": ("(heads, r, d)", {"order": "heads"}),
+    "fused": ("one tensor (3·heads·r, d): all queries, all keys, all values", {"order": "blocks"}),
+    "fused-transposed": ("(d, 3·heads·r), as GPT-2's c_attn", {"order": "blocks", "transposed": True}),
+    "fused-heads": ("(heads·3·r, d): query, key and value head by head, as GPT-NeoX", {"order": "groups"}),
+}
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+
+
+def custom_family(source: Source, query: str | None, key: str | None, layout: str | None, heads: int | None) -> Family:
+    """A Family of one Attention whose tensors are named by patterns with {layer} in them, checked against the source.
+
+    Without a layout, matrices are taken to be "linear"; whatever else they may be must be stated.
+    """
+    if layout is not None:
+        check_choice("layout", layout, tuple(LAYOUTS))
+    fused = layout is not None and layout.startswith("fused")
+    if query is None or (key is None and not fused):
+        raise ValueError("query and key patterns go together; one alone needs a fused layout (--layout fused)")
+    if fused and key not in (None, query):
+        raise ValueError(f"layout {layout!r} is of one tensor, but key names another: {key!r} beside {query!r}")
+    if layout is None and query == key:
+        raise ValueError(
+            f"query and key both name {query!r}: if that tensor holds queries, keys and values, say "
+            "--layout fused, fused-transposed or fused-heads; if keys are the queries, --layout linear"
+        )
+    key = query if key is None else key
+    suffix = ".weight" if query.endswith(".weight") and key.endswith(".weight") else ""
+    query, key = query.removesuffix(suffix), key.removesuffix(suffix)
+    names: dict[str, str | list[str]] = {"fused": query} if fused else {"query": query, "key": key}
+    facts = LAYOUTS[layout or "linear"][1]
+    family = Family("custom", [], [Attention([names], weight=suffix, **facts)])
+    for place in places(family, source.shapes, source.config):
+        _check(place, source, layout, heads)
+    return family
+
+
+def _check(place: Place, source: Source, layout: str | None, heads: int | None) -> None:
+    """Refuse tensors of other dimensions than the layout has, or of another width than the model."""
+    attention = place.attention
+    dims = 3 if attention.order == "heads" else 2
+    for role in ("query", "key", "fused"):
+        if role not in place.names:
+            continue
+        name = place.names[role] + attention.weight
+        shape = tuple(source.shapes[name])
+        if len(shape) != dims:
+            raise ValueError(f"{name} has the shape {shape}, which is not {_stated(layout)}; {_others(len(shape))}")
+        width = shape[-2] if attention.transposed else shape[-1]
+        where, known = _width(source, layout)
+        if known is not None and width != known:
+            raise ValueError(
+                f"{name} of shape {shape} would be {width} wide as {_stated(layout)}, but {where} is {known}; "
+                f"{_others(dims)}"
+            )
+    _check_rank(place, source, count_heads(place, source, source.config, heads))
+
+
+def _check_rank(place: Place, source: Source, heads: int) -> None:
+    """The width of a head against the config's."""
+    said, role = source.config.get("head_dim"), next(role for role in ("query", "fused") if role in place.names)
+    if not isinstance(said, int) or role == "fused":  # which is cut by that width
+        return
+    name = place.names[role] + place.attention.weight
+    shape = tuple(source.shapes[name])
+    rows = shape[-1] if place.attention.transposed else shape[-2]
+    rows *= heads if place.attention.order == "heads" else 1
+    if rows != heads * said:
+        raise ValueError(
+            f"{name} of shape {shape} has {rows} rows for {heads} heads, but the config's head_dim is {said}"
+        )
+
+
+def _width(source: Source, layout: str | None) -> tuple[str, int | None]:
+    """How wide the model is, and what says so: its config, or its token embeddings where no layout is stated."""
+    for name in WIDTHS:
+        if isinstance(said := source.config.get(name), int):
+            return f"the config's {name}", said
+    named: Mapping[str, Any] = {} if layout else source.shapes
+    for name, shape in named.items():
+        if name.endswith(EMBEDDED) and len(shape) == 2:
+            return f"the width of {name}", shape[1]
+    return "", None
+
+
+def _stated(layout: str | None) -> str:
+    return f"layout {layout or 'linear'!r}, {LAYOUTS[layout or 'linear'][0].split(', as ')[0]}"
+
+
+def _others(dims: int) -> str:
+    """Layouts of so many dimensions."""
+    fitting = [name for name, (_, facts) in LAYOUTS.items() if (facts.get("order") == "heads") == (dims == 3)]
+    shown = (
+        "; ".join(f"{name}: {LAYOUTS[name][0]}" for name in fitting) if dims in (2, 3) else "none has its dimensions"
+    )
+    return f"--layout says how it is stored ({shown})"

@@ -1,0 +1,46 @@
+"""What to call a layer: its number among all attention layers, and in models of several stacks which one it is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+STACKS = ("encoder", "decoder", "text", "vision")
+PART = re.compile(r" \((\w+)\)$")  # of a latent head's two kernels, in the name of its layer
+
+
+def layer_labels(layers: Sequence[tuple[str, str]]) -> list[str]:
+    """A label for every layer, of their names and kinds: "encoder 0", "cross 3", "0 rope"; else their numbers.
+
+    >>> layer_labels([("encoder.0.attn", "self"), ("decoder.0.attn", "self"), ("decoder.0.other", "cross")])
+    ['encoder 0', 'decoder 0', 'cross 0']
+    >>> layer_labels([("layers.0.attn (nope)", "self"), ("layers.0.attn (rope)", "self")])
+    ['0 nope', '0 rope']
+    >>> layer_labels([("layers.2.attn", "self"), ("layers.5.attn", "self")])
+    ['0', '1']
+    """
+    numbers = [str(index) for index in range(len(layers))]
+    several = len({(re.sub(r"\d+", "", PART.sub("", name)), kind) for name, kind in layers}) > 1
+    if not several and not any(PART.search(name) for name, _ in layers):
+        return numbers
+    labels = [_label(name, kind, several) for name, kind in layers]
+    return labels if len(set(labels)) == len(labels) else numbers
+
+
+def _label(name: str, kind: str, several: bool) -> str:
+    part, parts = PART.search(name), PART.sub("", name).split(".")
+    block = next((part for part in parts if part.isdecimal()), "")
+    stack = next((word for part in parts for word in STACKS if part.startswith(word)), kind)
+    words = (("cross" if kind == "cross" else stack) if several else "", block, part[1] if part else "")
+    return " ".join(word for word in words if word)
+
+
+def name_of(model: Mapping[str, Any], layer: int, head: int | None = None) -> str:
+    """A layer or head as tables and messages name it; `model` are the facts of a reading, or of Heads.
+
+    >>> name_of({}, 3, 5), name_of({"labels": ["encoder 0", "cross 0"]}, 1, 5)
+    ('3.5', '1.5 cross 0')
+    """
+    number, labels = f"{layer}" if head is None else f"{layer}.{head}", model.get("labels") or []
+    return f"{number} {labels[layer]}" if layer < len(labels) else number

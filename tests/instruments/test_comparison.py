@@ -1,0 +1,255 @@
+"""What differs between two checkpoints, against dense float64 algebra."""
+
+import copy
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli
+from keyquery.instruments.comparison import Comparison
+from keyquery.instruments.difference import difference
+from keyquery.report import terminal
+from keyquery.report.page import page
+
+run = CliRunner().invoke
+
+
+def printed(reading):
+    console = Console(width=100)
+    with console.capture() as captured:
+        terminal.show(reading, console)
+    return captured.get()
+
+
+def stack(layers=3, **options):
+    return kq.Encoder(24, depth=layers, **{"heads": 4, **options}).double()
+
+
+def tuned(model, layer=1, head=2, size=0.1):
+    """A copy of which the query of one head was changed."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        weight = other.blocks[layer].attention.query.weight
+        rank = weight.shape[0] // 4
+        weight[head * rank : (head + 1) * rank] += size * torch.randn(rank, 24, dtype=weight.dtype)
+    return other
+
+
+def dense_changes(one, other):
+    """‖ΔM‖/‖M‖ and its parts, head by head, from d × d matrices."""
+    rows = []
+    for before, after in zip(kq.read(one), kq.read(other), strict=True):
+        for m1, m2 in zip(*(layer.form.dense().double().flatten(0, -3) for layer in (before, after)), strict=True):
+            moved = m2 - m1
+            parts = (moved, (moved + moved.mT) / 2, (moved - moved.mT) / 2)
+            rows.append([float(part.norm() / m1.norm()) for part in parts])
+    return rows
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-7])
+def test_changes_are_those_of_dense_matrices(kv_heads, size):
+    one = stack(kv_heads=kv_heads)
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+    rows = kq.compare(one, other).changes[0]["rows"]
+    given = [[row["change"], row["symmetric"], row["skew"]] for row in rows]
+    assert given == [pytest.approx(cell, rel=1e-6) for cell in dense_changes(one, other)]
+
+
+def test_only_what_was_changed_has_changed():
+    one = stack()
+    both = kq.compare(one, tuned(one))
+    rows = both.changes[0]["rows"]
+    assert [(row["layer"], row["head"]) for row in rows if row["change"]] == [(1, 2)]
+    assert (both.ranking()[0]["layer"], both.ranking()[0]["head"]) == (1, 2)
+    assert rows[6]["folded"] > 0
+    names = both.changes[0]["tensors"]
+    assert names["changed"] == ["blocks.1.attention.query"]
+    assert len(names["same"]) > 4
+
+
+def test_a_change_of_the_basis_of_a_head_is_none():
+    """Queries and keys of a head may be turned together: M stays."""
+    one = stack()
+    other = copy.deepcopy(one)
+    turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
+    with torch.no_grad():
+        for name in ("query", "key"):
+            weight = getattr(other.blocks[0].attention, name).weight
+            weight[:6] = turn @ weight[:6]
+    row = kq.compare(one, other).changes[0]["rows"][0]
+    assert row["change"] < 1e-13
+    assert kq.compare(one, other).changes[0]["tensors"]["changed"]
+
+
+def test_norms_that_alone_differ_are_seen_in_the_folded_view():
+    one = stack()
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        other.blocks[2].attention_norm.weight.mul_(1.5)
+    both = kq.compare(one, other)
+    rows = both.changes[0]["rows"]
+    assert not any(row["change"] for row in rows)
+    assert all(row["folded"] > 0.1 for row in rows[8:])
+    assert "with biases and norms, which alone differ" in printed(both)
+
+
+def test_rotations_of_our_own_layers_are_compared():
+    one = stack(1, rope=kq.Rope(6))
+    other = stack(1, rope=kq.Rope(6, base=500.0))
+    other.load_state_dict(one.state_dict())
+    assert kq.compare(one, one).changes[0]["notes"] == []
+    assert kq.compare(one, other).changes[0]["notes"] == ["the rotation of queries and keys differs in some layers"]
+
+
+def test_other_rotations_of_the_same_weights_are_noted():
+    pytest.importorskip("transformers")
+    from keyquery.testing.families import tiny_model
+
+    one = tiny_model("llama")
+    other = tiny_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    other.load_state_dict(one.state_dict())
+    both = kq.compare(one, other)
+    assert both.changes[0]["notes"] == ["the rotation of queries and keys differs in some layers"]
+    assert "No head differs" in printed(both)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor had."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for found in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(found, torch.Tensor):
+                self.numbers = max(self.numbers, found.numel())
+        return out
+
+
+def test_no_square_of_the_width_is_formed(tmp_path):
+    width = 2048
+    for name in ("one", "two"):
+        tensors = {f"b.0.{part}": torch.randn(8, width) for part in "qk"}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    options = {"heads": 2, "query": "b.{layer}.q", "key": "b.{layer}.k"}
+    one, two = (kq.read(tmp_path / f"{name}.safetensors", **options) for name in ("one", "two"))
+    with Largest() as seen:
+        found = difference(one, two)
+    assert len(found["rows"]) == 2
+    assert 8 * width <= seen.numbers < width * width / 8
+
+
+def test_different_shapes_are_told_and_shown_side_by_side():
+    both = kq.compare(stack(3), stack(2))
+    assert (both.changes[0]["rows"], both.changes[0]["why"]) == (None, "3 attention layers and 2")
+    assert "How far heads moved is not measured: 3 attention layers and 2." in printed(both)
+    assert "raw symmetry, median over layers" in printed(both)
+    grouped = kq.compare(stack(), stack(kv_heads=2))
+    assert grouped.changes[0]["why"] == "layer 0 has 4 heads of width 6 in 24, and 4 heads on 2 keys of width 6 in 24"
+
+
+def test_saved_looks_show_what_differs_in_figures(tmp_path):
+    one = stack()
+    looks = [kq.look(model, name=name) for model, name in ((one, "base"), (tuned(one), "tuned"))]
+    both = kq.compare(*looks)
+    assert both.changes[0]["why"] == "the weights are not at hand"
+    text = printed(both)
+    assert "11 of 12 heads have equal figures and are not shown" in text
+    assert "1.2 " in text
+    assert "0.0 " not in text
+    with pytest.raises(ValueError, match="weights must be one for each of 2 looks, got 1"):
+        kq.compare(*looks, weights=[kq.read(one)])
+
+
+def test_the_terminal_shows_a_map_and_a_ranking():
+    one = stack()
+    text = printed(kq.compare(one, tuned(one)))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["0", "········", "0"] in lines
+    assert any(line[:2] == ["1", "····██··"] for line in lines)
+    assert "1 of 12 heads differ" in text
+    assert any(line and line[0] == "1.2" for line in lines)
+    assert not any(line and line[0] == "0.0" for line in lines)
+    assert "No head differs" in printed(kq.compare(one, copy.deepcopy(one)))
+
+
+def test_three_steps_are_each_held_against_the_first(tmp_path):
+    one = stack()
+    steps = [one, tuned(one, 0, 0), tuned(one, 2, 3)]
+    three = kq.compare(*steps)
+    assert [three.ranking(number)[0]["layer"] for number in (1, 2)] == [0, 2]
+    three.to_json(tmp_path / "three.json")
+    loaded = kq.Reading.load(tmp_path / "three.json")
+    assert isinstance(loaded, Comparison)
+    assert loaded == three
+    rows = three.records()
+    assert [row["change"] for row in rows[:12]] == [None] * 12
+    assert rows[12]["change"] == three.changes[0]["rows"][0]["change"] > 0
+    assert rows[12]["change_skew"] == three.changes[0]["rows"][0]["skew"]
+
+
+def test_a_comparison_from_before_changes_is_still_read(tmp_path):
+    both = kq.compare(stack(1), stack(1)).to_dict()
+    del both["changes"]
+    loaded = kq.Reading.load(json.dumps(both))
+    assert "raw symmetry" in printed(loaded)
+    assert loaded.ranking() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("rows", 0, "change"), -1),
+        (("rows", 0, "change"), "much"),
+        (("rows", 0, "head"), None),
+        (("rows",), 3),
+        (("tensors",), None),
+        (("tensors", "same"), [3]),
+        (("of",), None),
+        (("notes",), "none"),
+    ],
+)
+def test_changes_of_a_broken_file_are_refused(path, value):
+    both = kq.compare(stack(1), stack(1)).to_dict()
+    *way, last = path
+    at = both["changes"][0]
+    for step in way:
+        at = at[step]
+    at[last] = value
+    with pytest.raises(ValueError, match="not a comparison"):
+        kq.Reading.load(json.dumps(both))
+
+
+def test_the_page_holds_the_changes():
+    one = stack()
+    both = kq.compare(one, tuned(one))
+    data = json.loads(page(both).split('id="data">', 1)[1].split("</script>", 1)[0])
+    assert data["changes"][0]["rows"][6][2] == pytest.approx(both.changes[0]["rows"][6]["change"], rel=1e-3)
+    assert data["changes"][0]["tensors"]["changed"] == 1
+
+
+def test_command_line(tmp_path):
+    for name, size in (("base", 0.0), ("fine", 0.5)):
+        torch.manual_seed(0)
+        tensors = {f"blocks.{i}.attn.qkv.weight": torch.randn(48, 16) for i in range(3)}
+        tensors["blocks.1.attn.qkv.weight"][:8] += size
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "fine"), "--heads", "2"]
+    result = run(cli.app, [*arguments, "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 0, result.output
+    assert "fine against base" in result.output
+    assert "2 of 3 tensors that were read are the same" in result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["changes"][0]["rows"]
+    assert [bool(row["change"]) for row in rows] == [False, False, True, False, False, False]
+    assert max(map(len, result.output.splitlines())) <= 100
