@@ -25,17 +25,22 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("dask", "keyquery", "make", "pip", "python", "torchrun")
 TOGETHER = "torchrun --nproc-per-node=8 -m keyquery study objectives --corpus FILE --out DIR"
+LOCAL = "--host 127.0.0.1 --no-dashboard"
+TLS = "--tls-ca-file ca.pem --tls-cert cert.pem --tls-key key.pem --no-dashboard"
 # Not here: what needs a network, and what these tests are run by or run beside.
 ELSEWHERE = {
     "keyquery look org/name": "tests/checkpoints/test_sources.py, on a hub of its own",
     "make demo": ".ci and a fresh clone",
     "make test": ".ci and a fresh clone",
-    "dask scheduler": "tests/survey/test_cluster.py",
-    "dask worker tcp://head:8786 --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
+    f"dask scheduler {LOCAL}": "tests/survey/test_cluster.py",
+    f"dask worker tcp://127.0.0.1:8786 {LOCAL} --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
+    f"dask scheduler --protocol tls {TLS}": "tests/survey/test_cluster.py",
+    f"dask worker tls://head:8786 {TLS} --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
+    "keyquery survey models/* --out /shared/atlas --scheduler tls://head:8786": "tests/survey/test_cluster.py",
     TOGETHER: "tests/studies/test_together.py",
 }
 SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned
-SCHEDULER = "tcp://head:8786"
+SCHEDULER = "tcp://127.0.0.1:8786"
 
 
 def commands(page: Path) -> list[str]:

@@ -159,3 +159,37 @@ def test_what_goes_wrong_in_the_middle_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError, match="half"):
         half()
     assert list(tmp_path.iterdir()) == []
+
+
+MARKED = """
+import sys, time
+from keyquery import files
+with files.writing(sys.argv[1], sys.argv[2]) as part:
+    part.write_text("new"); print("half", flush=True); time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_its_mark_and_nothing_else(tmp_path):
+    mark, target = "0123456789abcdef" * 2, tmp_path / "target"
+    command = [sys.executable, "-c", MARKED, target, mark]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "half\n"
+        process.kill()
+        process.wait()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".target.")
+    mine = [f".target.abcdefgh.{mark[::-1]}", f"target.{mark}", f".{mark}.bak", ".env", mark]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / f".folder.{mark}").mkdir()
+    (tmp_path / f".link.{mark}").symlink_to(".env")
+    files.remove_temporaries([mark], [tmp_path])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*mine, f".folder.{mark}", f".link.{mark}"])
+
+
+@pytest.mark.parametrize("mark", ["", "*", "bak", "G" * 32, "a" * 31])
+def test_a_mark_that_others_could_have_is_refused(mark, tmp_path):
+    (tmp_path / f".a.{mark}").touch()
+    with pytest.raises(ValueError, match="marks must be 32 hexadecimal digits each"):
+        files.remove_temporaries([mark], [tmp_path])
+    assert len(list(tmp_path.iterdir())) == 1

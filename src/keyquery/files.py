@@ -4,35 +4,75 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import lzma
 import math
 import os
+import re
+import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 MIB = 2**20
+WHOLE = 1024 * MIB  # of a file that is read whole
 # What a packed file may come to, so that a small one cannot fill the memory: so many bytes, and so many times its own.
-UNPACKED, RATIO = 256 * MIB, 100
+UNPACKED, RATIO = 16 * MIB, 100
+ARRAYS = 128 * MIB  # the same of arrays, of which no objects are made
+INPUT = 64 * MIB  # of standard input
 DICTIONARY = 256 * MIB  # that an .xz file may ask for; the largest that xz makes by itself is a quarter of it
 UNPACK: dict[str, Callable[[], Any]] = {
     ".xz": lambda: lzma.LZMADecompressor(memlimit=DICTIONARY),
     ".gz": lambda: zlib.decompressobj(wbits=31),
 }
-OPEN: dict[str, Any] = {".xz": lzma.LZMAFile, ".gz": lambda raw: gzip.GzipFile(fileobj=raw)}
-BLOCK, PART = 2**19, 2**16  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
+BLOCK, PART = 2**19, 2**14  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
+LONGEST = 2**24  # letters of a line in a table
+LINES = 1_000_000  # of a packed text, and two for each of its bytes
+BREAKS = [sign.encode() for sign in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
+NUMBERS = "biufcSU"  # kinds of arrays that are read: numbers and texts
+MARK = re.compile(r"[0-9a-f]{32}")  # what the temporary names of one run end in
 
 
-def read_text(path: str | Path, encoding: str = "utf-8") -> str:
-    """The text of a file, unpacked where its name ends in .xz or .gz, without a byte-order mark.
+def regular(path: str | Path) -> Path:
+    """A path to a regular file: folders are refused, and devices and pipes, which may never end.
+
+    >>> regular("/dev/null")
+    Traceback (most recent call last):
+    ValueError: /dev/null is a device or a pipe; expected a regular file
+    """
+    path = Path(path)
+    if not os.path.exists(path):  # a Path raises for names that are too long, such as a text itself
+        raise FileNotFoundError(f"there is no file {str(path)[:300]}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; expected a file")
+    if not path.is_file():
+        raise ValueError(f"{path} is a device or a pipe; expected a regular file")
+    return path
+
+
+def read_bytes(path: str | Path, most: int = WHOLE) -> bytes:
+    """The bytes of a regular file of at most so many.
+
+    >>> len(read_bytes("docs/index.md")) > 0
+    True
+    """
+    path = regular(path)
+    if (size := path.stat().st_size) > most:
+        raise ValueError(f"{path} has {size} bytes; at most {most} are read whole")
+    return path.read_bytes()
+
+
+def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = None) -> str:
+    """The text of a file, unpacked where its name ends in .xz or .gz, without a byte-order mark; `-` is standard input.
+
+    A line of more than `longest` letters is refused: what cuts it at commas would make an object of each.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -41,11 +81,16 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     'some text'
     """
     path = Path(path)
-    if not os.path.exists(path):  # a Path raises for names that are too long, such as a text itself
+    if str(path) == "-":
+        data = _standard_input()
+    elif not os.path.exists(path):
         raise FileNotFoundError(f"there is no file {str(path)[:300]}: a text is given as the path of its file")
-    data = path.read_bytes()
-    if path.suffix in UNPACK:
-        data = _unpacked(path, data)
+    elif path.suffix in UNPACK:
+        with regular(path).open("rb") as file:
+            data = b"".join(_unpacked(path, file))
+        _check_lines(path, data)
+    else:
+        data = read_bytes(path)
     if b"\0" in data and encoding == "utf-8":
         raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
     try:
@@ -53,7 +98,32 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as error:
         found = f"byte {data[error.start]:#04x} at {error.start}"
         raise ValueError(f"{path} is not {encoding.upper()} text: {found}") from None
+    if longest is not None:
+        _check_length(path, text, longest)
     return text.removeprefix("\ufeff")
+
+
+def _check_lines(path: Path, data: bytes) -> None:
+    """Refuse a packed text of far more lines than bytes: what splits it would make an object of each."""
+    most = LINES + 2 * path.stat().st_size
+    if sum(map(data.count, BREAKS)) > most:
+        raise ValueError(f"{path} unpacks to more than {most} lines, which is refused: unpack it yourself")
+
+
+def _check_length(path: Path, text: str, longest: int) -> None:
+    start = 0
+    while len(text) - start > longest:
+        end = max(text.rfind(sign, start, start + longest + 1) for sign in "\n\r")
+        if end < 0:
+            raise ValueError(f"{path} has a line of more than {longest} letters, which is refused")
+        start = end + 1
+
+
+def _standard_input() -> bytes:
+    data = sys.stdin.buffer.read(INPUT + 1)
+    if len(data) > INPUT:
+        raise ValueError(f"standard input has more than {INPUT} bytes, which are not read: give a file")
+    return data
 
 
 def text_pieces(path: str | Path) -> Iterator[str]:
@@ -64,12 +134,18 @@ def text_pieces(path: str | Path) -> Iterator[str]:
     >>> "".join(text_pieces("docs/index.md")) == read_text("docs/index.md")
     True
     """
-    path = Path(path)
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    path = regular(path)
+    decoder, pieces = codecs.getincrementaldecoder("utf-8-sig")(), count_pieces(path)
+    waiting: list[str] = []
+    done = 0
     with path.open("rb") as raw:
-        size, file = path.stat().st_size, OPEN.get(path.suffix, lambda raw: raw)(raw)
-        for block in range(1, count_pieces(path) + 1):
-            yield "".join(_parts(path, raw, file, decoder, min(block * BLOCK, size), size))
+        for part in _unpacked(path, raw) if path.suffix in UNPACK else iter(lambda: raw.read(PART), b""):
+            waiting.append(_decoded(path, decoder, part))
+            if raw.tell() >= (done + 1) * BLOCK and done < pieces - 1:
+                yield "".join(waiting)
+                waiting, done = [], done + 1
+    yield "".join([*waiting, _decoded(path, decoder, b"", final=True)])
+    yield from [""] * (pieces - done - 1)
 
 
 def count_pieces(path: str | Path) -> int:
@@ -78,30 +154,23 @@ def count_pieces(path: str | Path) -> int:
     >>> count_pieces("docs/index.md")
     1
     """
-    return max(-(-Path(path).stat().st_size // BLOCK), 1)
+    return max(-(-regular(path).stat().st_size // BLOCK), 1)
 
 
-def _parts(path: Path, raw: BinaryIO, file: Any, decoder: Any, end: int, size: int) -> Iterator[str]:
-    """What a file holds up to a place in it."""
-    while raw.tell() < end or end == size:
-        try:
-            data = file.read(PART)
-        except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
-            raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
-        if b"\0" in data:
-            raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
-        try:
-            yield decoder.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            found = f"byte {error.object[error.start]:#04x}"
-            raise ValueError(f"{path} is not UTF-8 text: {found}") from None
-        if not data:
-            return
+def _decoded(path: Path, decoder: Any, data: bytes, final: bool = False) -> str:
+    if b"\0" in data:
+        raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
+    try:
+        text: str = decoder.decode(data, final)
+    except UnicodeDecodeError as error:
+        found = f"byte {error.object[error.start]:#04x}"
+        raise ValueError(f"{path} is not UTF-8 text: {found}") from None
+    return text
 
 
-def _unpacked(path: Path, data: bytes) -> bytes:
-    """The content of a packed file, of one stream or of several; more than a file may come to is never made."""
-    most, parts, made = room_for(len(data)), [], 0
+def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
+    """The content of a packed file, of one stream or of several, part by part, up to what it may come to."""
+    most, made, data = room_for(path.stat().st_size), 0, raw.read(PART)
     try:
         while data:
             stream = UNPACK[path.suffix]()
@@ -110,24 +179,27 @@ def _unpacked(path: Path, data: bytes) -> bytes:
                 made += len(part)
                 if made > most:
                     raise ValueError(f"{path} unpacks to more than {most} bytes, which is refused: unpack it yourself")
-                parts.append(part)
+                yield part
                 # What is not taken yet is kept by zlib outside, by lzma inside.
                 data = stream.unconsumed_tail if path.suffix == ".gz" else b""
                 if not stream.eof and not data and (path.suffix == ".gz" or stream.needs_input):
-                    raise ValueError(f"{path} is no whole {path.suffix} file: it ends early")
+                    data = raw.read(PART)
+                    if not data:
+                        raise ValueError(f"{path} is no whole {path.suffix} file: it ends early")
             data = stream.unused_data.lstrip(b"\0")  # padding
+            while not data and (more := raw.read(PART)):
+                data = more.lstrip(b"\0")
     except (lzma.LZMAError, zlib.error) as error:
         raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
-    return b"".join(parts)
 
 
-def room_for(size: int) -> int:
-    """How many bytes a packed file of this size may come to.
+def room_for(size: int, least: int | None = None) -> int:
+    """How many bytes a packed file of this size may come to: 100 times its own, or `least` (default: 16 MiB).
 
     >>> room_for(0), room_for(10_000_000)
-    (268435456, 1000000000)
+    (16777216, 1000000000)
     """
-    return max(UNPACKED, RATIO * size)
+    return max(UNPACKED if least is None else least, RATIO * size)
 
 
 def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
@@ -141,33 +213,53 @@ def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
     ...     read_arrays(Path(folder, "a.npz"), "one", "three")
     {'one': array([0, 1, 2])}
     """
-    path = Path(path)
+    path = regular(path)
     try:
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             chosen = {name: info for name, info in members.items() if not names or name in names}
-            most = room_for(path.stat().st_size)
+            most = room_for(path.stat().st_size, ARRAYS)
             if sum(info.file_size for info in chosen.values()) > most:
                 raise ValueError(f"it unpacks to more than {most} bytes, which is refused")
-            return {name: _array(file, name, info) for name, info in chosen.items()}
+            return {name: _array(name, partial(file.open, info), info.file_size) for name, info in chosen.items()}
     except OSError:
         raise
     except Exception as error:  # both packages raise whatever a broken file makes them stumble over
         raise ValueError(f"{path} is no readable .npz file: {str(error) or type(error).__name__}") from None
 
 
-def _array(file: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarray:
+def read_array(path: str | Path) -> np.ndarray:
+    """The array of an .npy file, checked in the same way.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.save(Path(folder, "a.npy"), np.arange(3))
+    ...     read_array(Path(folder, "a.npy"))
+    array([0, 1, 2])
+    """
+    path = regular(path)
+    try:
+        return _array("it", partial(path.open, "rb"), path.stat().st_size)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is no readable .npy file: {str(error) or type(error).__name__}") from None
+
+
+def _array(name: str, opened: Callable[[], Any], size: int) -> np.ndarray:
     form = np.lib.format
-    with file.open(info) as member:
-        version = form.read_magic(member)
+    with opened() as file:
+        version = form.read_magic(file)
         header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, _, dtype = header(member)
-        if dtype.hasobject:
-            raise ValueError(f"{name} holds objects, which could run code: refused")
-        if math.prod(shape) * dtype.itemsize > info.file_size:
-            raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {info.file_size} bytes hold")
-    with file.open(info) as member:
-        found = form.read_array(member, allow_pickle=False)
+        shape, _, dtype = header(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds objects, which could run code: refused")
+    if dtype.kind not in NUMBERS:
+        raise ValueError(f"{name} is of {dtype}; numbers and texts are read")
+    if math.prod(shape) * max(dtype.itemsize, 1) > size:
+        raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {size} bytes hold")
+    with opened() as file:
+        found = form.read_array(file, allow_pickle=False)
     if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
         raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
     return found
@@ -229,14 +321,17 @@ def write_text(path: str | Path, text: str) -> None:
     write_all({path: text})
 
 
-def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
-    """Write several files, all or none: each to a temporary name first, then all are renamed."""
+def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> None:
+    """Write several files, all or none: each to a temporary name first, then all are renamed.
+
+    Temporary names end in `mark`, so that `remove_temporaries` can delete what a killed process left.
+    """
     written: dict[str, Path] = {}
     try:
         for path, content in contents.items():
             real = _target(Path(path))
             try:
-                _write_beside(real, content, written)
+                _write_beside(real, content, written, mark)
             except OSError as error:
                 # The temporary name would mean nothing to the user.
                 raise OSError(f"{path} could not be written: {error.strerror or error}") from None
@@ -246,12 +341,20 @@ def write_all(contents: Mapping[str | Path, str | bytes]) -> None:
             del written[name]
     finally:
         for name in written:
-            os.unlink(name)
+            Path(name).unlink(missing_ok=True)
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """Add a line to a file, or make the file of it."""
+    with _target(Path(path)).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
+def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
     """A temporary name beside `path` for what writes files by itself; renamed to `path` where nothing went wrong.
+
+    The temporary name ends in `mark`, as in `write_all`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -264,7 +367,7 @@ def writing(path: str | Path) -> Iterator[Path]:
     written: dict[str, Path] = {}
     try:
         try:
-            _write_beside(real, b"", written)
+            _write_beside(real, b"", written, mark)
             (name,) = written
             yield Path(name)
             os.replace(name, real)
@@ -274,6 +377,25 @@ def writing(path: str | Path) -> Iterator[Path]:
     finally:
         for name in written:
             Path(name).unlink(missing_ok=True)
+
+
+def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
+    """Delete temporary files of processes that were killed: those whose names end in a mark of theirs, nothing else.
+
+    A mark is 32 random hexadecimal digits (`secrets.token_hex(16)`): no file of anyone else ends in it.
+
+    >>> remove_temporaries(["bak"], [Path("docs")])
+    Traceback (most recent call last):
+    ValueError: marks must be 32 hexadecimal digits each, got 'bak'
+    """
+    if wrong := [mark for mark in marks if not MARK.fullmatch(mark)]:
+        raise ValueError(f"marks must be 32 hexadecimal digits each, got {wrong[0]!r}")
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                ours = entry.name.startswith(".") and entry.name.rpartition(".")[2] in marks
+                if ours and entry.is_file(follow_symlinks=False):
+                    Path(entry).unlink(missing_ok=True)
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:
@@ -302,8 +424,8 @@ def _target(path: Path) -> Path:
     return real
 
 
-def _write_beside(real: Path, content: str | bytes, written: dict[str, Path]) -> None:
-    handle, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:40]}.")
+def _write_beside(real: Path, content: str | bytes, written: dict[str, Path], mark: str) -> None:
+    handle, name = tempfile.mkstemp(f".{mark}" if mark else "", f".{real.name[:40]}.", real.parent)
     written[name] = real
     with os.fdopen(handle, "wb") as file:
         file.write(content if isinstance(content, bytes) else content.encode())

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.bounded_json import parse_json
 from keyquery.extras import optional
 from keyquery.files import read_text, write_text
 from keyquery.printable import REPR, brief, printable
+from keyquery.reading_schema import check_fields
 
 KINDS: dict[str, type[Reading]] = {}
+LINE = 240  # letters of a repr, about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +63,13 @@ class Reading:
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self))
-        return f"{type(self).__name__}({said})"
+        said: list[str] = []
+        for number, f in enumerate(names := fields(self)):
+            said.append(f"{f.name}={brief(getattr(self, f.name))}")
+            if sum(map(len, said)) > LINE:
+                said[-1] = f"… {len(names) - number} more"
+                break
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def to_dict(self) -> dict[str, Any]:
         """The reading as JSON holds it.
@@ -97,19 +105,23 @@ class Reading:
         """
         text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else _file(source)
         try:
-            data = json.loads(text)
+            data = parse_json(text, finite=True)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"not a reading: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
             raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
         cls = _class_of(data.pop("kind"))
         if (schema := data.pop("schema")) != cls.schema:
             raise ValueError(
-                f"this reading of kind {cls.kind!r} has schema {schema!r}; this version reads {cls.schema}"
+                f"this reading of kind {cls.kind!r} has schema {schema!r:.40}; this version reads {cls.schema}"
             )
         data.pop("units", None)
+        try:
+            check_fields(cls, data)
+        except ValueError as error:
+            raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
         try:
             return cls(**data)
         except (TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
@@ -234,7 +246,7 @@ def _class_of(kind: str) -> type[Reading]:
     if kind not in KINDS:
         _report()  # knows every instrument, so that each has registered its kind
     if kind not in KINDS:
-        raise ValueError(f"unknown kind of reading {kind!r}; known: {', '.join(sorted(KINDS))}")
+        raise ValueError(f"unknown kind of reading {kind!r:.60}; known: {', '.join(sorted(KINDS))}")
     return KINDS[kind]
 
 

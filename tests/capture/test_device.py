@@ -32,3 +32,9 @@ def test_a_gpu_must_be_there(monkeypatch, count):
             "cuda:0",
             "cpu",
         ]
+
+
+def test_a_local_rank_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "abc")
+    with pytest.raises(ValueError, match=r"the environment variable LOCAL_RANK must be a number, .* got 'abc'"):
+        pick_device("cpu")

@@ -230,7 +230,7 @@ def test_gguf_reads_the_same_scores_at_every_offset(folder, tmp_path):
     writer.close()
     heads, original = kq.read(path), kq.read(folder)
     assert (heads.family.name, len(heads)) == ("gguf", LAYERS)
-    assert vocabulary(path) == ["one", "Ġtwo"]
+    assert vocabulary(path) == ["one", "▁two"]
     assert heads[0].rope.interleaved
     for offset in (0, -1, -7):
         for one, other in zip(heads, original, strict=True):

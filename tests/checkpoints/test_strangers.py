@@ -217,3 +217,13 @@ def test_an_empty_config_is_called_empty(llama):
     (llama / "config.json").write_text(" \n")
     with pytest.raises(ValueError, match=r"config\.json is empty; expected a JSON object"):
         kq.read(llama)
+
+
+@pytest.mark.parametrize("number", ["00", "01", "٣", "1" * 5000])
+def test_layers_that_are_numbered_otherwise_are_refused(number, tmp_path):
+    """Also where other layers are as they should be: a model without some of its layers would be another model."""
+    for others in ((), ("0", "1")):
+        names = [f"model.layers.{layer}.self_attn.{role}_proj.weight" for layer in (number, *others) for role in "qk"]
+        save_file({name: torch.randn(8, 8) for name in names}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=r"is a tensor of layer '.*': expected a number such as 0 or 12"):
+            kq.read(tmp_path / "model.safetensors", heads=2)

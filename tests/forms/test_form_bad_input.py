@@ -113,6 +113,30 @@ VALUE_ERRORS = {
         "leading dimensions must broadcast, got scale (5,) and form (3,)",
     ),
     "a scale of NaN": (lambda: psd() * float("nan"), "scale must be finite, got nan"),
+    "scales of NaN": (
+        lambda: psd() * torch.tensor(torch.nan),
+        "scale must be finite, got 1 NaN or infinite of 1 values",
+    ),
+    "scales of infinity": (
+        lambda: kq.Form(torch.ones(3, 2, 4), GOOD) / torch.tensor([1.0, 0.0, 2.0]),
+        "scale must be finite, got 1 NaN or infinite of 3 values",
+    ),
+    "a Gram matrix that is not symmetric": (
+        lambda: kq.Form.from_gram(torch.tensor([[1.0, 0.5], [0.0, 1.0]])),
+        "gram must be symmetric, got a matrix that differs from its transpose",
+    ),
+    "a Gram matrix that is indefinite": (
+        lambda: kq.Form.from_gram(torch.tensor([[1.0, 2.0], [2.0, 1.0]])),
+        "gram must be positive semi-definite, got one with an eigenvalue of -1",
+    ),
+    "one Gram matrix of many that is indefinite": (
+        lambda: kq.Form.from_gram(torch.stack((torch.eye(4), torch.zeros(4, 4), torch.eye(4) - 0.5))),
+        "gram must be positive semi-definite, got one with an eigenvalue of -1",
+    ),
+    "a Gram matrix whose small block is indefinite": (
+        lambda: kq.Form.from_gram(torch.diag(torch.tensor([1e9, 1e9, 1e-9, -1e-9], dtype=torch.float64))),
+        "gram must be positive semi-definite, got one with an eigenvalue of -1e-09",
+    ),
     "an offset of NaN": (lambda: psd().at(float("nan"), kq.Rope(2)), "offset must be finite, got nan"),
     "a rope factor of infinity": (lambda: kq.Rope(2, factor=float("inf")), "factor must be finite, got inf"),
     "planes in one dimension": (
@@ -162,6 +186,10 @@ TYPE_ERRORS = {
         lambda: psd().to(torch.int64),
         "target must be a floating-point tensor of at least 16 bits, got dtype torch.int64",
     ),
+    "complex scales": (
+        lambda: psd() * torch.tensor(1j),
+        "scale must be a floating-point tensor of at least 16 bits, got dtype torch.complex64",
+    ),
     "offsets": (lambda: psd().at(torch.arange(4.0), kq.Rope(2)), "offset must be a number, got Tensor"),
     "no rope": (lambda: psd().at(1, 2), "rope must be a Rope, got int"),
     "a base that is no number": (lambda: kq.Rope(2, base="x"), "base must be a number, got str"),
@@ -181,6 +209,39 @@ def test_type_errors(case):
 def test_distance_of_a_form_that_is_not_psd():
     with pytest.raises(ValueError, match=r"1 of 1 are not: up to 0\.75 of their ‖M‖² is skew"):
         kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).distance(torch.ones(2), torch.zeros(2))
+
+
+HALF = torch.full((2, 4), 6e4, dtype=torch.float16)
+HALVES = {
+    "a multiple of the form": lambda form: form * 2,
+    "a multiple of the form ": lambda form: form * torch.tensor(2),
+    "the form in this basis": lambda form: form.change_basis(4 * torch.eye(4)),
+    "the rotated form": lambda form: form.at(0.5, kq.Rope(2, factor=2.0)),
+    "the form with this bias": lambda form: form.with_bias(torch.full((2,), 1e5), None),
+    "the sum of queries": lambda form: kq.Form(HALF.expand(3, 2, 4), HALF).sum(),
+    "the form": lambda form: kq.Form(1e3 * HALF.float(), GOOD).to(torch.float16),
+}
+
+
+@pytest.mark.parametrize("what", HALVES)
+def test_what_overflows_a_short_dtype_is_refused(what):
+    with pytest.raises(OverflowError) as caught:
+        HALVES[what](kq.Form(HALF, HALF))
+    range_of = "is beyond the range of float16, ±6.6e+04: convert to a wider dtype before"
+    assert str(caught.value) == f"{what.strip()} {range_of}"
+
+
+def test_a_gram_matrix_off_by_rounding_is_taken():
+    x = torch.randn(2, 30, 8, dtype=torch.float64)
+    gram = x[0].mT @ x[0]
+    for dtype in (torch.float32, torch.bfloat16):
+        rounded = gram.to(dtype) * (1 + torch.finfo(dtype).eps * torch.randn(8, 8)).to(dtype)
+        expected = kq.Form.from_gram(gram).singular_values()
+        error = (kq.Form.from_gram(rounded).singular_values() - expected).abs().max()
+        assert error <= 8 * torch.finfo(dtype).eps * expected.max()
+    few = torch.randn(3, 8)  # of rank 3: five eigenvalues are rounding
+    assert torch.isfinite(kq.Form.from_gram(few.mT @ few).norm2)
+    assert not kq.Form.from_gram(torch.zeros(2, 4, 4)).norm2.any()
 
 
 def test_adding_a_number_is_a_type_error():

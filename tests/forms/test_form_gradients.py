@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.func import hessian, jacfwd, jacrev, vmap
 
 import keyquery as kq
 
@@ -115,6 +116,110 @@ def test_distance_of_a_tied_form_has_derivatives():
     x, y = torch.randn(2, 3, 7, dtype=torch.float64)
     query = (torch.randn(2, 7, dtype=torch.float64) / 3).requires_grad_()
     assert gradcheck(lambda q: kq.Form(q, q).distance(x, y), (query,))
+
+
+REPEATED = torch.diag(torch.tensor([2.0, 2.0, 1.0, 0.0, 0.0])).double()
+
+
+@pytest.mark.parametrize("pair", ["tied", "a zero row", "2r > d"])
+def test_projections_of_dependent_factors_have_derivatives(pair):
+    def projected(q, k):
+        form = kq.Form(q, k)
+        low = form.nearest("psd", rank=1).norm2, form.nearest("symmetric", rank=2).dense()
+        # Where a row is zero, S can get a positive eigenvalue by any change of it: a kink.
+        return low if pair == "a zero row" else (form.nearest("psd").dense(), *low)
+
+    assert gradcheck(projected, PAIRS[pair]())
+
+
+def test_projections_of_repeated_eigenvalues_have_derivatives():
+    """S = diag(2, 2, 1, 0, 0) of the family Qᵀ·diag·Q: any turn of the pair of 2s is as good, the form is not."""
+    turn = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q[:3].requires_grad_()
+    gains = REPEATED.diagonal()[:3, None]
+    assert gradcheck(lambda q: kq.Form(q * gains, q).nearest("psd").dense(), (turn,))
+    assert gradcheck(lambda q: kq.Form(q * gains, q).nearest("symmetric", rank=3).dense(), (turn,))
+    # Of rank 2 it is cut between 2 and 1: the projection onto the pair.
+    assert gradcheck(lambda q: kq.Form(q * gains, q).nearest("symmetric", rank=2).dense(), (turn,))
+
+
+@pytest.mark.parametrize("pair", ["random", "tied", "a zero row", "2r > d"])
+def test_eigenpairs_have_derivatives_where_they_are_functions_of_the_form(pair):
+    def pairs(q, k):
+        values, vectors = kq.Form(q, k).eigh(2)
+        return values, vectors.abs()  # signs are free
+
+    assert gradcheck(pairs, PAIRS[pair]())
+
+
+def test_distance_of_a_form_tied_by_a_copy_has_derivatives():
+    x, y = torch.randn(2, 3, 7, dtype=torch.float64)
+    query = (torch.randn(2, 7, dtype=torch.float64) / 3).requires_grad_()
+    assert gradcheck(lambda q: kq.Form(q, q.clone()).distance(x, y), (query,))
+    by_copy, by_itself = (
+        torch.autograd.grad(kq.Form(query, key).distance(x, y).sum(), query)[0] for key in (query.clone(), query)
+    )
+    torch.testing.assert_close(by_copy, by_itself)
+
+
+def test_gradients_do_not_depend_on_the_size_of_the_factors():
+    query, key = random_pair()
+    expected = torch.autograd.grad(kq.Form(query, key).symmetry, query)[0]
+    for size in (2.0**-300, 2.0**300):
+        small = (query * size).detach().requires_grad_()
+        slope = torch.autograd.grad(kq.Form(small, key / size).symmetry, small)[0]
+        torch.testing.assert_close(slope * size, expected)
+
+
+def test_vectors_without_derivatives_say_so():
+    query, key = tied_pair()
+    with pytest.raises(RuntimeError, match="planes have no derivatives where"):
+        kq.Form(query, key).skew_planes().values.sum().backward()
+    nothing = torch.zeros(2, 7, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="singular triples have no derivatives where"):
+        kq.Form(nothing, key).svd().left.sum().backward()
+
+
+# torch.func
+
+
+@pytest.mark.parametrize("number", ["norm2", "symmetry", "trace of S³", "row_norms"])
+def test_forward_mode_and_hessians_equal_backward_mode(number):
+    query, key = (t.detach() for t in random_pair())
+
+    def of(q):
+        return SMOOTH[number](kq.Form(q, key))
+
+    backward = torch.autograd.functional.jacobian(of, query)
+    torch.testing.assert_close(jacfwd(of)(query), backward)
+    torch.testing.assert_close(jacrev(of)(query), backward)
+    twice = torch.autograd.functional.hessian(lambda q: of(q).sum(), query)
+    torch.testing.assert_close(hessian(lambda q: of(q).sum())(query), twice)
+
+
+def test_forward_mode_of_tied_factors():
+    query = torch.randn(2, 7, dtype=torch.float64)
+
+    def of(q):
+        form = kq.Form(q, q.clone())
+        return torch.stack((form.norm2, form.nearest("psd").norm2, form.eigh(1).values.sum()))
+
+    torch.testing.assert_close(jacfwd(of)(query), torch.autograd.functional.jacobian(of, query))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("twice", [hessian, lambda f: jacfwd(jacfwd(f)), lambda f: jacrev(jacfwd(f))])
+def test_second_derivatives_by_torch_func_are_refused_rather_than_wrong(twice):
+    query = torch.randn(2, 7, dtype=torch.float64)
+    for of in (lambda q: kq.Form(q, q.clone()).norm2, lambda q: kq.Form(q, q.flip(0)).nearest("psd").norm2):
+        with pytest.raises(RuntimeError):
+            twice(of)(query)
+
+
+@pytest.mark.unchecked
+def test_vmap_is_refused_in_one_sentence():
+    factors = torch.randn(3, 2, 7)
+    with pytest.raises(RuntimeError, match="query is batched by vmap, which a Form cannot be: give it leading dim"):
+        vmap(lambda q: kq.Form(q, q).norm2)(factors)
 
 
 def test_a_form_can_be_used_for_two_backward_passes():

@@ -219,6 +219,24 @@ def test_repr_shows_the_headline():
     assert repr(kq.Form(torch.eye(2, device="meta"), torch.eye(2, device="meta"))).endswith("on meta)")
 
 
+def test_results_show_themselves_in_one_line():
+    form = kq.Form(*torch.randn(2, 12, 12, 8, 64))
+    covariance, mean = torch.eye(64), torch.ones(64)
+    one = form[0, 0]
+    phi = torch.randn(30, 4)
+    results = [form, form.svd(), form.eigh(), form.skew_planes(), form.signature(), form.shares(covariance, mean)]
+    results += [one.svd(), one.signature(), kq.Rope(128, frequencies=torch.rand(64)), kq.ksvd(phi, phi, rank=2)]
+    results += [kq.ksvd(phi, phi, rank=2).primal()]
+    for result in results:
+        assert len(repr(result)) < 160
+        assert "\n" not in repr(result)
+    assert (
+        repr(form.svd(2)) == "Svd(left=float64[12, 12, 64, 2], values=float64[12, 12, 2], right=float64[12, 12, 64, 2])"
+    )
+    assert repr(one.signature()) == "Signature(positive=8, negative=8, zero=48)"
+    assert repr(kq.Rope(4)) == "Rope(dims=4, base=10000.0, interleaved=False, frequencies=None, factor=1.0)"
+
+
 def test_what_is_shared_stays_shared_when_forms_are_taken_out():
     query, key = torch.randn(3, 4, 2, 9, dtype=torch.float64), torch.randn(3, 1, 2, 9, dtype=torch.float64)
     grouped, one_key = kq.Form(query, key), kq.Form(query, key[0, 0])

@@ -23,6 +23,7 @@ TEXTS = [
     "C:\\x",
     "%s%n{0}{layer}",
     "<script>window.hurt = 1</script>",
+    "\x1b[2J\x1b]0;title\x07",
     "\ud800",
     "a" * 5000,
     "²",

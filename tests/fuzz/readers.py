@@ -1,31 +1,42 @@
 """The table of readers: for each, real files to begin from, which of them is changed and how, and what reads it."""
 
 import gzip
+import io
 import json
 import lzma
+import pickle
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery import Reading
+from keyquery.capture.text import read_lines, text_batches
 from keyquery.checkpoints.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.data import load_images, load_table, load_ts
+from keyquery.data import load_images, load_revisited, load_table, load_ts
 from keyquery.data.text import read_column, read_corpus
-from keyquery.estimators.kinds import saved_network
+from keyquery.estimators import saved_network
 from keyquery.files import read_text
+from keyquery.instruments.tally import Tally, read_into
 from keyquery.layers import LanguageModel, Shape
+from keyquery.report import terminal
 from keyquery.studies.purchases import read_badges, read_cdnow, read_retail
 from keyquery.surgery.swap import FORMAT, _read_saved
 from keyquery.training import Recipe, train
+from tests.fuzz import forged
 from tests.fuzz import mutations as m
+from tests.fuzz.guard import Broken
+
+TOKENS = Tokenizer.load(kq.models.DECODER)
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class Reader:
     file: str
     change: Callable
     read: Callable[[Path], object]
+    packed: bool = False  # whether it may come to more than its bytes
 
 
 CONFIG = {
@@ -228,6 +240,35 @@ def load_reading(folder):
     return Reading.load(folder / "a.json").to_dict()
 
 
+def show_reading(folder):
+    """What was loaded, as the terminal would have it: whatever it holds, no escape codes."""
+    loaded, out = Reading.load(folder / "a.json"), io.StringIO()
+    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        terminal.show(loaded, Console(file=out, width=100))
+    if not all(sign.isprintable() or sign == "\n" for sign in out.getvalue()):
+        raise Broken("escape codes reach the terminal")
+
+
+def truth(folder):
+    told = [{"bbx": np.ones(4), "easy": np.array([0, 1]), "hard": [2], "junk": np.array([], int)}] * 2
+    said = {"imlist": list("abcd"), "qimlist": list("qr"), "gnd": told}
+    (folder / "gnd.pkl").write_bytes(pickle.dumps(said, 2))
+    np.savez(folder / "a.npz", Q=np.ones((2, 3)), X=np.ones((4, 3)))
+    np.savez(folder / "b.npz", Q=np.ones((2, 3)), X=np.ones((4, 3)))
+
+
+def load_truth(folder):
+    return load_revisited(folder / "gnd.pkl", folder / "a.npz")
+
+
+def counted(path):
+    read_into(Tally(window=2), path, lambda items, what, total: items)
+
+
+def lines_of(path):
+    return list(text_batches(read_lines(path)[:100], TOKENS, 32, 1000))
+
+
 TS = "#c\n@problemName x\n@dimensions 2\n@classLabel true up down\n@data\n1,2,?:3,4:up\n5:6:down\n1.5e3,2:7,8,9:up\n"
 
 
@@ -324,19 +365,19 @@ READERS = {
     "reading": Reader(reading, "a.json", m.as_json, load_reading),
     "reading, graph": Reader(graph, "a.json", m.as_json, load_reading),
     "ts": Reader(text("a.ts", TS), "a.ts", m.as_text, reads(load_ts, "a.ts")),
-    "ts.gz": Reader(text("a.ts.gz", TS), "a.ts.gz", m.as_gzip, reads(load_ts, "a.ts.gz")),
-    "ts.xz": Reader(text("a.ts.xz", TS), "a.ts.xz", m.as_xz, reads(load_ts, "a.ts.xz")),
+    "ts.gz": Reader(text("a.ts.gz", TS), "a.ts.gz", m.as_gzip, reads(load_ts, "a.ts.gz"), True),
+    "ts.xz": Reader(text("a.ts.xz", TS), "a.ts.xz", m.as_xz, reads(load_ts, "a.ts.xz"), True),
     "csv": Reader(text("a.csv", TABLE), "a.csv", m.as_text, reads(load_table, "a.csv")),
     "tsv": Reader(text("a.tsv", TABLE.replace(",", "\t")), "a.tsv", m.as_text, reads(load_table, "a.tsv")),
     "column": Reader(text("a.tsv", "label\ttext\n1\tfine\n0\tlong\n"), "a.tsv", m.as_text, reads(read_column, "a.tsv")),
-    "text": Reader(text("a.txt.gz", "one\n\ntwo\n" * 9), "a.txt.gz", m.as_gzip, reads(read_corpus, "a.txt.gz")),
+    "text": Reader(text("a.txt.gz", "one\n\ntwo\n" * 9), "a.txt.gz", m.as_gzip, reads(read_corpus, "a.txt.gz"), True),
     "words": Reader(text("a.txt", "one\n\ntwo\n" * 9), "a.txt", m.as_text, reads(read_text, "a.txt")),
     "retail": Reader(text("a.csv", RETAIL), "a.csv", m.as_text, reads(read_retail, "a.csv")),
     "cdnow": Reader(text("a.txt", CDNOW), "a.txt", m.as_text, reads(read_cdnow, "a.txt")),
-    "badges": Reader(badges, "a.npz", m.as_zip, reads(read_badges, "a.npz")),
-    "images": Reader(images, "a.npz", m.as_zip, reads(load_images, "a.npz")),
-    "photos, png": Reader(photos, "cat/a.png", m.as_bytes, load_images),
-    "photos, jpeg": Reader(photos, "dog/b.jpg", m.as_bytes, load_images),
+    "badges": Reader(badges, "a.npz", m.as_zip, reads(read_badges, "a.npz"), True),
+    "images": Reader(images, "a.npz", m.as_zip, reads(load_images, "a.npz"), True),
+    "photos, png": Reader(photos, "cat/a.png", m.as_bytes, load_images, True),
+    "photos, jpeg": Reader(photos, "dog/b.jpg", m.as_bytes, load_images, True),
     "estimator, series": Reader(
         saved("series"), "a.safetensors", m.as_safetensors, reads(saved_network, "a.safetensors")
     ),
@@ -346,4 +387,17 @@ READERS = {
     "estimator, rows": Reader(saved("rows"), "a.safetensors", m.as_safetensors, reads(saved_network, "a.safetensors")),
     "swap": Reader(swapped, "a.safetensors", m.as_safetensors, reads(_read_saved, "a.safetensors")),
     "run": Reader(run_of, "run.checkpoint", m.as_zip, run_of),
+    "forged pickle, zipped": Reader(pickled(True), "pytorch_model.bin", forged.in_zip, look),
+    "forged pickle, old": Reader(pickled(False), "pytorch_model.bin", forged.in_older, look),
+    "truth": Reader(truth, "gnd.pkl", m.as_bytes, load_truth),
+    "forged truth": Reader(truth, "gnd.pkl", forged.in_pickle, load_truth),
+    "forged vectors": Reader(truth, "a.npz", forged.in_arrays, load_truth, True),
+    "forged images": Reader(images, "a.npz", forged.in_arrays, reads(load_images, "a.npz"), True),
+    "forged reading": Reader(reading, "a.json", forged.reading, show_reading),
+    "shown reading": Reader(reading, "a.json", m.as_json, show_reading),
+    "names": Reader(llama, "model.safetensors", forged.named, look),
+    "flood, lines": Reader(text("a.gz", "one\ntwo\n"), "a.gz", forged.flooded("gz"), reads(lines_of, "a.gz"), True),
+    "flood, counted": Reader(text("a.xz", "one two\n"), "a.xz", forged.flooded("xz"), reads(counted, "a.xz"), True),
+    "flood, table": Reader(text("a.gz", TABLE), "a.gz", forged.flooded("gz"), reads(load_table, "a.gz"), True),
+    "flood, series": Reader(text("a.gz", TS), "a.gz", forged.flooded("gz"), reads(load_ts, "a.gz"), True),
 }

@@ -19,7 +19,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-STUCK = 60  # seconds without a new case, after which a process is ended from outside
+from tests.fuzz.guard import Broken, watched
+
+MADE = 900  # seconds in which a process must have made its files
+STUCK = 180  # seconds without a new case, after which a process is ended from outside
 SPARE = 4 * 2**30  # address space that a process may take beyond what it has at the start
 
 
@@ -44,14 +47,12 @@ class Bench:
         self.one(name, random.Random(f"{seed} {number}"))
 
     def one(self, name, chance):
-        from tests.fuzz.guard import watched
-
         reader, (place, original) = self.readers[name], self.original[name]
         changed = reader.change(chance, original)
         file = place / reader.file
         file.unlink(missing_ok=True)
         file.write_bytes(changed)
-        with watched(place, len(changed)):
+        with watched(place, len(changed), reader.packed):
             reader.read(place)
 
 
@@ -69,7 +70,7 @@ def work(first, cases, step, seed, status):
             place[:8] = number.to_bytes(8, "little")
             try:
                 bench.case(number, seed)
-            except AssertionError as error:
+            except (Broken, AssertionError) as error:
                 told = {"case": number, "reader": bench.names[number % len(bench.names)], "what": str(error)}
                 print(json.dumps(told), flush=True)
         place[:8] = (2**63).to_bytes(8, "little")
@@ -85,7 +86,7 @@ def _watch(first, cases, step, seed, folder):
             command = [sys.executable, "-m", "tests.fuzz.run", "--lane", str(at), str(step), str(status)]
             command += ["--cases", str(cases), "--seed", str(seed)]
             process = subprocess.Popen(command, stdout=sink, stderr=err)
-            seen, since = at, time.monotonic() + 60  # the files are made first
+            seen, since = at, time.monotonic() + MADE
             while process.poll() is None:
                 yield None
                 yield from map(json.loads, out)
@@ -122,7 +123,7 @@ def main():
             print(bench.names[given.case % len(bench.names)])
             try:
                 bench.case(given.case, given.seed)
-            except AssertionError:
+            except (Broken, AssertionError):
                 traceback.print_exc()
         return 0
     start, found = time.monotonic(), []

@@ -35,19 +35,22 @@ def test_known_graphs_by_positions_of_the_whole_attention():
     for _ in range(10):
         sem = random_sem(rng)
         truth = icd(DSeparation(sem.graph, sem.observed)).graph
-        reading = kq.causes(torch.tensor(sem.attention), nodes=sem.observed, alpha=1e-3, samples=1e10)
+        reading = kq.causes(torch.tensor(sem.attention), nodes=sem.observed, alpha=1e-3, samples=1e10, causal=False)
         assert reading.edges == [(sem.observed[i], sem.observed[j], a, b) for i, j, a, b in truth.edges()]
         assert reading.nodes == sem.observed
         assert reading.tests == sum(reading.graphs[0]["tests_by_size"])
-        fci = kq.causes(torch.tensor(sem.attention), sem.observed, 1e-3, 1e10, "fci")
+        fci = kq.causes(torch.tensor(sem.attention), sem.observed, 1e-3, 1e10, "fci", causal=False)
         assert fci.edges == reading.edges
 
 
 def test_a_chain_by_hand():
     # X₂ = X₁ + U₂ with X₁ = X₀ + U₁: neighbours depend, the ends do not given the middle, and no arrow is known.
     solved = np.linalg.inv(np.eye(3) - np.diag([0.8, 0.8], -1))
-    reading = kq.causes(solved / solved.sum(1, keepdims=True))
+    attention = solved / solved.sum(1, keepdims=True)
+    reading = kq.causes(attention, causal=False)
     assert reading.edges == [(0, 1, "circle", "circle"), (1, 2, "circle", "circle")]
+    # With the order 0 *→ 1 and 1 *→ 2 are known, and 1, which is no collider, is a cause of 2.
+    assert kq.causes(attention).edges == [(0, 1, "circle", "arrow"), (1, 2, "tail", "arrow")]
     assert (reading.samples, reading.provenance["samples"]) == (768, "768, as published")
 
 
@@ -81,7 +84,7 @@ def test_few_tokens():
     assert kq.causes(torch.ones(1, 1)).edges == []
     assert kq.causes(torch.eye(2)).edges == []
     assert kq.causes(torch.full((2, 2), 0.5)).edges == [(0, 1, "circle", "circle")]
-    assert kq.causes(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).edges == [(0, 1, "circle", "circle")]
+    assert kq.causes(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).edges == [(0, 1, "circle", "arrow")]
 
 
 @pytest.mark.parametrize("method", ["icd", "fci"])
@@ -113,7 +116,7 @@ def test_zeros_on_the_diagonal():
 def test_heads_and_their_consensus():
     one = torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]])  # 0 o→ 2 ←o 1
     other = torch.tensor([[1, 0, 0], [0, 1, 0], [0.0, 0.5, 0.5]])  # 1 o–o 2
-    reading = kq.causes(torch.stack((one, one, other, torch.eye(3))))
+    reading = kq.causes(torch.stack((one, one, other, torch.eye(3))), causal=False)
     assert [len(graph["edges"]) for graph in reading.graphs] == [2, 2, 1, 0]
     rows = {(row["i"], row["j"]): row for row in reading.agreement()}
     assert {pair: row["heads"] for pair, row in rows.items()} == {(0, 2): 2, (1, 2): 3}
@@ -121,7 +124,7 @@ def test_heads_and_their_consensus():
     assert reading.edges == [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")]
     assert [row["heads"] for row in reading.consensus(3)] == [3]
     assert reading.tests == sum(graph["tests"] for graph in reading.graphs)
-    assert kq.causes(torch.stack((one, other)), head=1).edges == [(1, 2, "circle", "circle")]
+    assert kq.causes(torch.stack((one, other)), head=1, causal=False).edges == [(1, 2, "circle", "circle")]
     assert reading.pag(2).edges() == [(1, 2, "circle", "circle")]
 
 
@@ -310,3 +313,70 @@ def test_predictions_change_when_what_they_rest_on_is_masked(folder):
 def test_bytes_are_read_as_text_and_blanks_are_shown():
     tokenizer = shipped(kq.models.ENCODER)[1]
     assert words_of("naïve là\n", tokenizer).texts == ["naïve", "là", "⏎"]
+
+
+def definite(reading):
+    """Edges → of all heads: where from, where to."""
+    found = []
+    for index in range(len(reading.graphs)):
+        for i, j, at_i, at_j in reading.edges_of(index):
+            if {at_i, at_j} == {"tail", "arrow"}:
+                found.append((i, j) if at_i == "tail" else (j, i))
+    return found
+
+
+def test_no_word_of_a_decoder_is_a_cause_of_an_earlier_one():
+    reading = kq.causes(kq.models.DECODER, text=TEXT)
+    assert reading.causal
+    assert len(definite(reading)) > 5
+    assert all(source < target for source, target in definite(reading))
+    assert all(at_j == "arrow" for index in range(len(reading.graphs)) for *_, at_j in reading.edges_of(index))
+    ignored = kq.causes(kq.models.DECODER, text=TEXT, causal=False)
+    assert not ignored.causal
+    assert any(source > target for source, target in definite(ignored))
+    assert kq.causes(kq.models.ENCODER, text=TEXT, head=0).causal is False
+    assert kq.Reading.load(reading.to_json()) == reading
+
+
+@pytest.mark.unchecked
+def test_an_order_is_refused_where_there_is_none():
+    with pytest.raises(ValueError, match="causal=True, but the attention looks ahead"):
+        kq.causes(torch.tensor([[1, 0, 0], [0, 0.5, 0.5], [0.3, 0.3, 0.4]]), causal=True)
+    with pytest.raises(ValueError, match="causal=True goes without selection"):
+        kq.causes(torch.eye(3), causal=True, selection=True)
+    with pytest.raises(TypeError, match="causal must be True, False or None, got 'yes'"):
+        kq.causes(torch.eye(3), causal="yes")
+    assert kq.causes(torch.eye(3), selection=True).causal is False
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_a_long_search_is_warned_of_and_watched():
+    # 300 tokens take minutes. It is stopped as soon as it says what it goes through.
+    rounds = []
+
+    def watch(items, what, total):
+        rounds.append((what, total))
+        raise StoppedError
+
+    attention = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    with (
+        pytest.warns(UserWarning, match=r"causes over 300 nodes is expected to take [\d,]+ (minutes|hours) or more"),
+        pytest.raises(StoppedError),
+    ):
+        kq.causes(attention, progress=watch)
+    assert rounds == [("sets of 0 tokens", -(-300 * 299 // 2 // 64))]
+
+
+def test_rounds_of_every_head_are_watched():
+    seen = []
+
+    def watch(items, what, total):
+        seen.append(what)
+        return items
+
+    kq.causes(torch.rand(2, 5, 5).softmax(-1), progress=watch)
+    assert seen[0] == "head 0, sets of 0 tokens"
+    assert "head 1, sets of 1 token" in seen

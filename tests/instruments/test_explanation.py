@@ -174,3 +174,12 @@ def test_a_target_is_a_node_however_little_it_is_attended_to():
     assert list(kq.causes(attention, nodes=2, target=3).nodes) == [2, 3]
     with pytest.raises(ValueError, match="target must be between 0 and 3, got 4"):
         kq.causes(attention, nodes=2, target=4)
+
+
+def test_nothing_behind_the_target_is_tried_where_the_graph_has_an_order():
+    attention = torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.3, 0.3, 0.4, 0], [0.1, 0.2, 0.4, 0.3]])
+    asked = []
+    found = kq.explain(kq.causes(attention), 1, lambda masked, target: bool(asked.append(masked)))
+    assert found.pool == [0]
+    assert asked == [(0,)]
+    assert 2 in kq.explain(kq.causes(attention, causal=False), 1).pool

@@ -226,6 +226,78 @@ def test_reciprocity_counts_only_pairs_that_may_look_both_ways():
     assert kq.flow(attention, LABELS, mask=near).reciprocity == pytest.approx(expected, abs=1e-12)
 
 
+def three():
+    """Three modalities whose pairs look at each other unlike much, and where whoever is looked at looks away."""
+    labels = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    generator = torch.Generator().manual_seed(3)
+    odd = torch.rand(12, 12, generator=generator, dtype=torch.float64) - 0.5
+    scores = 2 * (odd - odd.mT)
+    scores[:4, 4:8] += 3
+    scores[4:8, :4] += 3
+    return labels, scores.softmax(-1)
+
+
+def test_reciprocity_is_that_within_pairs_of_modalities():
+    # By hand. Over all pairs at once it would have another sign, that of which modalities look at each other.
+    labels, attention = three()
+    found, sizes = [], []
+    for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+        mine, its = ([i for i, label in enumerate(labels) if label == name] for name in (one, other))
+        there, back = attention[mine][:, its].flatten(), attention[its][:, mine].mT.flatten()
+        found.append(np.corrcoef(there, back)[0, 1])
+        sizes.append(there.numel())
+    expected = np.average(found, weights=sizes)
+    assert kq.flow(attention, labels).reciprocity == pytest.approx(expected, abs=1e-12)
+    cross = torch.tensor([[a != b for b in labels] for a in labels])
+    assert expected < -0.5
+    assert np.corrcoef(attention[cross], attention.mT[cross])[0, 1] > 0
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))  # whichever modality comes first
+    moved = kq.flow(attention[order][:, order], [labels[place] for place in order])
+    assert moved.reciprocity == pytest.approx(expected, abs=1e-12)
+
+
+def test_heads_are_ranked_net_of_sinks():
+    # Head 0 gives all to one patch, head 1 nearly all to a special token, head 2 really looks across.
+    labels = ["special", *LABELS[1:]]
+    heads = torch.zeros(3, N, N, dtype=torch.float64)
+    heads[0] = 0.05 / N
+    heads[0, :, 5] += 0.95
+    heads[1, :, 0] = 0.97
+    heads[1] += 0.03 * CROSS / CROSS.sum(1, keepdim=True)
+    heads[2] = within(0.7)
+    reading = kq.flow(heads, labels, keep=3)
+    raw = np.array(reading.corrected)
+    assert raw.argmax() == 1  # of what the special token leaves, everything crosses
+    assert [one["head"] for one in reading.maps] == [2, 1, 0]
+    for head, sinks in enumerate([[5], [], []]):
+        kept = list(range(1, N))
+        keys = [j for j in kept if j not in sinks]
+        paid = float(heads[head][kept].sum())
+        even_ = torch.full((N, N), 1 / N, dtype=torch.float64)
+        crossing, all_ = (
+            [float((map_ * part)[kept][:, keys].sum()) for part in (CROSS, torch.ones(N, N))]
+            for map_ in (heads[head], even_)
+        )
+        expected = crossing[1] / paid * (crossing[0] / crossing[1] - all_[0] / all_[1])
+        assert reading.of("net", corrected=True)[head] == pytest.approx(expected, abs=1e-12)
+        assert reading.sink_mass[head] == pytest.approx(1 - crossing[1] / paid, abs=1e-12)
+    assert kq.flow(heads[0], LABELS, sink=1).net == pytest.approx(kq.flow(heads[0], LABELS).raw, abs=1e-12)
+
+
+@pytest.mark.parametrize("sink", [0, 1.5, -1])
+def test_a_sink_is_a_share(sink):
+    with pytest.raises(ValueError, match=r"sink must be a share of attention above 0, at most 1"):
+        kq.flow(within(0.5), LABELS, sink=float(sink))
+
+
+def test_no_token_of_uniform_attention_is_a_sink():
+    for count in (2, 3, 4, 9):
+        causal = torch.ones(count, count, dtype=torch.bool).tril()
+        labels = ["a", *["b"] * (count - 1)]
+        for attention, mask in ((torch.full((count, count), 1 / count), None), (even(causal), causal)):
+            assert kq.flow(attention, labels, mask=mask).sink_mass == pytest.approx(0, abs=1e-6)
+
+
 def test_leading_dimensions_stay_and_texts_may_have_labels_of_their_own():
     layers = [softmax(2, 3, N, N, seed=seed) for seed in range(4)]
     turned = LABELS[::-1]

@@ -98,7 +98,7 @@ def test_a_reading_that_is_none_is_told():
     reading = kq.flow(EVEN, LABELS)
     with pytest.raises(ValueError, match=r"reading must be one of 'raw', .* got 'row'; did you mean 'raw'"):
         reading.of("row")
-    with pytest.raises(ValueError, match="reading must be one of 'raw', 'residual', 'rollout', got 'weighted'"):
+    with pytest.raises(ValueError, match="reading must be one of 'raw', 'residual', 'net', 'rollout', got 'weighted'"):
         reading.directed_of("weighted")
 
 

@@ -9,6 +9,7 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import attention_maps
+from keyquery.capture.words import token_texts
 from keyquery.instruments.modality import patch_order
 from keyquery.testing.families import tiny_inputs, tiny_model
 from tests import vision
@@ -223,3 +224,28 @@ def test_a_tower_of_as_many_tokens_is_not_mistaken_for_the_joint_one():
     reading = kq.flow(model, inputs=batch, modality=["image"] * 16 + ["text"])
     causal = torch.ones(17, 17, dtype=torch.bool).tril()
     same(reading, kq.flow(attention_maps(model, batch), reading.labels, mask=causal))
+
+
+class Bytes:
+    """A byte-level tokenizer of transformers as far as names of tokens go."""
+
+    names = ("Ġcafé".replace("é", "Ã©"), "âĢĻ", "Ċ", "Ã", "Ġ", "<s>")
+
+    def get_vocab(self):
+        return {name: number for number, name in enumerate(self.names)}
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.names[number] for number in ids]
+
+
+def test_tokens_of_bytes_are_shown_as_text():
+    assert token_texts(range(6), Bytes()) == ["café", "’", "⏎", "<0xC3>", "␣", "<s>"]
+
+    # Letters that are byte symbols as well stay where tokens are no bytes.
+    class Letters(Bytes):
+        names = ("▁Ã", "ö", "▁", "##ing", "é", "Ã©")
+
+    assert token_texts(range(6), Letters()) == ["Ã", "ö", "␣", "##ing", "é", "Ã©"]
+    tokens = kq.flow(kq.models.DECODER, text=["It’s naïve.", "So it is…"]).tokens
+    assert not set("".join(tokens)) & set("ĠĊâĢÃ")
+    assert "naïve" in "".join(tokens)

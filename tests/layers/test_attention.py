@@ -175,6 +175,49 @@ def test_the_key_norm_of_rbf_survives_short_floats():
     assert (high.double() + low.double() - exact).abs().max() < 0.02 * (high.double() - exact).abs().max()
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("far", [1e2, 1e3, 1e4])
+def test_rbf_does_not_see_where_all_tokens_are(far, is_causal):
+    """Against float64 of the same rounded tokens: what is left is the rounding of their projections."""
+    layer, x = kq.Attention(32, 4, kernel="rbf"), torch.randn(2, 12, 32) + far
+    exact = copy.deepcopy(layer).double()
+    allowed = 2e-7 * far  # 0.9 at 1e4 if scores are q·k − ½‖k‖² of uncentred vectors
+    assert (layer.maps(x, is_causal=is_causal) - exact.maps(x.double(), is_causal=is_causal)).abs().max() < allowed
+    out, right = layer(x, is_causal=is_causal), exact(x.double(), is_causal=is_causal)
+    assert (out - right).abs().max() < 4 * allowed * right.abs().max()
+
+
+def test_rbf_far_away_is_the_same_with_padding_a_cache_or_offsets():
+    layer, x = kq.Attention(32, 4, kernel="rbf"), torch.randn(2, 12, 32) + 1e3
+    whole = layer(x, is_causal=True)
+    cache = kq.Cache()
+    steps = torch.cat([layer(part, is_causal=True, cache=cache) for part in x.split((5, 1, 6), 1)], 1)
+    near = 1e-5 * whole.abs().max()
+    assert (steps - whole).abs().max() < near
+    padded = torch.cat((torch.full((2, 3, 32), torch.nan), x), 1)
+    real = (torch.arange(15) >= 3).expand(2, 15)
+    assert (layer(padded, mask=real, is_causal=True)[:, 3:] - whole).abs().max() < near
+    packed = layer(x.flatten(0, 1), is_causal=True, offsets=torch.tensor([0, 12, 24]))
+    assert (packed.unflatten(0, (2, 12)) - whole).abs().max() < near
+
+
+def test_rbf_leaks_no_future_token():
+    layer, x = kq.Attention(32, 4, kernel="rbf"), torch.randn(1, 12, 32) + 1e3
+    other = x.clone()
+    other[:, 5:] = 1e4
+    assert torch.equal(layer(x, is_causal=True)[:, :5], layer(other, is_causal=True)[:, :5])
+
+
+def test_rbf_has_the_gradient_of_its_formula():
+    layer, x = kq.Attention(8, 2, kernel="rbf").double(), torch.randn(1, 5, 8, dtype=torch.float64)
+    key = layer.queries_and_keys(x)[1]
+    apart = -(key.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1) / 2
+    weights = torch.randn(1, 2, 5, 5, dtype=torch.float64)
+    by_formula = torch.autograd.grad(((apart * layer.scale).softmax(-1) * weights).sum(), layer.key.weight)[0]
+    by_layer = torch.autograd.grad((layer.maps(x) * weights).sum(), layer.key.weight)[0]
+    torch.testing.assert_close(by_layer, by_formula)
+
+
 # Forms and parts of live layers
 
 

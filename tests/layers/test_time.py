@@ -11,7 +11,7 @@ import torch
 
 import keyquery as kq
 from keyquery.layers.time.clock import elapsed, spread
-from keyquery.layers.time.waves import waves
+from keyquery.layers.time.waves import phases, waves
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 KINDS = (*SPECTRA, "mercer")
@@ -122,8 +122,8 @@ def test_unix_seconds_keep_their_milliseconds(kind):
     times = start + torch.tensor([0.0, 0.001, 0.002, 3.5, 86400.001], dtype=torch.float64)
     exact = [float(Fraction(t) - Fraction(start)) for t in times.tolist()]
     assert torch.equal(elapsed(times), torch.tensor(exact, dtype=torch.float64))
-    phases = torch.tensor(exact, dtype=torch.float64)[:, None] * code.frequencies()
-    truth = torch.stack((phases.cos(), phases.sin()), -1) * code.shares().sqrt()[:, None]
+    angles = torch.tensor(exact, dtype=torch.float64)[:, None] * code.frequencies()
+    truth = torch.stack((angles.cos(), angles.sin()), -1) * code.shares().sqrt()[:, None]
     found = code.encode(times)
     assert found.dtype == torch.float32
     assert (found.double() - truth.flatten(1)).abs().max() < 1e-7
@@ -135,6 +135,68 @@ def test_integers_are_subtracted_as_integers():
     assert elapsed(nanoseconds).tolist() == [0.0, 1.0, 1_000_001.0]
     assert elapsed(nanoseconds, origin=1_700_000_000_000_000_000).tolist() == [0.0, 1.0, 1_000_001.0]
     assert elapsed(nanoseconds[None], origin=nanoseconds[1:2]).tolist() == [[-1.0, 0.0, 1_000_000.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("origin", [None, 0, 0.0, 0.5, -(2**62), 2**40, torch.tensor(0), "days ago"])
+def test_nanoseconds_since_1970_from_any_origin(origin, dtype):
+    """Inner products depend on the lag alone; with float64 differences from 0 they would be rounded to 256 ns."""
+    code = kq.MercerTime(8, degree=2, periods=[128.0, 65_536.0]).to(dtype)  # exact frequencies
+    lags = [0, 13, 26, 1_000, 10**6 + 1, 3 * 10**16 + 7]  # up to a year
+    times = 1_700_000_000_000_000_000 + torch.tensor(lags)
+    origin = times[0] - 10**15 - 1 if origin == "days ago" else origin
+    found = gram(code, times, origin).detach().double()
+    for i, a in enumerate(lags):
+        for j, b in enumerate(lags):
+            exact = [2 * math.pi * float(Fraction(k * (a - b), p) % 1) for p in (128, 65_536) for k in (1, 2)]
+            error = abs(float(found[i, j]) - sum(map(math.cos, exact)) / 4)
+            assert error < (4e-7 if dtype == torch.float32 else 1e-9)
+
+
+def test_seconds_since_1970_keep_milliseconds_from_origin_0():
+    """A product of 1.7e9 s and a frequency of 1 kHz has lost 1e-4 of a turn in float64."""
+    code = kq.MercerTime(2, degree=1, periods=[0.001]).double()
+    times = 1.7e9 + torch.arange(8).double() * 2.0**-12  # exact in float64
+    lags = times[:, None] - times
+    assert (gram(code, times, 0) - (2000 * math.pi * lags).cos()).abs().max() < 1e-10
+    start = code.encode(torch.zeros(1).double(), origin=0)[0]
+    assert (code.kernel(times) - code.encode(times, origin=0) @ start).abs().max() < 1e-12
+
+
+def test_gradients_are_those_of_cosines_after_many_turns():
+    """d cos(ωt)/dω = −t sin(ωt) and d/dt = −ω sin(ωt), also where ω·t is computed by halves."""
+    for since in (torch.tensor([3.0, 1e6 + 0.25]).double(), torch.tensor([3.0, 10.25]).double()):
+        since, frequency = since.requires_grad_(), torch.tensor([2.0], dtype=torch.float64).requires_grad_()
+        by = torch.autograd.grad(phases(since, frequency).cos().sum(), (since, frequency))
+        sines = (2 * since.detach()).sin()
+        torch.testing.assert_close(by[0], -2 * sines)
+        torch.testing.assert_close(by[1], -(since.detach() * sines).sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("times", "dtype"),
+    [([-(2**31), 2**31 - 1], torch.int32), ([-(2**63), 2**63 - 1], torch.int64), ([2**63 - 1, -(2**63)], torch.int64)],
+)
+def test_differences_of_integers_do_not_overflow(times, dtype):
+    given, exact = torch.tensor(times, dtype=dtype), float(times[1] - times[0])
+    assert elapsed(given).tolist() == [0.0, exact]
+    assert elapsed(given[1:], origin=given[0]).tolist() == [exact]
+    assert elapsed(given[1:], origin=times[0]).tolist() == [exact]
+    assert spread(given) == (2 * abs(exact), 2 * abs(exact))
+
+
+def test_short_gaps_of_long_spans_are_seen():
+    """Three nanoseconds after a year: as float64 counted from the first they would be 0 or 4."""
+    year = 31_536_000_000_000_000
+    times = torch.tensor([0, year, year + 3, year + 6])
+    assert spread(times)[0] == 6.0
+    mask = torch.tensor([True, True, True, False])
+    assert spread(times, mask) == (6.0 + 0.1 * (year - 3), 2.0 * (year + 3))
+
+
+def test_an_origin_beyond_64_bits_is_refused():
+    with pytest.raises(ValueError, match="origin must fit into 64 bits"):
+        elapsed(torch.tensor([1, 2]), origin=2**63)
 
 
 def test_periods_stay_exact_in_short_floats():

@@ -62,7 +62,7 @@ def test_a_click_reaches_a_head_and_its_figures_are_those_of_the_json(visit, loo
     for name in ("effective_rank", "stable_rank", "symmetric_energy", "positive_share"):
         assert three(figure(tab, f"raw.{name}")) == float(f"{head['raw'][name]:.3g}")
     for part in (*PARTS, "interaction"):
-        low, high = head["on_data"]["intervals"][part]
+        low, high = (float(f"{end:.3g}") for end in head["on_data"]["intervals"][part])
         told = f"{whole(head['on_data'][part])} % ({whole(low)} to {whole(high)})"
         assert tab.locator(f'[data-share="{part}"]').text_content() == told
     assert head["label"] in tab.locator(".headline").inner_text()
@@ -364,3 +364,13 @@ def test_the_layers_of_several_stacks_have_labels(visit):
     tab = visit(kq.look(tiny_model("t5")), "#4.1")
     assert title(tab) == "Layer 4 (cross 0), head 1"
     assert tab.locator('#map [data-head="2.1"]').get_attribute("aria-label").startswith("layer 2 (decoder 0), head 1")
+
+
+def test_paper_keeps_the_colours_of_maps_bars_and_legends(visit):
+    # In a page with a script and in one without; on paper backgrounds are left out where a page does not ask for them.
+    readings = (tiny("gpt2")[2], kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]])))
+    for reading in readings:
+        tab = visit(reading)
+        tab.emulate_media(media="print")
+        wanted = "[...document.querySelectorAll('*')].map((node) => getComputedStyle(node).printColorAdjust)"
+        assert set(tab.evaluate(wanted)) == {"exact"}

@@ -21,6 +21,7 @@ from tests.report.test_page import data_of, unpacked
 
 run = CliRunner().invoke
 LABELS = ["image"] * 6 + ["text"] * 4
+WAYS = ("image → text", "text → image")
 
 
 def made(layers=3, heads=2, keep=3, **options):
@@ -38,8 +39,9 @@ def shown(reading):
 def test_the_page_holds_the_figures_of_the_reading():
     attention, reading = made(values=torch.rand(3, 2, 10, 4, dtype=torch.float64))
     data = data_of(report.page.page(reading))
-    assert list(data["views"]) == ["flow", "image → text", "text → image", "norm-weighted", "reciprocity"]
+    assert list(data["views"]) == ["flow", "net of sinks", *WAYS, "norm-weighted", "reciprocity"]
     assert np.allclose(data["views"]["flow"], reading.corrected, rtol=1e-4)
+    assert np.allclose(data["views"]["net of sinks"], reading.of("net", corrected=True), rtol=1e-4)
     assert np.allclose(data["views"]["norm-weighted"], reading.of("weighted", corrected=True), rtol=1e-4)
     ways = np.array(data["views"]["image → text"]) + np.array(data["views"]["text → image"])
     assert np.allclose(ways, reading.corrected, atol=1e-5)
@@ -108,7 +110,8 @@ def test_the_terminal_tells_layers_and_heads():
     assert "attention: 3 layers, 2 heads" in text
     assert "tokens: 6 image, 4 text" in text
     best = reading.maps[0]
-    assert f"{best['layer']}.{best['head']} {100 * best['above_chance']:+.1f}" in text
+    assert f"{best['layer']}.{best['head']} {100 * best['net_above_chance']:+.1f}" in text
+    assert "Heads furthest above chance, net of sinks" in text
     mean = np.mean(reading.raw)
     assert f"Attention that crosses: {mean:.1%} on average" in text
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
@@ -147,7 +150,7 @@ def test_the_command_on_an_image_and_a_text(folders, tmp_path, name):
     assert reading.counts["text"] == 6
     assert len(reading.maps) == 8
     assert json.loads(names["json"].read_text())["kind"] == "flow"
-    assert names["csv"].read_text().startswith("layer,head,raw,residual,weighted,raw_above_chance")
+    assert names["csv"].read_text().startswith("layer,head,raw,residual,weighted,net,raw_above_chance")
     text = names["html"].read_text()
     assert "; img-src data:; " in text
     assert data_of(text)["picture"]["grid"] == ([4, 5] if name == "vilt" else [4, 4])

@@ -40,7 +40,9 @@ def test_the_strongest_head_is_shown_first_and_its_figures_are_those_of_the_json
     best = seen.maps[0]
     assert tab.locator("#chosen h2").inner_text() == f"Layer {best['layer']}, head {best['head']}"
     assert figure(tab, "raw") == f"{100 * seen.raw[best['layer']][best['head']]:.1f} %"
-    assert figure(tab, "raw_above_chance") == f"+{100 * best['above_chance']:.1f}"
+    above = seen.of("net", corrected=True)[best["layer"]][best["head"]]
+    assert above == np.max(seen.of("net", corrected=True))
+    assert figure(tab, "net_above_chance") == f"{100 * above:+.1f}".replace("-", "−")
     assert "tiny vilt" in tab.locator("#name").inner_text()
     mean, chance = np.mean(seen.raw), np.mean(seen.chance_of("raw"))
     assert f"{100 * mean:.1f} %" in tab.locator('[data-figure="raw"]').first.inner_text()
@@ -172,3 +174,18 @@ def test_words_can_be_read_in_both_schemes_and_on_a_telephone(visit, seen, schem
     }"""
     for chip in tab.locator(".lit").all():
         assert chip.evaluate(luminance) > 3
+
+
+def test_a_token_that_is_not_there_is_not_chosen(visit):
+    _, reading = made(keep=6)
+    tab = visit(reading)
+    for side in (0, 1):
+        tab.evaluate(f"choose({{ side: {side}, at: 99 }})")
+        assert tab.locator('.lit[aria-pressed="true"]').count() == 0
+        assert "on average" in tab.locator(".readout").inner_text()
+
+
+def test_long_tokens_stay_on_the_page(visit):
+    _, reading = made(keep=6, tokens=["x" * 400] * 10)
+    tab = visit(reading)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

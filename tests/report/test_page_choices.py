@@ -75,6 +75,7 @@ def test_an_interval_is_told_with_its_figure(visit, look):
     tab = visit(look, "#0.2?map=query_only")
     assert "query only 0.14 (0.0333 to 0.24)" in tab.locator('.cell[data-head="0.2"]').get_attribute("title")
     tab.locator("#table summary").click()
+    tab.wait_for_selector("#table table")
     assert tab.locator('tr[data-head="0.2"] td[title="0.14 (0.0333 to 0.24)"]').count() == 1
 
 

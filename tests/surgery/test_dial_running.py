@@ -117,7 +117,7 @@ def test_a_model_is_given_back_after_whatever_happens(error, where, monkeypatch)
         raise error
 
     if where == "on the way in":
-        monkeypatch.setattr("keyquery.surgery.attach._switch", fail)
+        monkeypatch.setattr("keyquery.surgery.attach.intercept", fail)
     with pytest.raises(error), kq.dial(model, popularity=0):
         fail()
     with torch.no_grad():

@@ -147,3 +147,28 @@ def test_masks_that_add_other_values_are_told():
     model = tiny("vit")
     with kq.swap(model), pytest.raises(ValueError, match="attention_mask must be"):
         model.layers[0].attention(torch.randn(1, 5, 32), torch.ones(1, 5, dtype=torch.bool))
+
+
+def test_a_saved_swap_with_weights_that_are_no_numbers_is_refused(tmp_path):
+    model, file = tiny("bert"), tmp_path / "swap.safetensors"
+    with kq.swap(model, "psd") as swapped:
+        next(swapped.parameters()).data.fill_(float("nan"))
+        swapped.save(file)
+    assert_refused(model, r"is no saved swap: .* holds NaN or infinity", saved=file)
+
+
+def test_a_swapped_model_is_not_saved_as_if_it_could_be_loaded(tmp_path):
+    """Its attention would be drawn at random when it is loaded, without an error."""
+    model = tiny("llama", model="LlamaForCausalLM")
+    before = snapshot(model)
+    first, second = kq.swap(model, "psd", layers=0), kq.swap(model, "psd", layers=1)
+    for swapped in (first, second):
+        for part in (model, model.model):
+            with pytest.raises(RuntimeError, match=r"not saved by save_pretrained.*Swap\.save\(path\).*undo the swap"):
+                part.save_pretrained(tmp_path)
+        swapped.undo()
+    assert not list(tmp_path.iterdir())
+    assert_as_it_was(model, before)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))

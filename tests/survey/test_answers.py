@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import keyquery as kq
 from keyquery.forms.ranks import spearman
-from keyquery.survey.answers import answer, final
+from keyquery.survey.answers import Survey, answer, final
 
 NUMBERS = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=12)
 
@@ -62,3 +63,36 @@ def test_two_sizes_are_no_trend_and_families_are_split_by_attention():
         ("llama", "causal", 2),
     ]
     assert (found["families"][1]["lowest"], found["families"][1]["highest"]) == (-0.1, 0.1)
+
+
+@pytest.mark.unchecked
+def test_no_answers_are_empty_however_they_are_written():
+    nothing = Survey(models=None, runs=None, sizes=None, families=None, broken=None)
+    assert nothing == Survey(models=[])
+    loaded = kq.Reading.load('{"schema": 1, "kind": "survey", "models": null, "runs": null, "families": []}')
+    assert loaded.page() == Survey(models=[]).page()
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('"models": "x"', "models of a survey must be a list of objects, got 'x'"),
+        ('"models": [1]', r"models of a survey must be a list of objects, got \[1\]"),
+        ('"models": [], "broken": {}', "broken of a survey must be a list of objects"),
+        ('"models": [], "runs": [{}]', "steps in runs of a survey must be a number, got None"),
+        ('"models": [], "sizes": [{"models": 3, "smallest": 1, "largest": 2, "slope": null}]', "slope in sizes"),
+    ],
+)
+def test_answers_of_another_kind_are_refused(text, words):
+    with pytest.raises(ValueError, match=f"not a reading of kind 'survey': .*{words}"):
+        kq.Reading.load(f'{{"schema": 1, "kind": "survey", {text}}}')
+
+
+def test_a_model_without_its_figures_has_no_page():
+    with pytest.raises(ValueError, match="a model of the survey, None, has no 'name': no page can show it"):
+        Survey(models=[{}]).page()
+
+
+def test_models_of_one_name_count_once():
+    assert len(final([model("a", 0.1), model("a", 0.2)])) == 1

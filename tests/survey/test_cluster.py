@@ -1,6 +1,7 @@
 """A survey on a real Dask scheduler with two worker processes, and what may happen to them."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -169,5 +170,85 @@ def test_a_scheduler_that_stays_away_is_told(tmp_path, machines, monkeypatch):
 
 def test_no_scheduler_is_one_sentence(monkeypatch):
     monkeypatch.setattr(crews, "ANSWER", 1)
-    with pytest.raises(ConnectionError, match="no Dask scheduler answers at tcp://127"):
+    with pytest.raises(ConnectionError, match="no Dask scheduler answers at 'tcp://127"):
         crews.Cluster("tcp://127.0.0.1:9", patience=0.0).open()
+
+
+def test_a_port_where_nothing_is_said_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(crews, "ANSWER", 1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(ConnectionError, match="no Dask scheduler answers at 'tcp://127"):
+            crews.Cluster(f"tcp://127.0.0.1:{silent.getsockname()[1]}", patience=0.0).open()
+
+
+ADDRESSES = [
+    "",
+    "head",
+    "tcp://",
+    "tcp://head:port",
+    "http://127.0.0.1:8786",
+    "tls://127.0.0.1:9",
+    "tcp://[::1",
+    "x://y",
+]
+TRIED = """
+import sys
+from keyquery.survey.crew import Cluster
+for address in sys.argv[1:]:
+    try:
+        Cluster(address).open()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_what_is_no_address_is_one_sentence_and_nothing_follows(tmp_path):
+    """Not in this process: what Dask has to say of a client that it did not make comes when that is deleted."""
+    where = {**os.environ, "PYTHONPATH": str(Path(survey.__file__).parents[2])}
+    command = [sys.executable, "-c", TRIED, *ADDRESSES]
+    done = subprocess.run(command, env=where, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, len(lines)) == (0, "", len(ADDRESSES))
+    for address, line in zip(ADDRESSES, lines, strict=True):
+        said = f"no Dask scheduler answers at {address!r}: expected an address such as tcp://host:8786 ("
+        assert line.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
+def test_with_tls_only_who_has_a_certificate_is_let_in(tmp_path, machines, monkeypatch):
+    dask = pytest.importorskip("dask")
+    key, pem = tmp_path / "key.pem", tmp_path / "pem.pem"
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        pem,
+        "-days",
+        "2",
+        *name,
+    ]
+    subprocess.run(made, check=True, capture_output=True)
+    own = ("--tls-ca-file", pem, "--tls-cert", pem, "--tls-key", key)
+    models, plain = [llama(tmp_path / "models" / "m")], machines.address
+    machines.address = plain.replace("tcp", "tls")
+    machines.start("scheduler", "--port", str(machines.port), "--protocol", "tls", *own)
+    machines.start("worker", machines.address, "--nthreads", "1", "--no-nanny", *own)
+    shown = {"ca-file": pem, "client.cert": pem, "client.key": key}
+    with dask.config.set({f"distributed.comm.tls.{name}": str(path) for name, path in shown.items()}):
+        together = survey_on(machines, models, tmp_path / "together")
+    assert together == survey.run(models, tmp_path / "alone", workers=1)
+    monkeypatch.setattr(crews, "ANSWER", 2)
+    with pytest.raises(ValueError, match="TLS configuration"):
+        crews.Cluster(machines.address).open()
+    with pytest.raises(ConnectionError, match="no Dask scheduler answers"):
+        crews.Cluster(plain).open()

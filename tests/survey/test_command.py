@@ -1,12 +1,18 @@
 """`keyquery survey` as a user runs it, and how it tells how far it is."""
 
 import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from keyquery import cli
+from keyquery import cli, survey
 from keyquery.report.pace import paced
 from tests.survey.checkpoints import llama
 
@@ -58,3 +64,34 @@ def test_in_a_terminal_progress_has_its_rate_and_quiet_is_quiet():
     with paced(Console(file=(silent := io.StringIO())), wanted=False) as progress:
         list(progress(range(3), "measuring layers", 3))
     assert silent.getvalue() == ""
+
+
+def workers(process):
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [child for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are watched through /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_survey_that_is_terminated_takes_its_processes_with_it(number, tmp_path):
+    for i in range(2):
+        llama(tmp_path / "zoo" / f"m{i}", seed=i)
+    command = [sys.executable, "-m", "keyquery", "survey", str(tmp_path / "zoo"), "--workers", "2", "--out"]
+    where = {**os.environ, "PYTHONPATH": str(Path(survey.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, tmp_path / "out"], env=where, stderr=subprocess.PIPE, text=True)
+    while len(started := workers(process.pid)) < 2:  # which then import for seconds
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err == "keyquery: terminated; what is recorded stays, and the same command resumes\n"
+    assert [child for child in started if alive(child)] == []
+    assert not list((tmp_path / "out").rglob(".*"))

@@ -139,3 +139,59 @@ def test_a_name_that_is_no_text_can_be_told(tmp_path):
 )
 def test_steps_by_name(name, step):
     assert step_of(name) == step
+
+
+def test_links_that_lead_in_circles_are_followed_once(tmp_path):
+    zoo = tmp_path / "zoo"
+    one, other = llama(zoo / "one"), llama(zoo / "deeper" / "other")
+    for name in ("again", "self", "up"):
+        (zoo / name).symlink_to(".")
+        (zoo / "deeper" / name).symlink_to("..")
+    assert [entry.source for entry in find_models([zoo])] == [str(one), str(other)]
+    assert [entry.source for entry in find_models([f"{zoo}/**/*.safetensors"])] == [
+        str(one / "model.safetensors"),
+        str(other / "model.safetensors"),
+    ]
+
+
+def test_links_all_to_the_same_folders_take_no_more_time_than_the_folders(tmp_path):
+    for level in range(8):
+        (tmp_path / "zoo" / f"level{level}").mkdir(parents=True)
+        for name in "abcd":
+            (tmp_path / "zoo" / f"level{level}" / name).symlink_to(tmp_path / "zoo" / f"level{level + 1}")
+    deepest = llama(tmp_path / "zoo" / "level8")
+    assert [entry.source for entry in find_models([tmp_path / "zoo"])] == [str(deepest)]
+
+
+def test_a_model_is_called_by_its_own_path_and_a_link_out_of_the_folder_is_followed(tmp_path):
+    run, elsewhere = tmp_path / "run", llama(tmp_path / "elsewhere" / "step7")
+    llama(run / "b" / "step5")
+    (run / "a").mkdir()
+    (run / "a" / "latest").symlink_to("../b/step5")
+    (run / "a" / "step7").symlink_to(elsewhere)
+    assert names(run) == ["a/step7", "b/step5"]
+
+
+def test_lists_are_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    llama(tmp_path / "m")
+    (tmp_path / "a.txt").write_text("a.txt\nb.txt\nb.txt\nm\n")
+    (tmp_path / "b.txt").write_text("a.txt\n")
+    assert names("a.txt") == names("b.txt") == names("b.txt", "a.txt") == ["m"]
+
+
+@pytest.mark.parametrize("text", ["", "\n  \n# nothing yet\n", "a.txt\n", "b.txt\n"])
+def test_a_list_of_no_models_is_refused(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text("a.txt\n")
+    with pytest.raises(ValueError, match=r"a\.txt.* list(s)? no models"):
+        find_models(["a.txt"])
+
+
+def test_an_index_that_is_a_link_out_of_its_folder_is_one_broken_model(tmp_path):
+    folder = tmp_path / "zoo" / "m"
+    folder.mkdir(parents=True)
+    (tmp_path / "index").write_text("{}")
+    (folder / "model.safetensors.index.json").symlink_to(tmp_path / "index")
+    assert [entry.source for entry in find_models([tmp_path / "zoo"])] == [str(folder)]

@@ -1,7 +1,6 @@
 """A survey on this machine: what it says is what a look says, and nothing stops it for good."""
 
 import errno
-import json
 import os
 import resource
 import shutil
@@ -236,7 +235,7 @@ def test_a_worker_that_sees_another_folder_or_has_other_versions_is_refused(mode
     survey.run(models, tmp_path / "out", workers=1)
     (entry,) = find_models(models[:1])
     versions = tuple(kq.reading.provenance()["versions"].items())
-    token = (tmp_path / "out" / "records" / "here").read_text()
+    token = (tmp_path / "out" / "records" / "here").read_text().split()[-1]
     job = work.Job("open", entry, str(tmp_path / "out"), token, versions)
     assert work.perform(job)["joined"]
     with pytest.raises(OSError, match="share: another survey writes there"):
@@ -343,13 +342,75 @@ def test_a_job_that_kills_its_workers_is_found_out_and_the_others_are_done():
     assert crew.opened <= 1 + 3 + 1
 
 
-def test_leftovers_of_a_kill_are_removed(models, tmp_path):
+def test_leftovers_of_a_killed_run_are_removed(models, tmp_path):
+    out = tmp_path / "out"
+    survey.run(models, out, workers=1)
+    whole, killed = results(out), (out / "records" / "here").read_text().split()[-1]
+    record = next((out / "records").glob("m0-*"))
+    for left in (out / "models" / f".m0.html.x.{killed}", out / f".heads.parquet.y.{killed}", record / f".z.{killed}"):
+        left.touch()
+    survey.run(models, out, workers=1)
+    assert results(out) == whole
+    assert not list(out.rglob(".*"))
+
+
+def test_without_its_records_a_survey_starts_again(models, tmp_path):
     survey.run(models, tmp_path / "out", workers=1)
     whole = results(tmp_path / "out")
-    for left in ("models/.m0.html.abc", ".heads.parquet.abc", ".index.html.x"):
-        (tmp_path / "out" / left).touch()
     shutil.rmtree(tmp_path / "out" / "records")
     survey.run(models, tmp_path / "out", workers=1)
     assert results(tmp_path / "out") == whole
-    assert json.loads((tmp_path / "out" / "survey.json").read_text())["kind"] == "survey"
-    assert not list((tmp_path / "out").rglob(".*"))
+
+
+def test_no_file_of_the_user_is_deleted(tmp_path, monkeypatch):
+    """`keyquery survey models --out .`, where the models' own folder is the one that results are written into."""
+    llama(tmp_path / "models" / "m0")
+    mark = "0" * 32
+    own = ["models/.env", "models/.gitattributes", ".index.html.bak", ".heads.parquet.old", f"models/.m0.html.{mark}"]
+    for name in own:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "models" / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    survey.run(["models"], ".", workers=1)
+    record = next((tmp_path / "records").glob("m0-*"))
+    notes = [record / "notes.txt", record / ".notes.json"]
+    for path in notes:
+        path.write_text("mine")
+    llama(tmp_path / "models" / "m0", seed=1)  # so that it is measured and joined again
+    survey.run(["models"], ".", workers=1)
+    assert [(tmp_path / name).read_text() for name in own] == ["mine"] * len(own)
+    assert [path.read_text() for path in notes] == ["mine", "mine"]
+    assert (tmp_path / "models" / ".git").is_dir()
+    assert len(list(record.glob("whole-*.json"))) == 1
+
+
+@pytest.mark.parametrize("name", ["index.html", "heads.parquet", "survey.json", "models/m1.json", "models/m0.html"])
+def test_results_replace_no_file_that_a_survey_did_not_write(name, models, tmp_path):
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=rf"{name} exists, and no survey wrote it: out must be another folder"):
+        survey.run(models, tmp_path / "out", workers=1)
+    assert path.read_text() == "mine"
+    assert [file for file in (tmp_path / "out").rglob("*") if file.is_file()] == [path]
+
+
+@pytest.mark.parametrize("text", ["", "*", "bak", "0" * 16])
+def test_a_manifest_that_no_survey_wrote_is_refused(text, models, tmp_path):
+    manifest = tmp_path / "out" / "records" / "here"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(text)
+    if text:
+        with pytest.raises(ValueError, match="here was not written by a survey: out must be another folder"):
+            survey.run(models, tmp_path / "out", workers=1)
+        assert manifest.read_text() == text
+    else:
+        assert survey.run(models, tmp_path / "out", workers=1).broken == []
+
+
+def test_a_page_that_the_user_changed_is_kept_when_its_model_is_renamed(models, tmp_path):
+    survey.run(models, tmp_path / "out", workers=1)
+    (tmp_path / "out" / "models" / "m0.html").write_text("mine")
+    survey.run([*models, llama(tmp_path / "other" / "m0", seed=9)], tmp_path / "out", workers=1)
+    assert (tmp_path / "out" / "models" / "m0.html").read_text() == "mine"
+    assert not (tmp_path / "out" / "models" / "m0.json").exists()

@@ -13,7 +13,7 @@ class Wrong(kq.Form):
 
     def core(self):
         right = super().core()
-        return Core(right.query, right.half + 1e-7, right.scale)
+        return Core(right.query, right.half + 1e-7, right.lift, right.unit)
 
 
 def test_a_slightly_wrong_core_is_found():

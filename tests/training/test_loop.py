@@ -427,3 +427,9 @@ def test_torchrun_averages_gradients_over_processes(tmp_path):
     alone = small()
     train(alone, both, loss, Recipe(10, check_every=10))
     assert torch.allclose(alone[0].weight, weight, atol=1e-6)
+
+
+def test_a_world_size_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match=r"the environment variable WORLD_SIZE must be a number, .* got 'two'"):
+        train(small(), draw, loss, Recipe(1))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keyquery.capture.guard import temporarily
 from keyquery.capture.watch import entry
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.sources import bare, first_line
 from keyquery.layers import Attention
 
 Lengths = Callable[[Tensor], Tensor]
@@ -34,17 +36,23 @@ def carried(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str | None]]:
 
     Layers of `kq.Attention` say their maps themselves; those of other models are read as `kq.read` reads them.
     """
-    found: dict[str, Tensor] = {}
+    model, found = bare(model), dict[str, Tensor]()
+    thread = get_ident()
 
     def hear(name: str, of: Lengths, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if get_ident() != thread:  # somebody else's run of the same model
+            return
         entered = args[0] if args else next(part for part in options.values() if isinstance(part, Tensor))
         found[name] = of(entered.detach())
 
     ways, reason = _ways(model)
-    with ExitStack() as stack:
+
+    def listening(stack: ExitStack) -> None:
         for name, (place, of) in ways.items():
             handle = model.get_submodule(place).register_forward_pre_hook(partial(hear, name, of), with_kwargs=True)
             stack.callback(handle.remove)
+
+    with temporarily(model, listening):
         yield found, reason
 
 

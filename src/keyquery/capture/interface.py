@@ -1,12 +1,12 @@
-"""Transformers' attention interface: who asks it, what a model names there, and how that is put back."""
+"""Transformers' attention interface: who asks it, and what a model names there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+TABLE = "ALL_ATTENTION_FUNCTIONS"  # what modules call transformers' interface, in the file that they are written in
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -15,10 +15,19 @@ def uses_interface(module: nn.Module) -> bool:
     >>> uses_interface(torch.nn.MultiheadAttention(8, 2))
     False
     """
+    return TABLE in getattr(getattr(unwrapped(module), "__code__", None), "co_names", ())
+
+
+def unwrapped(module: nn.Module) -> Any:
+    """The forward of a module's class, without what decorators put around it.
+
+    >>> unwrapped(torch.nn.Linear(1, 1)).__name__
+    'forward'
+    """
     function: Any = type(module).forward
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(function, "__code__", None), "co_names", ())
+    return function
 
 
 class Ungrouped:
@@ -43,18 +52,3 @@ def configs_of(model: nn.Module) -> list[Any]:
             found[id(config)] = config
             waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
     return list(found.values())
-
-
-@contextmanager
-def put_back(model: nn.Module) -> Iterator[None]:
-    """Whatever implementations a model's configs name within, afterwards they name what they did before.
-
-    >>> with put_back(torch.nn.Linear(2, 2)):
-    ...     pass
-    """
-    before = [(config, config._attn_implementation_internal) for config in configs_of(model)]
-    try:
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation_internal = name

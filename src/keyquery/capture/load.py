@@ -19,6 +19,7 @@ from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.extras import optional
 from keyquery.files import beside
+from keyquery.forms.checks import environment_count
 from keyquery.layers import LanguageModel
 
 SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of models with a language head end
@@ -134,8 +135,8 @@ def pick_device(device: Any) -> str:
     >>> pick_device("cpu")
     'cpu'
     """
+    own = f":{environment_count('LOCAL_RANK', 0)}" if os.environ.get("LOCAL_RANK") else ""
     try:
-        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
         auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
         found = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
         known = found.type in ("cpu", "cuda")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from inspect import signature
+from threading import get_ident
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture.interface import put_back
+from keyquery.capture.guard import put_back, temporarily
 from keyquery.capture.watch import Batch, watch
+from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 
 Maps = tuple[Float[Tensor, "batch heads n m"], ...]
@@ -25,6 +27,7 @@ def attention_maps(model: Any, batch: Batch) -> Maps:
     >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
     torch.Size([1, 2, 5, 5])
     """
+    model = bare(model) if isinstance(model, nn.Module) else model
     if hasattr(model, "set_attn_implementation"):
         return _eager(model, batch)
     if isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules()):
@@ -50,19 +53,23 @@ def _eager(model: Any, batch: Batch) -> Maps:
 
 def _asked(model: nn.Module, batch: Batch) -> Maps:
     found: list[Tensor] = []
+    thread = get_ident()
 
     def hear(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         assert isinstance(module, Attention)
+        if get_ident() != thread:  # somebody else's run of the same model
+            return
         given = signature(Attention.forward).bind(module, *args, **options).arguments
         if given.get("cache") is not None or given.get("offsets") is not None:
             raise ValueError("attention maps are of whole sequences: neither cache nor offsets may be given")
         wanted = {name: given.get(name) for name in ("mask", "positions")}
         found.append(module.maps(given["x"], is_causal=bool(given.get("is_causal")), **wanted))
 
-    with ExitStack() as stack:
+    def listening(stack: ExitStack) -> None:
         for module in model.modules():
             if isinstance(module, Attention):
                 stack.callback(module.register_forward_pre_hook(hear, with_kwargs=True).remove)
-        with watch(model, {}) as run:
-            run(batch)
+
+    with temporarily(model, listening), watch(model, {}) as run:
+        run(batch)
     return tuple(found)

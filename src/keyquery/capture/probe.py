@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from keyquery.capture.guard import temporarily
 from keyquery.capture.watch import evaluating, has_two_sides, mask_for, masks_of
-from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.sources import bare, first_line
 
 KINDS = ("all", "first", "last", "mean")
 
@@ -63,14 +65,17 @@ class Probe:
     def _hooked(self) -> Iterator[list[Any]]:
         heard: list[Any] = []
 
-        def hear(module: nn.Module, given: Any, output: Any) -> None:
-            heard[:] = [output]
+        thread = get_ident()
 
-        handle = self.model.get_submodule(self.module).register_forward_hook(hear)
-        try:
+        def hear(module: nn.Module, given: Any, output: Any) -> None:
+            if get_ident() == thread:
+                heard[:] = [output]
+
+        def listening(stack: ExitStack) -> None:
+            stack.callback(self.model.get_submodule(self.module).register_forward_hook(hear).remove)
+
+        with temporarily(self.model, listening):
             yield heard
-        finally:
-            handle.remove()
 
     def _taken(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
         """Points (n, width) of one batch, the instance of each, and how many instances there are."""
@@ -100,19 +105,6 @@ class Probe:
         return self.module or type(self.model).__name__
 
 
-def bare(model: nn.Module) -> nn.Module:
-    """The model itself, without what torch.compile or data parallelism wraps around it; both share its weights.
-
-    >>> bare(torch.nn.Linear(1, 1))
-    Linear(in_features=1, out_features=1, bias=True)
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    while (inner := model.module if isinstance(model, DistributedDataParallel) else _compiled(model)) is not None:
-        model = inner
-    return model
-
-
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients inside; afterwards modes, random states and buffers are what they were.
@@ -123,24 +115,28 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> torch.equal(torch.get_rng_state(), before), model.training
     (True, True)
     """
-    kept = [
-        (module, name, buffer, buffer.clone(), buffer._version)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
     device = device_of(model)
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.autocast(device.type, enabled=False))
-        try:
-            yield
-        finally:
-            for module, name, buffer, copy, version in kept:
-                module._buffers[name] = buffer
-                if buffer._version != version:
-                    buffer.copy_(copy)
+    with (
+        temporarily(model, partial(_keep_buffers, model)),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        evaluating(model),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
+
+
+def _keep_buffers(model: nn.Module, stack: ExitStack) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                stack.callback(_put_buffer, module, name, buffer, buffer.clone(), buffer._version)
+
+
+def _put_buffer(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
+    module._buffers[name] = buffer
+    if buffer._version != version:
+        with torch.no_grad():
+            buffer.copy_(copy)
 
 
 def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
@@ -205,11 +201,6 @@ def _first(output: Any) -> Tensor | None:
         return output
     inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
     return next((tensor for one in inside if (tensor := _first(one)) is not None), None)
-
-
-def _compiled(model: nn.Module) -> nn.Module | None:
-    inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else None
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -6,15 +6,18 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from keyquery.capture.guard import temporarily
 from keyquery.capture.stream import unmasked
 from keyquery.capture.watch import Batch, entry, has_two_sides, mask_for, masks_of, watch
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 
 
@@ -46,7 +49,8 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
     >>> heard[0].query.shape, int(heard[0].visible.sum())
     (torch.Size([1, 2, 5, 4]), 25)
     """
-    modules = dict(model.named_modules())
+    model = bare(model)
+    modules, thread = dict(model.named_modules()), get_ident()
     arguments: dict[str, dict[str, Any]] = {}  # of the call at hand, by the name of the attention module
     masks: dict[str, Tensor] = {}
     paired = has_two_sides(model)
@@ -54,6 +58,8 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if get_ident() != thread:  # somebody else's run of the same model
+                return
             try:
                 arguments[name] = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
             except TypeError:
@@ -64,6 +70,8 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
 
     def enter(layer: Layer, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if get_ident() != thread:
+                return
             entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
             if getattr(module, "batch_first", True) is False and entered.ndim == 3:
                 entered = entered.transpose(0, 1)
@@ -78,8 +86,7 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
         masks.update(masks_of(batch))
         return inner(batch)
 
-    with ExitStack() as stack:
-        inner = stack.enter_context(watch(model, {}))
+    def listening(stack: ExitStack) -> None:
         for layer in layers:
             name = _module_name(layer, modules)
             if name in modules and name not in arguments:
@@ -87,6 +94,8 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
                 stack.callback(modules[name].register_forward_pre_hook(note(name), with_kwargs=True).remove)
             hook = modules[entry(layer)].register_forward_pre_hook(enter(layer, name), with_kwargs=True)
             stack.callback(hook.remove)
+
+    with temporarily(model, listening), watch(model, {}) as inner:
         yield run
 
 

@@ -8,11 +8,12 @@ the model's own list of attentions says which were meant, and in which order.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +21,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from keyquery.capture.interface import Ungrouped, configs_of, put_back, uses_interface
+from keyquery.capture.guard import put_back, temporarily
+from keyquery.capture.interface import Ungrouped, configs_of, uses_interface
 from keyquery.capture.watch import Batch, mask_for, masks_of, watch
+from keyquery.checkpoints.sources import bare
 from keyquery.extras import optional
 from keyquery.layers import Attention
 
@@ -53,6 +56,7 @@ class _Run:
     masks: dict[str, Tensor]
     calls: int = 0
     modules: list[str] = field(default_factory=list)
+    thread: int = field(default_factory=get_ident)  # what other threads run of the same model is not heard
 
     def begin(self, module: str) -> int:
         self.modules.append(module)
@@ -80,6 +84,7 @@ def stream_maps(model: Any, batch: Batch, hear: Hear) -> tuple[list[int], Any]:
     >>> [(one.first, one.last, tuple(one.maps.shape)) for one in heard]
     [(0, False, (1, 1, 5, 5)), (1, True, (1, 1, 5, 5))]
     """
+    model = bare(model) if isinstance(model, nn.Module) else model
     if hasattr(model, "set_attn_implementation"):
         return _of_transformers(model, batch, hear)
     if isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules()):
@@ -94,6 +99,8 @@ def _of_layers(model: nn.Module, batch: Batch, hear: Hear) -> tuple[list[int], A
 
     def ask(name: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         assert isinstance(module, Attention)
+        if get_ident() != run.thread:
+            return
         given = signature(Attention.forward).bind(module, *args, **options).arguments
         if given.get("cache") is not None or given.get("offsets") is not None:
             raise ValueError("attention maps are of whole sequences: neither cache nor offsets may be given")
@@ -104,11 +111,13 @@ def _of_layers(model: nn.Module, batch: Batch, hear: Hear) -> tuple[list[int], A
         for head, maps in enumerate(module.each_map(x, mask, causal, given.get("positions"))):
             run.tell(call, head, head == module.heads - 1, maps, allowed)
 
-    with ExitStack() as stack:
+    def listening(stack: ExitStack) -> None:
         for name, module in model.named_modules():
             if isinstance(module, Attention):
                 stack.callback(module.register_forward_pre_hook(partial(ask, name), with_kwargs=True).remove)
-        out = stack.enter_context(watch(model, {}))(batch)
+
+    with temporarily(model, listening), watch(model, {}) as call_model:
+        out = call_model(batch)
     return list(range(run.calls)), out
 
 
@@ -124,7 +133,7 @@ def _allowed(x: Tensor, mask: Tensor | None, causal: bool) -> Bool[Tensor, "batc
 
 def _of_transformers(model: Any, batch: Batch, hear: Hear) -> tuple[list[int], Any]:
     run = _Run(hear, masks_of(batch))
-    with put_back(model), _listened(model, run), watch(model, {}) as call:
+    with put_back(model), temporarily(model, partial(_listen, model, run)), watch(model, {}) as call:
         out = call({**batch, "output_attentions": True})  # type: ignore[dict-item]
     listed = getattr(out, "attentions", None) or getattr(out, "encoder_attentions", None) or ()
     listed = tuple(part for part in listed if isinstance(part, Tensor))
@@ -138,28 +147,25 @@ def _of_transformers(model: Any, batch: Batch, hear: Hear) -> tuple[list[int], A
     return order, out
 
 
-@contextmanager
-def _listened(model: Any, run: _Run) -> Iterator[None]:
-    """Within, all attentions of a model are heard by a run, and marks go on in their place."""
+def _listen(model: Any, run: _Run, stack: ExitStack) -> None:
+    """Let a run hear all attentions of a model, and marks go on in their place."""
     asking = {name: module for name, module in model.named_modules() if uses_interface(module)}
-    with ExitStack() as stack:
-        if asking:
-            _register()
-            for config in configs_of(model):
-                config._attn_implementation_internal = NAME
+    if asking:
+        _register()
+        for config in configs_of(model):
+            config._attn_implementation_internal = NAME
+    else:
+        try:
+            model.set_attn_implementation("eager")
+        except ValueError:
+            raise ValueError(f"{type(model).__name__} gives no attention maps: it has no eager path") from None
+    for name, module in model.named_modules():
+        if name in asking:
+            stack.callback(LISTENING.pop, module, None)
+            LISTENING[module] = (run, name)
         else:
-            try:
-                model.set_attn_implementation("eager")
-            except ValueError:
-                raise ValueError(f"{type(model).__name__} gives no attention maps: it has no eager path") from None
-        for name, module in model.named_modules():
-            if name in asking:
-                stack.callback(LISTENING.pop, module, None)
-                LISTENING[module] = (run, name)
-            else:
-                # Before any other hook, so that those which collect maps get the mark.
-                stack.callback(module.register_forward_hook(partial(_leaving, run, name), prepend=True).remove)
-        yield
+            # Before any other hook, so that those which collect maps get the mark.
+            stack.callback(module.register_forward_hook(partial(_leaving, run, name), prepend=True).remove)
 
 
 def _register() -> None:
@@ -171,9 +177,9 @@ def _register() -> None:
 def _by_heads(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any) -> Any:
     """A module's own eager attention, one head after the other where heads share nothing but the mask."""
     inner = sys.modules[type(module).__module__].eager_attention_forward  # each family has its own
-    if module not in LISTENING:
+    run, name = LISTENING.get(module, (None, ""))
+    if run is None or get_ident() != run.thread:
         return inner(module, query, key, value, mask, **rest)
-    run, name = LISTENING[module]
     call, heads = run.begin(name), query.shape[1]
     allowed = unmasked(mask, query.shape[-2], key.shape[-2])
     if any(rest.get(name) is not None for name in ("s_aux", "position_bias")) or hasattr(module, "sinks"):
@@ -201,7 +207,7 @@ def unmasked(mask: Tensor | None, n: int, m: int) -> Bool[Tensor, "batch all n m
 
 def _leaving(run: _Run, name: str, module: nn.Module, args: Any, out: Any) -> Any:
     """Hear a map among what leaves a module, and let the mark go on in its place."""
-    if not isinstance(out, tuple) or type(out) is not tuple:
+    if type(out) is not tuple or get_ident() != run.thread:
         return None
     found = [place for place, part in enumerate(out) if place and isinstance(part, Tensor) and _is_map(part)]
     if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +16,9 @@ from keyquery.checkpoints import Heads
 from keyquery.files import read_text
 
 LENGTH = 128  # tokens of a window, wherever none is asked for
+# From the first sign of a line that is no blank to its end, as `str.splitlines` knows it: blank lines cost nothing.
+LINE = re.compile("\\S[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]*")
+LONG = 100_000  # letters of a line that go to a tokenizer at once
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -26,7 +30,7 @@ def read_lines(path: str | Path) -> list[str]:
     ...     read_lines(Path(folder, "a.txt"))
     ['one', 'two']
     """
-    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    lines = [line.group().rstrip() for line in LINE.finditer(read_text(path))]
     if not lines:
         raise ValueError(f"{path} holds no text")
     return lines
@@ -37,14 +41,15 @@ def text_batches(
 ) -> Iterator[Batch]:
     """Lines as padded batches of token ids: each line is a sequence, long ones are cut into windows of `length`.
 
-    No more than `tokens` tokens come: the last window is cut. `tokenizer` is one of transformers.
+    Lines of more than 100,000 letters are tokenised in parts. No more than `tokens` tokens come: the last window is
+    cut. `tokenizer` is one of transformers.
     """
     added = getattr(tokenizer, "num_special_tokens_to_add", int)()
     if length <= added:
         raise ValueError(f"length must be at least {added + 1}, since {added} tokens are special, got {length}")
     windows: list[list[int]] = []
     left = tokens
-    for window in (window for line in lines for window in _windows(line, tokenizer, length)):
+    for window in (ids for line in lines for part in _parts(line) for ids in _windows(part, tokenizer, length)):
         if left < 2:
             break
         if len(window) > 1:
@@ -113,6 +118,17 @@ def typical_length(batches: Iterable[Batch]) -> int | None:
         elif isinstance(ids, Tensor) and ids.ndim == 2:
             lengths += [ids.shape[1]] * len(ids)
     return round(sum(n * n for n in lengths) / sum(lengths)) if any(lengths) else None
+
+
+def _parts(line: str) -> Iterator[str]:
+    """A line, or of a very long one parts that end at a blank where there is one."""
+    start = 0
+    while len(line) - start > LONG:
+        end = line.rfind(" ", start + 1, start + LONG)
+        end = end if end > 0 else start + LONG
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 def _windows(line: str, tokenizer: Any, length: int) -> list[list[int]]:

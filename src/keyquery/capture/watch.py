@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from keyquery.capture.guard import Change, hold, temporarily
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.sources import bare, first_line
 
 Batch = Mapping[str, Tensor]
 # What models call the masks of their tokens: 1 (or True) for real ones; of torch's own, True (or −∞) for padding.
@@ -32,11 +35,15 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
     >>> heard[0].shape
     torch.Size([8, 3])
     """
-    masks: dict[str, Tensor] = {}
+    model, masks = bare(model), dict[str, Tensor]()
     paired = has_two_sides(model)
+
+    thread = get_ident()
 
     def hook(name: str, listen: Callable[[Tensor], None]) -> Callable[..., None]:
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if get_ident() != thread:  # somebody else's run of the same model
+                return
             entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
             if getattr(module, "batch_first", True) is False and entered.ndim == 3:
                 entered = entered.transpose(0, 1)
@@ -55,11 +62,12 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(_refusal(model, batch, error)) from error
 
-    with ExitStack() as stack:
+    def listening(stack: ExitStack) -> None:
         for name, listen in listeners.items():
             handle = model.get_submodule(name).register_forward_pre_hook(hook(name, listen), with_kwargs=True)
             stack.callback(handle.remove)
-        stack.enter_context(evaluating(model))
+
+    with temporarily(model, listening, _evaluation(model)), torch.no_grad():
         yield run
 
 
@@ -75,18 +83,33 @@ def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, and torch's fused encoder path off, since it would bypass the modules inside."""
-    training = {module: module.training for module in model.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    model.eval()
+    """Eval mode, no gradients, and torch's fused encoder path off, since it would bypass the modules inside.
+
+    No other thread has the model meanwhile: it waits.
+    """
+    with temporarily(model, _evaluation(model)), torch.no_grad():
+        yield
+
+
+def _evaluation(model: nn.Module) -> Change:
+    def change(stack: ExitStack) -> None:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        model.eval()
+        slow_path(stack)
+
+    return change
+
+
+def slow_path(changes: ExitStack) -> None:
+    """Switch off torch's fused encoder path, one for all models, which would bypass the modules inside."""
+    hold("fast path", _slow, changes)
+
+
+def _slow() -> Callable[[], None]:
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, was in training.items():
-            module.training = was
+    return partial(torch.backends.mha.set_fastpath_enabled, before)
 
 
 def entry(layer: Layer, side: str = "query") -> str:

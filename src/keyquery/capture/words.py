@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.tokenizer import Tokenizer, from_symbols
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.checkpoints.vocabulary import readable
 
 BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "⏎", "ĉ": "⇥"})  # as they are shown
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]+")
@@ -116,18 +117,29 @@ def _grouped(
             texts.append(name if special else names[place] or name.translate(BLANKS))
             places.append([place])
         last = -1 if special else owner
-    if isinstance(tokenizer, Tokenizer):
-        texts = [_of_bytes(said) for said in texts]
+    if not getattr(tokenizer, "is_fast", False) and of_bytes(tokenizer):
+        texts = [readable(said) for said in texts]
     return Words(ids, texts, places, [not added[place[0]] for place in places])
 
 
-def _of_bytes(symbols: str) -> str:
-    """The text behind the names of byte-level pieces.
+def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """Tokens as they are shown: their text, without the mark of a space before it; blanks as signs.
 
-    >>> _of_bytes("naÃ¯ve"), _of_bytes("⏎")
-    ('naïve', '⏎')
+    Byte-level tokens are decoded, and parts of characters are shown as their bytes.
+
+    >>> tokenizer = Tokenizer.load(kq.models.DECODER)
+    >>> token_texts(tokenizer.encode("a café\\n"), tokenizer)[-1]
+    '⏎'
     """
-    table = from_symbols()
-    if not all(symbol in table for symbol in symbols):
-        return symbols  # a blank, as it is shown
-    return bytes(table[symbol] for symbol in symbols).decode("utf-8", errors="replace")
+    names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
+    names = [readable(name) for name in names] if of_bytes(tokenizer) else names
+    return [name.lstrip("ĠĊ▁ ") or name.translate(BLANKS) for name in names]
+
+
+def of_bytes(tokenizer: Any) -> bool:
+    """Whether the names of tokens are symbols of bytes, a space Ġ among them.
+
+    >>> of_bytes(Tokenizer.load(kq.models.DECODER))
+    True
+    """
+    return isinstance(tokenizer, Tokenizer) or (hasattr(tokenizer, "get_vocab") and "Ġ" in tokenizer.get_vocab())

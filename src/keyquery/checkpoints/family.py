@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query")
 # Roles whose tensors may end in something else than ".weight": the family says in what.
 ENDINGS = {
@@ -152,7 +153,7 @@ def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Pla
         found = [match for match in map(pattern.fullmatch, tensors) if match]
         stacks: dict[str, list[int]] = {}
         for match in found:
-            stacks.setdefault(match["prefix"], []).append(int(match.groupdict().get("layer", 0)))
+            stacks.setdefault(match["prefix"], []).append(_number(match))
         for prefix in sorted(stacks, key=natural):
             for layer in sorted(stacks[prefix]):
                 numbers = {"layer": layer, "previous": layer - 1, "last": max(stacks[prefix])}
@@ -186,7 +187,7 @@ def _last(one: Place, key: str | list[str] | None, tensors: Mapping[str, Any], l
     if not isinstance(key, str) or "{layer}" not in key:
         return last
     found = map(_pattern(key, one.attention.weight).fullmatch, tensors)
-    return max([last, *(int(match["layer"]) for match in found if match and match["prefix"] == one.prefix)])
+    return max([last, *(_number(match) for match in found if match and match["prefix"] == one.prefix)])
 
 
 def _place(
@@ -239,6 +240,14 @@ def _in_ratio(place: Place, tensors: Mapping[str, Any]) -> bool:
 def _pattern(name: str, suffix: str) -> re.Pattern[str]:
     layer = re.escape(name).replace(r"\{layer\}", r"(?P<layer>\d+)")
     return re.compile(rf"(?P<prefix>(?:.+\.)?){layer}{re.escape(suffix)}")
+
+
+def _number(match: re.Match[str]) -> int:
+    """The number of a tensor's layer, which must be written as families write it: 7, not 07 or ٧."""
+    digits = match.groupdict().get("layer", "0")
+    if not LAYER.fullmatch(digits):
+        raise ValueError(f"{match[0]!r} is a tensor of layer {digits[:20]!r}: expected a number such as 0 or 12")
+    return int(digits)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

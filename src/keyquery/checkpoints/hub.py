@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from safetensors.torch import load
 from torch import Tensor
 
+from keyquery.bounded_json import parse_json
+from keyquery.checkpoints.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
 from keyquery.extras import optional
 
-LARGEST_HEADER = 100_000_000  # as the format itself allows
+# Bytes that are fetched to open a model, in all: JSON takes up to thirty times as much memory. The index and headers
+# of a model of 100,000 tensors have some 25 MB.
+LARGEST, LARGEST_CONFIG = 2**26, 2**22
+LARGEST_TENSOR = 2**34
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -28,7 +30,7 @@ class Hub:
 
     def __init__(self, name: str) -> None:
         self.label, self.fetched = name, 0  # bytes so far
-        self._places: dict[str, tuple[str, dict[str, str]]] = {}
+        self._places: dict[str, tuple[str, bool]] = {}  # where files were found, and whether by the hub alone
         self.config: Mapping[str, Any] = self._object("config.json", self._whole("config.json") or b"{}")
         self._entries = {
             tensor: (file, start, self._checked(file, tensor, entry))
@@ -62,8 +64,8 @@ class Hub:
 
     def _object(self, what: str, text: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text.decode())
+        except ValueError as error:
             raise ValueError(f"{self.label}: {what} is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise ValueError(f"{self.label}: {what} is not a JSON object")
@@ -83,58 +85,55 @@ class Hub:
     def _header(self, file: str) -> tuple[int, dict[str, Any]]:
         """Where a file's data begin, and what its header says of each tensor."""
         (size,) = struct.unpack("<Q", self._range(file, 0, 8))
-        if size > LARGEST_HEADER:
+        if size > LARGEST - self.fetched:
             raise ValueError(f"{self.label}: {file} claims a header of {size} bytes; refused")
         header = self._object(f"the header of {file}", self._range(file, 8, size))
         header.pop("__metadata__", None)
         return 8 + size, header
 
     def _range(self, file: str, start: int, length: int) -> bytes:
-        url, headers = self._locate(file)
-        request = Request(url, headers={**headers, "Range": f"bytes={start}-{start + length - 1}"})
-        with self._send(request) as answer:
-            if answer.status != 206:
-                raise ValueError(f"{self.label}: the hub does not serve parts of {file}; download it first")
-            body: bytes = answer.read(length + 1)
-        self.fetched += len(body)
-        if len(body) != length:
-            raise ValueError(f"{self.label}: {file} ends early: {len(body)} of {length} bytes came")
-        return body
+        if length > LARGEST_TENSOR:
+            raise ValueError(f"{self.label}: {file} names {length} bytes to be read at once; refused")
+        if length == 0:
+            return b""
+        answer = self._get(file, 206, length, {"Range": f"bytes={start}-{start + length - 1}"})
+        if answer is None:
+            raise FileNotFoundError(f"{self.label} has no {file} on the hub: only safetensors are read from there")
+        if answer.status != 206:
+            raise ValueError(f"{self.label}: the hub does not serve parts of {file}; download it first")
+        if len(answer.body) != length:
+            raise ValueError(f"{self.label}: {file} ends early: {len(answer.body)} of {length} bytes came")
+        return answer.body
 
     def _whole(self, file: str) -> bytes | None:
         """A small file, or None if the model has none of that name."""
-        missing = optional("huggingface_hub.errors", "a hub model").EntryNotFoundError
+        answer = self._get(file, 200, LARGEST_CONFIG if file == "config.json" else LARGEST - self.fetched)
+        return None if answer is None else answer.body
+
+    def _get(self, file: str, status: int, most: int, more: Mapping[str, str] | None = None) -> Response | None:
+        """A response of this status or one that says why not; None if the model has no such file."""
+        hub = self._library
+        url, headers = hub.hf_hub_url(self.label, file), hub.utils.build_hf_headers()
+        plain = {"user-agent": headers.pop("user-agent", "keyquery"), "accept-encoding": "identity", **(more or {})}
+        place, trusted = self._places.get(file, (url, True))
         try:
-            url, headers = self._locate(file)
-        except missing:
+            answer = fetch(hub.get_session(), Get(place, url, plain, headers if trusted else {}, status, most))
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {file}: {first_line(error)}") from None
+        except Exception as error:  # of whatever client the library has
+            raise ConnectionError(f"{self.label} could not be had from the hub: {first_line(error)}") from None
+        self.fetched += len(answer.body)
+        if answer.status in (200, 206):
+            self._places[file] = answer.url, answer.trusted
+            return answer
+        if place != url:  # where a redirect leads to is good for a time only
+            del self._places[file]
+            return self._get(file, status, most, more)
+        code = answer.headers.get("x-error-code", "")
+        if answer.status == 404 and code == "EntryNotFound":
             return None
-        with self._send(Request(url, headers=headers)) as answer:
-            body: bytes = answer.read(LARGEST_HEADER + 1)
-        self.fetched += len(body)
-        if len(body) > LARGEST_HEADER:
-            raise ValueError(f"{self.label}: {file} is larger than {LARGEST_HEADER} bytes; refused")
-        return body
-
-    def _locate(self, file: str) -> tuple[str, dict[str, str]]:
-        """A file's final address; the user's token goes to the hub itself only, not where it redirects to."""
-        if file not in self._places:
-            hub = self._library
-            url = hub.hf_hub_url(self.label, file)
-            try:
-                location = hub.get_hf_file_metadata(url).location
-            except optional("huggingface_hub.errors", "a hub model").EntryNotFoundError:
-                raise
-            except Exception as error:
-                raise ConnectionError(f"{self.label} could not be had from the hub: {first_line(error)}") from None
-            same = urlsplit(location).netloc == urlsplit(url).netloc
-            self._places[file] = (location, dict(hub.utils.build_hf_headers()) if same else {})
-        return self._places[file]
-
-    def _send(self, request: Request) -> Any:
-        try:
-            return urlopen(request, timeout=60)
-        except URLError as error:
-            raise ConnectionError(f"{self.label} could not be had from the hub: {error}") from None
+        why = f"HTTP status {answer.status} {code}".strip()
+        raise ConnectionError(f"{self.label} could not be had from the hub: {file}: {why[:100]}")
 
     @cached_property
     def _library(self) -> Any:

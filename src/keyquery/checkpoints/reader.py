@@ -14,7 +14,7 @@ from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.llama2c import open_llama2c
-from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, load_torch, read_index, read_json
+from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.extras import optional
 from keyquery.files import beside
 from keyquery.printable import NAME, printable
@@ -43,6 +43,7 @@ def read(
     >>> len(heads), heads.family.name
     (1, 'torch')
     """
+    source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
     if isinstance(source, nn.Module) and not query and not key and (said := formed(source)):
         rest = Live(source, without=said)
@@ -192,8 +193,8 @@ def _family_of(source: Source) -> Family:
         kind = f"the model type {_quoted(said)}" if said else "this layout"
         if isinstance(source, Live):
             raise ValueError(
-                f"{source.label} has no attention that is known: {kind} is not. It holds {_shown(source)}. "
-                "kq.read and kq.look can be told where it is: query=, key= and heads="
+                f"{source.label} has no attention that is known: it holds {_shown(source)}; where there is some, "
+                "kq.read and kq.look can be told by query=, key= and heads="
             )
         if all(name.startswith("network.") for name in source.shapes):
             kind += " (an estimator's? then load it, and look at that)"

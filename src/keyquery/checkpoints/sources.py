@@ -5,25 +5,20 @@ A source knows the names and shapes of its tensors without reading them, and rea
 
 from __future__ import annotations
 
-import json
-import pickle
-import re
-import warnings
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.serialization import default_restore_location
+from torch.nn.parallel import DistributedDataParallel
 
-from keyquery.files import beside
+from keyquery.bounded_json import parse_json
+from keyquery.checkpoints.torch_files import load_pickled
+from keyquery.files import beside, read_text, regular
 from keyquery.reading import digest
 
-DEEPEST = 100  # levels of a JSON file
 # Parts of the names of what is not the language tower.
 OTHER_TOWERS = ("vision", "visual", "image", "audio", "multi_modal")
 
@@ -146,7 +141,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> Loaded:
-    """The .bin, .pt or .pth files of a model, with `weights_only`: a pickle that would run code is refused.
+    """The .bin, .pt or .pth files of a model: tensors in plain containers; a pickle of anything else is refused.
 
     Where there is no config, what a file says of itself beside its tensors stands in, as OpenAI's Whisper files do.
     """
@@ -157,80 +152,6 @@ def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> 
         tensors |= found
         said |= dims
     return Loaded(tensors, label, config or said)
-
-
-def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
-    """What `torch.save` wrote, with `weights_only`; sizes are checked before memory is asked for.
-
-    The pickle is read twice: first without any data, so that what it says of its storages can be held against the
-    size of the file. A tensor that says it is larger than its storage, as one of stride 0 does, is refused.
-    """
-    try:
-        zipped = _check_zip(path)
-        with warnings.catch_warnings(action="ignore"):  # about odd pickles, which are refused below anyway
-            sizes: list[int] = []  # of the storages of an older file, each once, however many tensors share it
-            claimed = torch.load(path, map_location="meta" if zipped else _sizing(sizes), weights_only=True)
-            _check_sizes(_tensors(claimed), path.stat().st_size, None if zipped else sum(sizes))
-            data = torch.load(path, map_location=device, weights_only=True, mmap=zipped and mapped)
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))  # what torch will not make, in the midst of its advice
-        reason = named[1] if named else first_line(error).split(". ")[0]
-        raise ValueError(f"{path} is refused: it holds more than weights ({reason})") from None
-    except OSError:
-        raise
-    except Exception as error:  # unpickling raises whatever a broken file makes it stumble over
-        raise ValueError(f"{path} is not a readable torch file: {first_line(error)}") from None
-    return data
-
-
-def _check_zip(path: Path) -> bool:
-    """Whether the file is a zip; in those of torch nothing is packed, so that nothing can be larger than the file."""
-    with path.open("rb") as file:
-        if file.read(2) != b"PK":
-            return False
-    with zipfile.ZipFile(path) as archive:
-        if sum(info.file_size for info in archive.infolist()) > path.stat().st_size:
-            raise ValueError("its members say that they are larger than the file")
-    return True
-
-
-def _tensors(data: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors of nested plain data."""
-    if isinstance(data, Tensor):
-        yield data
-    elif isinstance(data, (Mapping, list, tuple)) and depth < 100:
-        for item in data.values() if isinstance(data, Mapping) else data:
-            yield from _tensors(item, depth + 1)
-
-
-def _sizing(sizes: list[int]) -> Callable[[Any, str], Any]:
-    """A `map_location` that leaves the data behind and notes how large each storage says it is."""
-
-    def to_meta(storage: Any, _: str) -> Any:
-        sizes.append(storage.nbytes())
-        return default_restore_location(storage, "meta")
-
-    return to_meta
-
-
-def _check_sizes(tensors: Iterable[Tensor], size: int, told: int | None) -> None:
-    """Refuse tensors larger than their storages, and storages larger than the file: `told` bytes, or as they say.
-
-    Tensors that share a storage, as tied embeddings do, are given a storage each without data; in a zip they still know
-    where in the file it begins.
-    """
-    storages: dict[int, int] = {}
-    for tensor in tensors:
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise ValueError("it holds sparse or quantised tensors, which are not read")
-        storage = tensor.untyped_storage()
-        if tensor.numel() * tensor.element_size() > storage.nbytes():
-            raise ValueError(f"a tensor says that it is {tuple(tensor.shape)}, more than its storage holds")
-        place = getattr(storage, "_checkpoint_offset", storage._cdata)
-        storages[place] = max(storages.get(place, 0), storage.nbytes())
-    total = sum(storages.values()) if told is None else told
-    if total > size:
-        raise ValueError(f"its tensors say that they have {total} bytes; the file has {size}")
 
 
 def _torch_file(path: Path) -> tuple[Mapping[str, Tensor], dict[str, int]]:
@@ -261,32 +182,34 @@ def read_index(path: Path) -> dict[str, Path]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if text.strip() else None
-        _check_depth(data)
-    except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of numbers too long to read
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    text = read_text(path)
     if not text.strip():
         raise ValueError(f"{path} is empty; expected a JSON object")
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
     return data
 
 
-def _check_depth(data: Any) -> None:
-    """Refuse data so deep that what walks through it, or writes it out, would not come back."""
-    level, depth = [data], 0
-    while level:
-        if (depth := depth + 1) > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} deep")
-        level = [
-            inner
-            for item in level
-            if isinstance(item, (dict, list))
-            for inner in (item.values() if isinstance(item, dict) else item)
-            if isinstance(inner, (dict, list))
-        ]
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, without what torch.compile or data parallelism wraps around it; both share its weights.
+
+    >>> bare(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a live torch.nn.Module, got {type(model).__name__}")
+    while isinstance(inner := _wrapped(model), nn.Module):
+        model = inner
+    return model
+
+
+def _wrapped(model: nn.Module) -> Any:
+    parallel = isinstance(model, (nn.DataParallel, DistributedDataParallel))
+    return model.module if parallel else getattr(model, "_orig_mod", None)
 
 
 def first_line(error: Exception) -> str:
@@ -300,6 +223,6 @@ def first_line(error: Exception) -> str:
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(regular(path), framework="pt")
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache, lru_cache
-from itertools import pairwise
+from heapq import heappop, heappush
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from keyquery.files import beside, write_text
 
 # Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
-WORDS = re.compile(PATTERN)
+WORDS = re.compile(PATTERN.replace("+", "++"))  # the same words, without a note of each letter to come back to
+LONGEST = 1_000_000  # bytes of a word
+KEPT = 64  # symbols of a word whose pieces are kept for the next time
 
 
 class Tokenizer:
@@ -73,7 +77,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        return [self.vocabulary[piece] for word in self._cut(text) for piece in self._pieces(word)]
+        return [
+            self.vocabulary[piece]
+            for word in self._cut(text)
+            for piece in (self._pieces(word) if len(word) <= KEPT else self._merge(word))
+        ]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; what is no whole character becomes a replacement sign."""
@@ -86,26 +94,48 @@ class Tokenizer:
         """Each token as it is stored."""
         return [self._texts[number] for number in ids]
 
-    def _cut(self, text: str) -> list[str]:
+    def _cut(self, text: str) -> Iterator[str]:
         """Words as strings of byte symbols; what the pattern leaves between words is a word too."""
-        words, end = [], 0
-        for found in WORDS.finditer(text):
-            words += [text[end : found.start()], found.group()]
-            end = found.end()
-        table = symbols()
-        return ["".join(table[byte] for byte in word.encode()) for word in [*words, text[end:]] if word]
+        table, end = symbols(), 0
+        spans = chain((found.span() for found in WORDS.finditer(text)), [(len(text), len(text))])
+        for start, stop in spans:
+            for word in (text[end:start], text[start:stop]):
+                data = word.encode()
+                if len(data) > LONGEST:
+                    raise ValueError(f"the text holds a word of {len(data)} bytes; at most {LONGEST} are encoded")
+                if data:
+                    yield "".join(table[byte] for byte in data)
+            end = stop
 
     def _merge(self, word: str) -> tuple[str, ...]:
-        """The pieces of a word: of all neighbouring pairs, the one learned first is joined first."""
-        pieces = list(word)
-        while len(pieces) > 1:
-            ranks = [self._ranks.get(pair, len(self._ranks)) for pair in pairwise(pieces)]
-            best = min(ranks)
-            if best == len(self._ranks):
-                break
-            at = ranks.index(best)
-            pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
-        return tuple(pieces)
+        """The pieces of a word: of all neighbouring pairs, the one learned first is joined first, from the left.
+
+        Pairs wait in a heap, so that a long word takes n log n steps; one whose pieces were joined otherwise is passed.
+        """
+        pieces: list[str | None] = list(word)
+        before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
+        waiting: list[tuple[int, int, tuple[str, str]]] = []
+
+        def wait(at: int) -> None:
+            if at >= 0 and after[at] < len(pieces):
+                pair: Any = (pieces[at], pieces[after[at]])
+                if (rank := self._ranks.get(pair)) is not None:
+                    heappush(waiting, (rank, at, pair))
+
+        for at in range(len(pieces)):
+            wait(at)
+        while waiting:
+            _, at, pair = heappop(waiting)
+            gone = after[at]
+            if gone >= len(pieces) or (pieces[at], pieces[gone]) != pair:
+                continue
+            pieces[at], pieces[gone] = "".join(pair), None
+            after[at] = after[gone]
+            if after[at] < len(pieces):
+                before[after[at]] = at
+            wait(before[at])
+            wait(at)
+        return tuple(piece for piece in pieces if piece is not None)
 
 
 @cache

@@ -18,7 +18,7 @@ def vocabulary(path: str | Path) -> list[str] | None:
     """Token texts by id: tokenizer.json, vocab.json or vocab.txt beside the weights, or a GGUF file's own, or None."""
     path = located(path)
     if path.suffix == ".gguf" and path.is_file():
-        return gguf.words(path)
+        return _readable(gguf.words(path))
     folder = path if path.is_dir() else path.parent
     if (file := beside(folder, "tokenizer.json")).is_file():
         model = read_json(file).get("model")

@@ -25,6 +25,7 @@ from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
 from keyquery.cli.words import study_words
+from keyquery.forms.checks import environment_count
 from keyquery.printable import message, printable, spell_out
 
 app = typer.Typer(
@@ -76,8 +77,8 @@ def main() -> None:
     what its encoding lacks is spelled out.
     """
     spell_out()
-    several = int(os.environ.get("RANK", "0")) > 0  # of the processes of torchrun the first one speaks
     try:
+        several = environment_count("RANK", 0) > 0  # of the processes of torchrun the first one speaks
         with redirect_stdout(io.StringIO()) if several else nullcontext():
             app()
     except SystemExit as stop:

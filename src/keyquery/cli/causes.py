@@ -38,6 +38,14 @@ def causes(
     largest: Annotated[int, typer.Option(min=1, help="With --target: the largest set of words to try.")] = 3,
     pieces: Annotated[bool, typer.Option("--pieces", help="Do not merge pieces of words into words.")] = False,
     selection: Annotated[bool, typer.Option("--selection", help="Allow for selection bias.")] = False,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--no-causal",
+            help="No word is a cause of an earlier one; default: where no attention looks ahead, as in decoders.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
@@ -56,6 +64,7 @@ def causes(
     said = words if words is not None else read_text(text or "")
     options: dict[str, Any] = {"layer": layer, "head": _numbers("--head", head), "nodes": _nodes(nodes)}
     options |= {"alpha": alpha, "samples": samples, "method": method, "rounds": rounds, "selection": selection}
+    options["causal"] = causal
     with watching(quiet) as progress:
         reading = _read(model, said, target, largest, not pieces, {**options, "progress": progress})
     deliver(reading, files, quiet)

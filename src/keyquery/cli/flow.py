@@ -11,6 +11,7 @@ import typer
 from keyquery.capture.load import load_model, load_processor, pick_device
 from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
 from keyquery.instruments import flow as measure_flow
+from keyquery.instruments.crossing import SINK
 from keyquery.report.flow_page import HEADS
 
 
@@ -28,6 +29,12 @@ def flow(
         int | None,
         typer.Option(min=0, help=f"Keep the maps of so many heads, the strongest; with --html, {HEADS} unless given."),
     ] = None,
+    sink: Annotated[
+        float,
+        typer.Option(
+            help="Heads are ranked without keys that take more than this share of a head's attention; 1: none."
+        ),
+    ] = SINK,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -58,6 +65,7 @@ def flow(
         processor=load_processor(model) or tokenizer,
         counted=special == "count",
         keep=keep if keep is not None else HEADS if html is not None else 0,
+        sink=sink,
         name=Path(model).name,
     )
     deliver(reading, files, quiet)

@@ -15,15 +15,17 @@ from keyquery.capture.text import LENGTH, id_batches, read_ids
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.cache import located
 from keyquery.checkpoints.custom import LAYOUTS
+from keyquery.checkpoints.fitted import saved_network
 from keyquery.cli.options import Csv, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
-from keyquery.estimators import saved_network
 from keyquery.instruments import Comparison, Look
 from keyquery.instruments import compare as side_by_side
 from keyquery.instruments import look as look_at
 from keyquery.instruments.on_data import PAIRS
 from keyquery.reading import Reading
 
-Text = Annotated[Path | None, typer.Option(help="Lines of text to run the model on: the forms as they act on data.")]
+Text = Annotated[
+    Path | None, typer.Option(help="Lines of text to run the model on (-: standard input): the forms on data.")
+]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
 HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
 Query = Annotated[
@@ -196,16 +198,8 @@ def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 
 
 def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
-    """A look with a progress bar. A file that an estimator saved is one of its network."""
+    """A look with a progress bar."""
     with watching(quiet) as progress:
-        if (network := saved_network(source)) is not None:
-            if given := [
-                name
-                for name in ("text", "ids", "corpus", "heads", "query", "key", "layout", "config")
-                if options.get(name) is not None
-            ]:
-                raise ValueError(f"--{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
-            source, options = network, {**options, "name": Path(source).name}
         ids = options.pop("ids", None)
         options |= {} if ids is None else on_ids(source, ids, options)
         found = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)

@@ -9,6 +9,7 @@ from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
+from zipfile import is_zipfile
 
 import numpy as np
 import typer
@@ -19,6 +20,7 @@ from keyquery.estimators import AffinityReranker, AlphaQueryExpansion, KReciproc
 from keyquery.estimators.rerankers import ListReranker, check_anchors
 from keyquery.estimators.reranking import Shown, reranking_of
 from keyquery.estimators.vectors import asked_of, lists_of
+from keyquery.files import read_array
 from keyquery.forms.checks import check_choice
 
 METHODS: dict[str, Callable[..., ListReranker]] = {
@@ -152,14 +154,12 @@ def _taken(model: Path | None, method: str | None, device: str, anchors: int) ->
 def _array(name: str, path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}")
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError):  # what numpy says of it is advice to trust the file
-        raise ValueError(f"{name}: {path} is no .npy file of numbers or texts") from None
-    if not isinstance(found, np.ndarray):
-        found.close()
+    if is_zipfile(path):
         raise ValueError(f"{name}: {path} is an .npz file of several arrays; give an .npy file")
-    return found
+    try:
+        return read_array(path)
+    except (ValueError, OSError):  # what numpy says of it is advice to trust the file
+        raise ValueError(f"{name}: {path} is no .npy file of numbers or texts") from None
 
 
 def _written(path: Path | None, found: Any) -> str | bytes:

@@ -25,7 +25,9 @@ from keyquery.instruments.losses import default_loss
 from keyquery.reading import Reading
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the decoder that ships.")]
-Text = Annotated[Path | None, typer.Option(help="Lines of text to run it on. Default: the text that ships.")]
+Text = Annotated[
+    Path | None, typer.Option(help="Lines of text to run it on (-: standard input). Default: the text that ships.")
+]
 Heads = Annotated[
     str | None,
     typer.Option(

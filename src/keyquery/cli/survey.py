@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +17,14 @@ from keyquery.cli.options import PATH, Quiet, written
 from keyquery.printable import message
 from keyquery.report import terminal
 from keyquery.report.pace import paced
+
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        help="The address of a Dask scheduler, such as tcp://127.0.0.1:8786, whose workers measure. "
+        "An open Dask port lets anyone run code: start Dask with --host 127.0.0.1 or TLS."
+    ),
+]
 
 
 def survey(
@@ -29,10 +41,7 @@ def survey(
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many processes of this machine measure. Without: one a core.")
     ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="The address of a Dask scheduler, such as tcp://host:8786, whose workers measure."),
-    ] = None,
+    scheduler: Scheduler = None,
     heads: HeadCount = None,
     query: Query = None,
     key: Key = None,
@@ -43,11 +52,12 @@ def survey(
     """Look at many checkpoints, and say what changes over training, size and families.
 
     Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
-    checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://head:8786`
+    checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://127.0.0.1:8786`
 
     Work is cut by layer, and every finished layer is recorded: broken off at any moment and started again, nothing is
     measured twice, and the result is the same, byte for byte. A checkpoint that cannot be read is named at the end
-    (exit code 1), and does not stop the others. Needs the extra: pip install 'keyquery[survey]'.
+    (exit code 1), and does not stop the others. Nothing that no survey wrote is deleted or replaced in --out. Needs the
+    extra: pip install 'keyquery[survey]'.
     """
     from keyquery.survey import run
 
@@ -64,7 +74,7 @@ def survey(
         "config": config,
         "layout": layout,
     }
-    with paced(terminal.plain_console(stderr=True), wanted=not quiet) as progress:
+    with _ending(), paced(terminal.plain_console(stderr=True), wanted=not quiet) as progress:
         reading = run(models, out, progress=progress, **options)
     if not quiet:
         terminal.show(reading, terminal.plain_console())
@@ -74,3 +84,26 @@ def survey(
             typer.echo(message(f"keyquery: not read: {row['name']}: {row['why']}"), err=True)
     if reading.broken:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the survey as an interrupt does: its processes and temporary files go with it."""
+
+    def leave(number: int, _: Any) -> None:
+        for each in usual:
+            signal.signal(each, signal.SIG_IGN)  # to leave once is enough
+        typer.echo("keyquery: terminated; what is recorded stays, and the same command resumes", err=True)
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)]
+    if current_thread() is not main_thread():  # where no handlers may be set
+        numbers = []
+    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # not ignored, as by nohup
+    for number in usual:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in usual:
+            signal.signal(number, signal.SIG_DFL)

@@ -15,11 +15,14 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from keyquery.extras import optional
-from keyquery.files import read_arrays
+from keyquery.files import RATIO, read_arrays, read_bytes, regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")  # of what Pillow knows: some others are programs
 PIXELS = 2**24  # of one image
+DECODED = 2**26  # bytes of all images, or 100 times those of their files
+FILE = 2**28  # bytes of one image's file
+SCANS = 500  # of one JPEG: each takes as long as the image is large, and real ones have about ten
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,9 +61,7 @@ def load_images(path: str | Path) -> Images:
     path = Path(path)
     if path.is_dir():
         return _from_folder(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(regular(path)):
         raise ValueError(f"{path} must be an .npz file or a folder with one subfolder a class")
     arrays = read_arrays(path)
     found = ", ".join(arrays)
@@ -85,9 +86,9 @@ def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
     (3, 5, 3)
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no image {path}")
-    pixels = _decode(_pillow(), str(path), path.read_bytes())
+    pixels = _decode(_pillow(), str(path), read_bytes(path, FILE))
     return np.repeat(pixels, 3, -1) if pixels.shape[-1] == 1 else pixels
 
 
@@ -132,7 +133,7 @@ def _from_folder(path: Path) -> Images:
             raise ValueError(f"{folder} holds no image; expected {', '.join(SUFFIXES)}")
         files += found
         labels += [label] * len(found)
-    pixels = _decoded((str(file), file.read_bytes()) for file in files)
+    pixels = _decoded((str(file), read_bytes(file, FILE)) for file in files)
     return Images(pixels, np.array(labels, dtype=np.int64), tuple(folder.name for folder in folders))
 
 
@@ -140,8 +141,12 @@ def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]
     """The pixels of named files; the first says how large all must be."""
     library = _pillow()
     images: list[np.ndarray] = []
+    given = made = 0
     for name, data in files:
         image = _decode(library, name, data)
+        given, made = given + len(data), made + image.nbytes
+        if made > (most := max(DECODED, RATIO * given)):
+            raise ValueError(f"{name}: the images up to it come to more than {most} bytes, which is refused")
         if images and image.shape[:2] != images[0].shape[:2]:
             sizes = " × ".join(map(str, image.shape[:2])), " × ".join(map(str, images[0].shape[:2]))
             raise ValueError(f"{name} is {sizes[0]}, but the first image is {sizes[1]}: all must have one size")
@@ -155,6 +160,8 @@ def _pillow() -> Any:
 
 
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > SCANS:
+        raise ValueError(f"{name} has more than {SCANS} scans, which is refused")
     try:
         image = library.open(io.BytesIO(data), formats=FORMATS)
         large = math.prod(image.size) > PIXELS

@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from keyquery.data.numbers import to_number
-from keyquery.files import read_text
+from keyquery.files import LONGEST, read_text
 
+DIMENSIONS = 100_000
 SPARSE, FILLED = 1_000_000, 100  # values that a series may have: so many, and so many times those that are written
 
 
@@ -67,7 +68,7 @@ def load_ts(path: str | Path) -> Series:
     >>> series.labels.tolist(), series.classes
     (['up', 'down'], ('up', 'down'))
     """
-    stripped = ((number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1))
+    stripped = ((number, line.strip()) for number, line in enumerate(read_text(path, longest=LONGEST).split("\n"), 1))
     lines = [(number, line) for number, line in stripped if line and not line.startswith("#")]
     start = next((i for i, (_, line) in enumerate(lines) if line.lower() == "@data"), None)
     if start is None:
@@ -95,7 +96,8 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
     facts: dict[str, list[str]] = {}
     for number, line in lines:
         if not line.startswith("@"):
-            raise ValueError(f"{path}, line {number}: before @data, expected a line that begins with @, got {line!r}")
+            expected = f"before @data, expected a line that begins with @, got {line!r:.60}"
+            raise ValueError(f"{path}, line {number}: {expected}")
         name, *words = line[1:].split() or [""]
         facts[name.lower()] = words
 
@@ -120,6 +122,8 @@ def _row(line: str, header: _Header, dims: int | None) -> tuple[Float64[np.ndarr
     """Values (length, dims) and label of one line."""
     parts = line.split(":")
     label = parts.pop().strip() if header.labels else ""
+    if len(parts) > DIMENSIONS:
+        raise ValueError(f"{len(parts)} dimensions, divided by colons; at most {DIMENSIONS} are read")
     if not parts or (dims is not None and len(parts) != dims):
         and_label = " and a label" if header.labels else ""
         raise ValueError(f"expected {dims or 'some'} dimensions{and_label}, divided by colons, got {len(parts)}")

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from keyquery.data.numbers import to_number
-from keyquery.files import read_text
+from keyquery.files import LONGEST, read_text
 from keyquery.forms.checks import check_choice, check_count
 
 MISSING = ("", "?", "NA", "nan")
@@ -76,7 +76,7 @@ def load_table(
         raise ValueError(f"header must be True, False or 'auto', got {header!r}")
     if isinstance(missing, str):
         raise TypeError(f"missing must be a list of texts, got the text {missing!r}")
-    rows = list(_rows(path, read_text(path, encoding), delimiter))
+    rows = list(_rows(path, read_text(path, encoding, LONGEST), delimiter))
     if not rows:
         raise ValueError(f"{path} is empty")
     absent = frozenset(missing)

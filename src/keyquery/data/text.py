@@ -12,13 +12,13 @@ from torch import Tensor
 
 from keyquery.checkpoints.tokenizer import PATTERN, Tokenizer
 from keyquery.extras import optional
-from keyquery.files import read_text
+from keyquery.files import LONGEST, read_text
 from keyquery.forms.checks import check_choice
 
 
-def read_corpus(path: str | Path) -> str:
-    """The text of a file, UTF-8, packed by xz or gzip or not."""
-    text = read_text(path)
+def read_corpus(path: str | Path, longest: int | None = None) -> str:
+    """The text of a file, UTF-8, packed by xz or gzip or not; with lines of at most `longest` letters."""
+    text = read_text(path, longest=longest)
     if not text.strip():
         raise ValueError(f"{path} holds no text")
     return text
@@ -33,16 +33,18 @@ def read_column(path: str | Path, column: str = "text") -> list[str]:
     ...     read_column(Path(folder, "films.tsv"))
     ['A "fine" film.', 'Too long.']
     """
-    header, *lines = read_corpus(path).rstrip("\n").split("\n")
+    header, *lines = read_corpus(path, LONGEST).rstrip("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     check_choice("column", column, names)
-    rows = [line.rstrip("\r").split("\t") for line in lines]
-    for number, row in enumerate(rows, 2):
+    texts, place = [], names.index(column)
+    for number, line in enumerate(lines, 2):
+        row = line.rstrip("\r").split("\t")
         if len(row) != len(names):
             raise ValueError(f"{path}, line {number}: expected {len(names)} columns, as in the header, got {len(row)}")
-    if not rows:
+        texts.append(row[place])
+    if not texts:
         raise ValueError(f"{path} holds a header and no rows")
-    return [row[names.index(column)] for row in rows]
+    return texts
 
 
 def unwrap(text: str) -> str:

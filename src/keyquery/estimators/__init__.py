@@ -1,11 +1,11 @@
 """fit and predict, for people who have data and want an answer."""
 
+from keyquery.checkpoints.fitted import saved_network
 from keyquery.estimators.datapoints import NPTClassifier, NPTRegressor
 from keyquery.estimators.events import EventModel
 from keyquery.estimators.foretelling import Foretelling
 from keyquery.estimators.importance import Importance
 from keyquery.estimators.interactions import Interactions
-from keyquery.estimators.kinds import saved_network
 from keyquery.estimators.leaning import Leaning
 from keyquery.estimators.reciprocal import KReciprocalReranker
 from keyquery.estimators.rerank import Reranker

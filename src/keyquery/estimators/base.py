@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from keyquery.bounded_json import parse_json
 from keyquery.extras import optional
 from keyquery.files import write_all
 from keyquery.forms.checks import check_count, check_number
@@ -284,6 +285,8 @@ def filled(build: Callable[[], Network], weights: Mapping[str, Tensor], depth: i
     for name in sorted(shapes.keys() | weights.keys()):
         if name not in shapes or name not in weights or shapes[name] != weights[name].shape:
             raise ValueError(f"{name} is not what a network of these parameters has")
+    if broken := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise ValueError(f"{broken[0]} holds NaN or infinity")
     with seeded(0, "cpu"):
         network = build()
     network.load_state_dict(weights)
@@ -303,9 +306,9 @@ def read_fitted(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, 
         raise FileNotFoundError(f"there is no file {path}")
     try:
         with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("keyquery", "null"))
+            facts = parse_json((file.metadata() or {}).get("keyquery", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+    except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is no whole file of an estimator: {error}") from None
     if not isinstance(facts, dict) or facts.pop("kind", None) != kind:
         raise ValueError(f"{path} is no saved {kind}")

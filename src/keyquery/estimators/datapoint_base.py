@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -221,13 +222,13 @@ class Datapoints(Estimator, ABC):
                 Field(str(name), float(mean), float(scale), None if of is None else tuple(map(str, of)))
                 for name, mean, scale, of in facts["fields"]
             ]
+            if not all(math.isfinite(field.mean) and math.isfinite(field.scale) for field in made.fields_):
+                raise ValueError("the means and scales of its columns hold NaN or infinity")
             made._take_context(tensors)
             made._take(facts)
             names = [field.name for field in made.fields_[:-1]]
             made._keep_columns(names if facts["named"] else None, len(names))
             weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            if not all(tensor.isfinite().all() for tensor in weights.values()):
-                raise ValueError("it holds NaN or infinity")
             shape = {"published": bool(facts["published"]), "points": int(facts["points"])}
             sizes = [field.size for field in made.fields_]
             made.network_ = filled(lambda: made._network(sizes, **shape), weights, made.depth)
@@ -303,6 +304,8 @@ class Datapoints(Estimator, ABC):
         most = torch.tensor([max(field.size, 1) for field in self.fields_])
         if (self.context_.codes < 0).any() or (self.context_.codes >= most).any():
             raise ValueError("its context has categories that its columns do not have")
+        if not self.context_.values.isfinite().all():
+            raise ValueError("its context holds NaN or infinity")
 
     def _rows(self, X: Any) -> Rows:
         """New rows, their targets hidden, on the device."""

@@ -132,8 +132,6 @@ class Reranker(ListReranker):
             made._check()
             made.params_, made.history_ = facts["params"], list(facts["history"])
             weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            if not all(tensor.isfinite().all() for tensor in weights.values()):
-                raise ValueError("it holds NaN or infinity")
             made.network_ = filled(made._network, weights, made.depth)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None

@@ -184,7 +184,7 @@ class SeriesClassifier(Estimator):
             made.columns_, made.params_ = facts.get("columns"), facts["params"]
             mean, scale = tensors.pop("mean"), tensors.pop("scale")
             weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            if not all(tensor.isfinite().all() for tensor in (mean, scale, *weights.values())):
+            if not all(tensor.isfinite().all() for tensor in (mean, scale)):
                 raise ValueError("it holds NaN or infinity")
             if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
                 raise ValueError("mean and scale must be (dims,), and scale above 0")

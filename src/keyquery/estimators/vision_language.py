@@ -169,8 +169,6 @@ class VisualParser(Estimator):
             made._check()
             made.vocabulary_, made.history_ = Vocabulary(facts["words"]), list(facts["history"])
             check_count("longest", longest := facts["longest"])
-            if not all(tensor.isfinite().all() for tensor in weights.values()):
-                raise ValueError("it holds NaN or infinity")
             words = len(made.vocabulary_)
 
             def build() -> VisionLanguageNetwork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -32,12 +33,46 @@ def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
         raise ValueError(f"{name} must have shape {expected}, got {tuple(value.shape)}")
     if value.numel() == 0:
         raise ValueError(f"{name} must not be empty: expected {expected}, got {tuple(value.shape)}")
-    # A finite sum has finite terms: one pass, and no mask as large as the tensor unless something is wrong.
-    if not value.is_meta and not value.sum().isfinite():
-        bad = int((~torch.isfinite(value)).sum())
-        if bad == 0:
-            return
+    if bad := _not_finite(name, value):
         raise ValueError(f"{name} must be finite, got {bad} NaN or infinite of {value.numel()} values")
+
+
+def environment_count(name: str, default: int) -> int:
+    """A count from the environment, such as RANK or WORLD_SIZE, which torchrun sets.
+
+    >>> environment_count("NOT_SET", 1)
+    1
+    """
+    value = os.environ.get(name) or str(default)
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ValueError(f"the environment variable {name} must be a number, as torchrun sets it, got {value!r}")
+    return int(value)
+
+
+def check_range(what: str, *tensors: Tensor) -> None:
+    """Require products to have stayed within the range of their dtype.
+
+    >>> check_range("a multiple of the form", torch.full((2,), 6e4, dtype=torch.float16) * 2)
+    Traceback (most recent call last):
+    OverflowError: a multiple of the form is beyond the range of float16, ±6.6e+04: convert to a wider dtype before
+    """
+    for tensor in tensors:
+        if _not_finite(what, tensor):
+            limit, dtype = torch.finfo(tensor.dtype).max, str(tensor.dtype).removeprefix("torch.")
+            raise OverflowError(f"{what} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype before")
+
+
+def _not_finite(name: str, value: Tensor) -> int:
+    """How many values are NaN or infinite."""
+    if value.is_meta:
+        return 0
+    try:
+        # A finite sum has finite terms: one pass, and no mask as large as the tensor unless something is wrong.
+        return 0 if bool(value.sum().isfinite()) else int((~torch.isfinite(value)).sum())
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise RuntimeError(f"{name} is batched by vmap, which a Form cannot be: give it leading dimensions") from None
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:

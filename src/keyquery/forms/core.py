@@ -7,22 +7,27 @@ Q and K in an orthonormal basis of their own span. Two ways lead there:
   block among grouped queries. Its error is that of the Gram matrix times the norm of the inverse factor.
 * thin QR of [Q; N], N = (Q − K)/2, for the forms of a batch where that norm is large: tied, nearly tied, parallel,
   repeated or zero rows. Stable column by column, so a small difference of query and key keeps all of its digits.
+
+Before anything is multiplied, every row is brought to size 1 by a power of two, which is exact, and afterwards each
+pair of rows to one length: no norm or spectrum overflows or vanishes on the way, whatever the size of the factors.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.forms.balance import balanced, halved, row_exponents
 from keyquery.forms.checks import broadcast
+from keyquery.forms.derivatives import first_order
 
-# Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left.
+# Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
+# small against Q, the inverse must be smaller by as much, for the digits to be those of N.
 TRUSTED_INVERSE = 1e5
 
 
@@ -31,14 +36,22 @@ class Core:
     """A form in n = min(2r, d) dimensions: query rows Q and half differences N = (Q − K)/2, float64.
 
     N is kept rather than K because the skew part is a product with N: where query and key are tied it is exactly
-    zero. If n = 2r, Q stands in the first r coordinates alone. Rows are balanced: Q is the query times `scale`, K the
-    key divided by it. `independent` rows have no small differences to protect: both parts then come from M itself.
+    zero. If n = 2r, Q stands in the first r coordinates alone. Rows are balanced and about 1 in size: Q is the query
+    times 2^(lift − unit), K the key times 2^(−lift − unit). All matrices and spectra here are therefore those of
+    M / 4^unit; `restored` takes them back. `independent` rows have no small differences to protect: both parts then
+    come from M itself.
     """
 
     query: Float[Tensor, "*batch r n"]
     half: Float[Tensor, "*batch r n"]
-    scale: Float[Tensor, "*batch r 1"]
+    lift: Float[Tensor, "*batch r 1"]
+    unit: Float[Tensor, "*batch 1 1"]
     independent: bool = False
+
+    def restored(self, values: Tensor) -> Tensor:
+        """Values (*batch) or (*batch, n) in units of M itself; beyond the range of float64 they are 0 or infinite."""
+        unit = self.unit.exp2().reshape(self.unit.shape[:-2] + (1,) * (values.ndim - self.unit.ndim + 2))
+        return values * unit * unit
 
     @property
     def key(self) -> Tensor:
@@ -78,9 +91,15 @@ class Core:
         rows, width = self.matrix.shape[-2:]
         return torch.nn.functional.pad(self.matrix, (0, 0, 0, width - rows))
 
-    @cached_property
+    @property
     def energies(self) -> tuple[Tensor, Tensor]:
-        """(‖S‖², ‖A‖²)."""
+        """(‖S‖², ‖A‖²) of the form itself."""
+        symmetric, skew = (self.restored(self.restored(square)) for square in self.squares)
+        return symmetric, skew
+
+    @cached_property
+    def squares(self) -> tuple[Tensor, Tensor]:
+        """(‖S‖², ‖A‖²) in the units of the core."""
         return self.symmetric.square().sum((-2, -1)), self.skew.square().sum((-2, -1))
 
     @cached_property
@@ -101,7 +120,7 @@ class Core:
     @cached_property
     def size(self) -> tuple[Tensor, Tensor]:
         """‖M‖, and ‖Q‖‖K‖, against which rounding is measured; no derivatives."""
-        symmetric, skew = self.energies
+        symmetric, skew = self.squares
         factors = torch.linalg.matrix_norm(self.query) * torch.linalg.matrix_norm(self.key)
         return (symmetric + skew).detach().sqrt(), factors.detach()
 
@@ -109,36 +128,29 @@ class Core:
 def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
     """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
     rank, dim = query.shape[-2:]
-    query, key = widened(query), widened(key)
+    size_query, size_key = row_exponents(query), row_exponents(key)
+    query, key = widened(query) * (-size_query).exp2(), widened(key) * (-size_key).exp2()
+    if covariance is not None:
+        covariance, size = halved(covariance.double())
+        size_query, size_key = size_query + size, size_key + size
     if 2 * rank > dim:
-        query, key, scale = balance(*weighted(query, key, covariance))
-        return Core(query, (query - key) / 2, scale)
-    fast, trusted = _by_cholesky(query, key, covariance)
+        return _paired(*weighted(query, key, covariance), size_query, size_key)
+    fast, trusted = _by_cholesky(query, key, covariance, size_query, size_key)
     if trusted.all():
         return fast
-    query, key = (t.expand(*trusted.shape, rank, dim)[~trusted] for t in (query, key))
-    slow = _by_qr(*weighted(query, key, covariance))
-    parts = zip(*((c.query, c.half, c.scale) for c in (fast, slow)), strict=True)
-    return Core(*(whole.masked_scatter(~trusted[..., None, None], part) for whole, part in parts))
+    chosen = (t.expand(*trusted.shape, *t.shape[-2:])[~trusted] for t in (query, key, size_query, size_key))
+    query, key, size_query, size_key = chosen
+    slow = _by_qr(*weighted(query, key, covariance), size_query, size_key)
+    parts = zip(*((c.query, c.half, c.lift, c.unit) for c in (fast, slow)), strict=True)
+    if not trusted.ndim:
+        return Core(*(part.squeeze(0) for _, part in parts))
+    at = (~trusted).flatten().nonzero().squeeze(-1)
+    return Core(*(whole.flatten(0, -3).index_copy(0, at, part).view_as(whole) for whole, part in parts))
 
 
 def widened(tensor: Tensor) -> Tensor:
     """In float64; short floats by way of float32, which torch converts several times faster."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)).double()
-
-
-def balance(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same form with each pair of rows brought to about one length, by a power of two; and those powers.
-
-    qᵀk = (cq)ᵀ(k/c), but sums and differences of q and k are only as exact as the longer of the two. Tied factors
-    stay as they are. Where one row is zero, the other is shrunk as far as its dtype allows.
-    """
-    sizes = (torch.linalg.vector_norm(t.detach(), dim=-1, keepdim=True, dtype=torch.float64) for t in (query, key))
-    size_query, size_key = sizes
-    limit = math.log2(torch.finfo(query.dtype).max) // 2
-    lift = (size_key.log2() - size_query.log2()) / 2
-    scale = lift.nan_to_num(nan=0.0).clamp(-limit, limit).round().exp2()
-    return query * scale.to(query.dtype), key * (1 / scale).to(key.dtype), scale
 
 
 def span(*factors: Tensor) -> Tensor:
@@ -186,39 +198,54 @@ def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor,
     return q_left @ u[..., :rank], values[..., :rank], q_right @ vh[..., :rank, :].mT
 
 
-def _by_qr(query: Tensor, key: Tensor) -> Core:
-    query, key, scale = balance(query, key)
-    half = (query - key) / 2
+def _paired(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor, independent: bool = False) -> Core:
+    """The core of rows that are those of the factors over 2^size."""
+    query, key, lift, unit = balanced(query, key, size_query, size_key)
+    return Core(query, (query - key) / 2, lift, unit, independent)
+
+
+def _by_qr(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor) -> Core:
+    wide = _paired(query, key, size_query, size_key)
     # The basis is a constant to autograd. Norms and spectra do not change when it turns within the span, nor, to
     # first order, when it leaves it: first derivatives are exact, also where rows are dependent and QR has none.
-    basis = span(query.detach(), half.detach())
-    query, half = (_Once.apply(t) @ basis for t in (query, half))  # type: ignore[no-untyped-call]
-    return Core(query, half, scale)
+    basis = span(wide.query.detach(), wide.half.detach())
+    query, half = (first_order(t) @ basis for t in (wide.query, wide.half))
+    return Core(query, half, wide.lift, wide.unit)
 
 
-def _by_cholesky(query: Tensor, key: Tensor, covariance: Tensor | None) -> tuple[Core, Tensor]:
+def _by_cholesky(
+    query: Tensor, key: Tensor, covariance: Tensor | None, size_query: Tensor, size_key: Tensor
+) -> tuple[Core, Tensor]:
     """Coordinates from the Gram matrix of [Q; K], and which forms of the batch keep enough digits by it."""
     gram = _gram(query, key, covariance)
     square = gram.diagonal(dim1=-2, dim2=-1)
     size = torch.where(square > 0, square, 1.0).sqrt()
     unit = gram / (size.unsqueeze(-1) * size.unsqueeze(-2))
     factor, failed = torch.linalg.cholesky_ex(unit)
-    trusted = (failed == 0) & (_inverse_norm(factor.detach()) <= TRUSTED_INVERSE)
+    inverse = _inverse_norm(factor.detach())
+    trusted = (failed == 0) & (inverse <= TRUSTED_INVERSE)
     if not trusted.all():
         # What is not trusted is replaced later; until then it must not poison the gradient of the others.
         eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
         factor = torch.linalg.cholesky(torch.where(trusted[..., None, None], unit, eye))
     rows = factor * size.unsqueeze(-1)
     rank = query.shape[-2]
-    query, key, scale = balance(rows[..., :rank, :], rows[..., rank:, :])
-    return Core(query, (query - key) / 2, scale, independent=True), trusted
+    core = _paired(rows[..., :rank, :], rows[..., rank:, :], size_query, size_key, independent=True)
+    apart, whole = (torch.linalg.matrix_norm(t.detach()) for t in (core.half, core.query))
+    return core, trusted & (inverse * whole <= TRUSTED_INVERSE * apart)
 
 
 def _inverse_norm(factor: Tensor) -> Tensor:
     """‖L⁻¹‖, estimated: L⁻¹z has that length on average for random z. A few fixed z do."""
-    probes = torch.randn(factor.shape[-1], 8, dtype=factor.dtype, generator=torch.Generator().manual_seed(0))
-    solved = torch.linalg.solve_triangular(factor, probes.to(factor.device), upper=False)
+    probes = torch.from_numpy(_probes(factor.shape[-1])).to(factor.device)
+    solved = torch.linalg.solve_triangular(factor, probes, upper=False)
     return torch.linalg.matrix_norm(solved) / 8**0.5
+
+
+@cache
+def _probes(size: int) -> np.ndarray:
+    """Random vectors by numpy: under `torch.func.jacfwd`, torch's own generators are refused."""
+    return np.random.default_rng(0).standard_normal((size, 8))
 
 
 def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
@@ -253,35 +280,3 @@ def _inner(query: Tensor, key: Tensor) -> Tensor:
         tall = query.flatten(-3, -2) @ key.squeeze(-3).mT
         return tall.unflatten(-2, query.shape[-3:-1])
     return query @ key.mT
-
-
-class _Once(torch.autograd.Function):
-    """The identity, with first derivatives only: those of second order would miss that the basis moves."""
-
-    @staticmethod
-    def forward(tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _Refuse.apply(grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-
-
-class _Refuse(torch.autograd.Function):
-    """The identity on a gradient, tied to what it is the gradient of, so that differentiating it again is noticed."""
-
-    @staticmethod
-    def forward(grad: Tensor, tensor: Tensor) -> Tensor:
-        return grad.view_as(grad)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise RuntimeError("a form of dependent factors (tied, repeated or zero rows) has no second derivatives here")

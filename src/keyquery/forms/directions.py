@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.forms.balance import balanced
 from keyquery.forms.checks import check_count
-from keyquery.forms.core import Core, balance, product_svd, span
+from keyquery.forms.core import Core, product_svd, span
+from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
+from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor
 
 
@@ -20,12 +24,18 @@ class Svd(NamedTuple):
     values: Float[Tensor, "*batch k"]
     right: Float[Tensor, "*batch d k"]
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class Eigh(NamedTuple):
     """S ≈ vectors · diag(values) · vectorsᵀ: object directions; what is alike attracts (λ > 0) or repels (λ < 0)."""
 
     values: Float[Tensor, "*batch k"]
     vectors: Float[Tensor, "*batch d k"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Planes(NamedTuple):
@@ -35,11 +45,16 @@ class Planes(NamedTuple):
     source: Float[Tensor, "*batch d k"]
     target: Float[Tensor, "*batch d k"]
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class Directions(Measures):
     """Vectors of M, S and A, as columns, float64.
 
-    They have derivatives where torch's own have: independent factors and distinct values.
+    Eigenpairs have first derivatives everywhere but for turns among equal eigenvalues, which are no function of the
+    form, and forms made of them always; singular triples and planes where torch's own have them: independent factors
+    and distinct values. Elsewhere a derivative raises.
     """
 
     def svd(self, k: int | None = None) -> Svd:
@@ -49,10 +64,11 @@ class Directions(Measures):
         >>> left.abs(), values
         (tensor([[1.], [0.]], dtype=torch.float64), tensor([3.], dtype=torch.float64))
         """
-        query, key = torch.broadcast_tensors(*self.wide())
+        query, key, core = self._balanced("singular triples")
         most = min(query.shape[-2:])
         check_count("k", k, 1, most, optional=True)
-        return Svd(*product_svd(query.mT, key.mT, k or most))
+        left, values, right = product_svd(query.mT, key.mT, k or most)
+        return Svd(left, core.restored(values), right)
 
     def eigh(self, k: int | None = None) -> Eigh:
         """The k eigenpairs (values, vectors) of S of largest magnitude, by descending value; all by default.
@@ -60,13 +76,12 @@ class Directions(Measures):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])).eigh(1).values
         tensor([1.], dtype=torch.float64)
         """
-        core, basis = self._core_and_basis()
-        check_count("k", k, 1, basis.shape[-1], optional=True)
-        values, vectors = torch.linalg.eigh(core.symmetric)
-        largest = values.abs().argsort(dim=-1, descending=True)[..., :k]
-        chosen = largest.gather(-1, values.gather(-1, largest).argsort(dim=-1, descending=True))
+        check_count("k", k, 1, min(2 * self.rank, self.dim), optional=True)
+        core, values, vectors, factors = self._eigenpairs()
+        values, vectors = eigenpairs(values, vectors, *factors)
+        chosen = _largest(values, k)
         columns = chosen.unsqueeze(-2).expand(*vectors.shape[:-1], -1)
-        return Eigh(values.gather(-1, chosen), basis @ vectors.gather(-1, columns))
+        return Eigh(core.restored(values.gather(-1, chosen)), vectors.gather(-1, columns))
 
     def skew_planes(self, k: int | None = None) -> Planes:
         """The k leading rotation planes (values, source, target) of A; all min(2r, d) // 2 by default.
@@ -74,10 +89,12 @@ class Directions(Measures):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_planes(1).values
         tensor([0.5000], dtype=torch.float64)
         """
-        core, basis = self._core_and_basis()
-        most = basis.shape[-1] // 2
+        most = min(2 * self.rank, self.dim) // 2
         check_count("k", k, 1, most, optional=True)
         k = k or most
+        query, _, core = self._balanced("planes")
+        basis = span(query, core.half)
+        core = Core(query @ basis, core.half @ basis, core.lift, core.unit)
         # i·A is Hermitian: a vector a + ib of eigenvalue μ > 0 has Aa = μb and Ab = −μa.
         values, vectors = torch.linalg.eigh(1j * core.skew)
         values, vectors = values.flip(-1)[..., :k].clamp(min=0), vectors.flip(-1)[..., :k]
@@ -86,18 +103,47 @@ class Directions(Measures):
         frame, upper = torch.linalg.qr(pairs)
         frame = frame * torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)
         frame = basis @ frame
-        return Planes(values, frame[..., 0::2], frame[..., 1::2])
+        return Planes(core.restored(values), frame[..., 0::2], frame[..., 1::2])
 
-    def _core_and_basis(self) -> tuple[Core, Tensor]:
-        query, key, scale = balance(*self.wide())
-        half = (query - key) / 2
-        basis = span(query, half)
-        return Core(query @ basis, half @ basis, scale), basis
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """r, the rows of the factors."""
+
+    def _balanced(self, what: str) -> tuple[Tensor, Tensor, Core]:
+        """Query and key (..., r, d) of M/4^unit, balanced, and what restores M."""
+        query, key, lift, unit = balanced(*(refuse_nan(t, what) for t in self.wide()))
+        return query, key, Core(query, (query - key) / 2, lift, unit)
+
+    def _eigenpairs(self) -> tuple[Core, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """A core, eigenvalues of its S, descending, and vectors (..., d, n), all constants; and balanced factors."""
+        query, key, lift, unit = balanced(*self.wide())
+        fixed, half = query.detach(), (query.detach() - key.detach()) / 2
+        basis = span(fixed, half)
+        core = Core(fixed @ basis, half @ basis, lift, unit)
+        values, vectors = torch.linalg.eigh(core.symmetric)
+        return core, values.flip(-1), basis @ vectors.flip(-1), (query, key)
 
     def _positive_rows(self, rank: int | None = None) -> Tensor:
         """√λ·vᵀ of the leading positive eigenpairs of S; at least one row, zero where the batch has fewer."""
-        values, vectors = self.eigh()
-        positive = values > value_floor(self.core()).unsqueeze(-1)
-        most = max(int(positive.sum(-1).max()), 1)
-        kept = slice(min(rank or most, most))
-        return vectors[..., kept].mT * values[..., kept].clamp(min=0).sqrt().unsqueeze(-1)
+        core, values, vectors, factors = self._eigenpairs()
+        kept = values > value_floor(core).unsqueeze(-1)
+        most = max(int(kept.sum(-1).max()), 1)
+        most = min(rank or most, most)
+        kept &= torch.arange(kept.shape[-1], device=kept.device) < most
+        return root_rows(values, vectors, kept, *factors)[..., :most, :] * core.unit.exp2()
+
+    def _symmetric_rows(self, rank: int) -> tuple[Tensor, Tensor]:
+        """R and DR with S ≈ RᵀDR: the eigenpairs of largest magnitude."""
+        core, values, vectors, factors = self._eigenpairs()
+        chosen = _largest(values, rank)
+        kept = torch.zeros_like(values, dtype=torch.bool).scatter(-1, chosen, True)
+        rows = root_rows(values, vectors, kept & (values != 0), *factors) * core.unit.exp2()
+        rows = rows.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, rows.shape[-1]))
+        return rows, rows * values.gather(-1, chosen).sign().unsqueeze(-1)
+
+
+def _largest(values: Tensor, k: int | None) -> Tensor:
+    """Which k values are the largest in magnitude, by descending value."""
+    largest = values.abs().argsort(dim=-1, descending=True)[..., :k]
+    return largest.gather(-1, values.gather(-1, largest).argsort(dim=-1, descending=True))

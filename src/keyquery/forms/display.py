@@ -1,14 +1,37 @@
-"""How a Form shows itself: one line in a terminal, a small table in a notebook."""
+"""How a Form, and what is computed of it, shows itself: one line in a terminal, a small table in a notebook."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from keyquery.forms.form import Form
+
+
+FEW = 6  # numbers of a tensor that are still written out
+
+
+def brief(result: Any) -> str:
+    """The repr of a named tuple or dataclass: of a tensor, few numbers are written out, of more the shape.
+
+    >>> kq.Form(torch.eye(2, 9), torch.eye(2, 9)).eigh(2)
+    Eigh(values=[1, 1], vectors=float64[9, 2])
+    """
+    names = result._fields if isinstance(result, tuple) else result.__dataclass_fields__  # type: ignore[attr-defined]
+    said = ", ".join(f"{name}={_short(getattr(result, name))}" for name in names)
+    return f"{type(result).__name__}({said})"
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.numel() > FEW or value.is_meta or value.ndim > 1:
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    numbers = [f"{number:.4g}" for number in value.detach().flatten().tolist()]
+    return f"[{', '.join(numbers)}]" if value.ndim else numbers[0]
 
 
 def line(form: Form) -> str:

@@ -10,8 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.checks import broadcast, check_batches, check_count, check_dtype, check_float, check_number
-from keyquery.forms.core import Core, balance, weighted, widened
+from keyquery.forms.balance import balance
+from keyquery.forms.checks import (
+    broadcast,
+    check_batches,
+    check_count,
+    check_dtype,
+    check_float,
+    check_number,
+    check_range,
+)
+from keyquery.forms.core import Core, weighted, widened
 from keyquery.forms.rope import Rope
 
 F = TypeVar("F", bound="Factors")
@@ -29,8 +38,7 @@ class Factors:
         check_batches(query=query.shape[:-2], key=key.shape[:-2])
         if query.device != key.device:
             raise ValueError(f"query is on {query.device} and key on {key.device}: put them on one device")
-        dtype = torch.promote_types(query.dtype, key.dtype)
-        self._query, self._key = query.to(dtype), key.to(dtype)
+        self._query, self._key = query, key  # as they are: a copy in another dtype would not see them change
         self._covariance: Tensor | None = None
         self._known: tuple[tuple[int, ...], Core] | None = None
 
@@ -45,12 +53,12 @@ class Factors:
     @property
     def query(self) -> Float[Tensor, "*#batch r d"]:
         """The query factor Q (QΣ^½ for a form on data), in the form's dtype."""
-        return self._query if self._covariance is None else self.wide()[0].to(self.dtype)
+        return (self._query if self._covariance is None else self.wide()[0]).to(self.dtype)
 
     @property
     def key(self) -> Float[Tensor, "*#batch r d"]:
         """The key factor K (KΣ^½ for a form on data), in the form's dtype."""
-        return self._key if self._covariance is None else self.wide()[1].to(self.dtype)
+        return (self._key if self._covariance is None else self.wide()[1]).to(self.dtype)
 
     def wide(self) -> tuple[Tensor, Tensor]:
         """Query and key in float64.
@@ -88,8 +96,8 @@ class Factors:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The factors' dtype."""
-        return self._query.dtype
+        """The factors' dtype; the wider one's, where they differ."""
+        return torch.promote_types(self._query.dtype, self._key.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +111,7 @@ class Factors:
         tensor([[1., 0.],
                 [0., 1.]])
         """
-        query, key = (self._query, self._key) if self._covariance is None else self.wide()
+        query, key = (self.query, self.key) if self._covariance is None else self.wide()
         return (query.mT @ key).to(self.dtype)
 
     def to(self: F, target: torch.device | torch.dtype | str) -> F:
@@ -114,6 +122,7 @@ class Factors:
         """
         query, key = (t.to(target) for t in (self._query, self._key))
         check_dtype("target", query.dtype)
+        check_range("the form", query, key)
         covariance = None if self._covariance is None else self._covariance.to(query.device)
         return self._trusted(query, key, covariance)
 
@@ -143,12 +152,14 @@ class Factors:
         """A multiple of the form; a tensor scales each form of the batch by its own number."""
         if isinstance(scale, Tensor):
             check_batches(scale=scale.shape, form=self.batch)
+            if scale.dtype.is_floating_point or scale.dtype.is_complex:  # whole numbers are as good
+                check_float("scale", scale, "...")
             scale = scale.to(self.dtype)[..., None, None]
         elif isinstance(scale, Real):
             check_number("scale", scale)
         else:
             return NotImplemented
-        return self._with(self._query * scale, self._key)
+        return self._product("a multiple of the form", self.query * scale, self._key)
 
     __rmul__ = __mul__
 
@@ -230,9 +241,9 @@ class Factors:
         whole = len(self.batch) + 2
         query, key = (t[(None,) * (whole - t.ndim)] for t in (self._query, self._key))
         if key.shape[dim] == 1:
-            return self._with(query.sum(dim), key.squeeze(dim))
+            return self._product("the sum of queries", query.sum(dim), key.squeeze(dim))
         if query.shape[dim] == 1:
-            return self._with(query.squeeze(dim), key.sum(dim))
+            return self._product("the sum of keys", query.squeeze(dim), key.sum(dim))
         return self._with(*(t.movedim(dim, -3).flatten(-3, -2) for t in (query, key)))
 
     def change_basis(self: F, basis: Float[Tensor, "*#batch d e"]) -> F:
@@ -243,7 +254,9 @@ class Factors:
         """
         check_float("basis", basis, "... d e", d=self.dim)
         check_batches(basis=basis.shape[:-2], form=self.batch)
-        return self._trusted(self.query @ basis.to(self.dtype), self.key @ basis.to(self.dtype))
+        query, key = (factor @ basis.to(self.dtype) for factor in (self.query, self.key))
+        check_range("the form in this basis", query, key)
+        return self._trusted(query, key)
 
     def with_bias(
         self: F, query_bias: Float[Tensor, "*#batch r"] | None, key_bias: Float[Tensor, "*#batch r"] | None
@@ -262,6 +275,7 @@ class Factors:
             batch = check_batches(form=factor.shape[:-2], **{name: bias.shape[:-1]})
             column = bias.to(self.dtype).unsqueeze(-1).expand(*batch, -1, -1)
             factors.append(torch.cat((factor.expand(*batch, -1, -1), column), dim=-1))
+        check_range("the form with this bias", *factors)
         return self._trusted(*factors)
 
     def at(self: F, offset: float, rope: Rope) -> F:
@@ -275,6 +289,10 @@ class Factors:
         if not isinstance(rope, Rope):
             raise TypeError(f"rope must be a Rope, got {type(rope).__name__}")
         query, key = rope.rotate(self._query.mT, 0.0).mT, rope.rotate(self._key.mT, offset).mT
+        return self._product("the rotated form", query, key)
+
+    def _product(self: F, what: str, query: Tensor, key: Tensor) -> F:
+        check_range(what, query, key)
         return self._with(query, key)
 
     def _with(self: F, query: Tensor, key: Tensor) -> F:
@@ -285,8 +303,8 @@ class Factors:
         return {**self.__dict__, "_known": None}
 
     def _halves(self) -> tuple[Tensor, Tensor]:
-        """P = (Q + K)/2 and N = (Q − K)/2."""
-        query, key, _ = balance(self._query, self._key)
+        """P = (Q + K)/2 and N = (Q − K)/2, of balanced rows."""
+        query, key = balance(self._query.to(self.dtype), self._key.to(self.dtype))
         return query / 2 + key / 2, query / 2 - key / 2
 
 

@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import display
-from keyquery.forms.checks import check_batches, check_choice, check_count, check_float
+from keyquery.forms.balance import halved, row_exponents, times
+from keyquery.forms.checks import check_batches, check_choice, check_count, check_float, check_range
 from keyquery.forms.core import Core, core
+from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.directions import Directions
 from keyquery.forms.factors import Factors
 from keyquery.forms.measures import ZERO_FORM
@@ -25,6 +27,9 @@ class Shares(NamedTuple):
     skew: Float[Tensor, "*batch"]
     popularity: Float[Tensor, "*batch"]
 
+    def __repr__(self) -> str:
+        return display.brief(self)
+
 
 class Form(Factors, Directions):
     """The bilinear form M = QᵀK of a query and a key factor, with any leading batch of layers and heads.
@@ -32,7 +37,9 @@ class Form(Factors, Directions):
     M is never built. Query and key are (..., r, d), as a linear layer stores them for one head; their leading
     dimensions broadcast, so that keys shared by a group of queries are kept once: (8, 4, r, d) and (8, 1, r, d).
     Sums, multiples, transposes, parts and changes of basis of Forms are Forms again. Numbers are computed in
-    float64 from factors of any floating dtype. A Form is a value: build a new one when the weights have changed.
+    float64 from factors of any floating dtype and size. A Form is a value: build a new one when the weights have
+    changed. Derivatives may be taken by `torch.func` (grad, jacrev, jacfwd, hessian); vmap raises, since a Form has a
+    batch of its own.
 
     >>> form = kq.Form(query=torch.tensor([[1.0, 0.0]]), key=torch.tensor([[0.6, 0.8]]))
     >>> form
@@ -48,7 +55,7 @@ class Form(Factors, Directions):
     def core(self) -> Core:
         """The form in the at most 2r dimensions that it acts in; kept until a factor is changed in place."""
         tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
-        if any(t.is_inference() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors):
+        if any(t.is_inference() or differentiated(t) for t in tensors):
             return core(self._query, self._key, self._covariance)
         versions = tuple(t._version for t in tensors)
         if self._known is None or self._known[0] != versions:
@@ -63,25 +70,42 @@ class Form(Factors, Directions):
                 [0.6000, 1.0000]], dtype=torch.float64)
         """
         core = self.core()
-        rows = torch.cat((core.query / core.scale, core.key * core.scale), dim=-2)
+        query, key = times(core.query, core.unit - core.lift), times(core.key, core.unit + core.lift)
+        rows = torch.cat((query, key), dim=-2)
         return rows @ rows.mT
 
     @classmethod
     def from_gram(cls, gram: Float[Tensor, "*batch n n"]) -> Form:
         """A form in 2r dimensions with a given Gram matrix of [Q; K], such as the covariance of queries and keys.
 
+        The form is known up to an orthogonal change of basis, so that all norms and spectra are those of the form that
+        the Gram matrix was taken of: `Form.from_gram(form.gram())` has the numbers of `form`. A Gram matrix is
+        symmetric and positive semi-definite; one that is not, by more than the rounding of its dtype, is refused. The
+        columns of [Q; K] are orthogonal.
+
         >>> form = kq.Form.from_gram(torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
         >>> round(float(form.symmetry), 4)
         0.36
+        >>> kq.Form.from_gram(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+        Traceback (most recent call last):
+        ValueError: gram must be positive semi-definite, got one with an eigenvalue of -1
         """
         check_float("gram", gram, "... n n")
         size = gram.shape[-1]
         if size % 2 or gram.shape[-2] != size:
             raise ValueError(f"gram must be square with an even side 2r, got {tuple(gram.shape)}")
-        values, vectors = torch.linalg.eigh(gram.double())
-        floor = size * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0)
-        rows = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)
-        return cls._trusted(rows[..., : size // 2, :], rows[..., size // 2 :, :])
+        rank, wide = size // 2, gram.double()
+        # Queries and keys have units of their own; in one, the smaller of the two would pass for rounding.
+        diagonal = wide.detach().diagonal(dim1=-2, dim2=-1).unflatten(-1, (2, rank))
+        unit = (row_exponents(diagonal) / 2).round().expand_as(diagonal).flatten(-2)
+        wide = times(times(wide, -unit.unsqueeze(-1)), -unit.unsqueeze(-2))
+        _check_psd("gram", wide.detach(), torch.finfo(gram.dtype).eps, gram.detach().double())
+        values, vectors = torch.linalg.eigh(refuse_nan(wide, "forms of a Gram matrix"))
+        none = values <= size * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0)
+        rows = vectors * torch.where(none, 0.0, values).sqrt().unsqueeze(-2)
+        rows = times(rows, unit.unsqueeze(-1))
+        rows = rows @ _turn(rows.detach(), none)
+        return cls._trusted(rows[..., :rank, :], rows[..., rank:, :])
 
     # On tokens and on data
 
@@ -111,7 +135,7 @@ class Form(Factors, Directions):
         tensor([4., 1.], dtype=torch.float64)
         """
         check_float("covariance", covariance, "d d", d=self.dim)
-        _check_covariance(covariance.detach().double(), torch.finfo(covariance.dtype).eps)
+        _check_psd("covariance", covariance.detach().double(), torch.finfo(covariance.dtype).eps)
         query, key = (self._query, self._key) if self._covariance is None else (self.query, self.key)
         return Form._trusted(query, key, covariance.to(self.device))
 
@@ -145,20 +169,24 @@ class Form(Factors, Directions):
         [0.5, 0.0, 0.5]
         """
         check_float("mean", mean, "d", d=self.dim)
-        core = self.on(covariance).core()
+        check_float("covariance", covariance, "d d", d=self.dim)
+        # Tokens, and a bias with them, over a power of two: the same shares, and numbers that do not overflow.
+        covariance, size = halved(covariance.double())
+        core, mean = self.on(covariance).core(), times(mean.double(), -size)
         query, key = self.wide()
-        at_mean = query @ mean.double()
+        query, key = times(query, core.lift - core.unit), times(key, -core.lift - core.unit)
+        at_mean = query @ mean
         if query_bias is not None:
             check_float("query_bias", query_bias, "... r", r=self.rank)
             check_batches(query_bias=query_bias.shape[:-1], form=self.batch)
-            at_mean = at_mean + query_bias.double()
+            at_mean = at_mean + times(query_bias.double(), (core.lift - core.unit).squeeze(-1) - size)
         pull = (key.mT @ at_mean.unsqueeze(-1)).squeeze(-1)
-        popularity = (pull @ covariance.double() * pull).sum(-1)
+        popularity = (pull @ covariance * pull).sum(-1)
         # What cancels in the factors leaves rounding behind, which is no share of anything.
         _, factors = core.size
-        at_mean_size = (query.abs() @ mean.double().abs()).norm(dim=-1) * torch.linalg.matrix_norm(core.key)
+        at_mean_size = (query.abs() @ mean.abs()).norm(dim=-1) * torch.linalg.matrix_norm(core.key)
         rounding = ZERO_FORM**2 * (factors**2 + at_mean_size**2).detach()
-        variances = torch.stack(torch.broadcast_tensors(*core.energies, popularity))
+        variances = torch.stack(torch.broadcast_tensors(*core.squares, popularity))
         variances = torch.where(variances > rounding, variances, 0.0)
         total = variances.sum(0)
         return Shares(*(variances / torch.where(total > 0, total, 1.0)))
@@ -173,9 +201,10 @@ class Form(Factors, Directions):
         self._check_tokens(x, y)
         self._require_psd()
         rows = self.wide()[0] if self._query is self._key else self._positive_rows()
-        left, right = (torch.atleast_2d(t).double() @ rows.mT for t in (x, y))
+        size = row_exponents(rows).amax(-2, keepdim=True)
+        left, right = (torch.atleast_2d(t).double() @ times(rows, -size).mT for t in (x, y))
         gaps = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
-        return _drop_single(gaps, x, y)
+        return _drop_single(times(gaps, size), x, y)
 
     # Structure
 
@@ -193,16 +222,16 @@ class Form(Factors, Directions):
         elif rank is None:
             return self.symmetric if kernel == "symmetric" else self.skew
         elif kernel == "symmetric":
-            values, vectors = self.eigh(min(rank, 2 * self.rank))
-            key = vectors.mT * values.abs().sqrt().unsqueeze(-1)
-            query = key * values.sign().unsqueeze(-1)
+            query, key = self._symmetric_rows(min(rank, 2 * self.rank))
         elif rank % 2:
             raise ValueError(f"rank of a skew form must be even, since it turns in planes, got {rank}")
         else:
             values, source, target = self.skew_planes(min(rank, 2 * self.rank) // 2)
             source, target = (t.mT * values.sqrt().unsqueeze(-1) for t in (source, target))
             query, key = torch.cat((source, -target), dim=-2), torch.cat((target, source), dim=-2)
-        return Form._trusted(query.to(self.dtype), key.to(self.dtype))
+        query, key = query.to(self.dtype), key.to(self.dtype)
+        check_range("the nearest form", query, key)
+        return Form._trusted(query, key)
 
     # How it looks
 
@@ -220,7 +249,7 @@ class Form(Factors, Directions):
     def _require_psd(self) -> None:
         core = self.core()
         negative = core.eigenvalues.clamp(max=0).square().sum(-1)
-        symmetric, skew = core.energies
+        symmetric, skew = core.squares
         rounding = max(1e-12, 8 * torch.finfo(self.dtype).eps)
         bad = skew + negative > rounding**2 * (symmetric + skew)
         if bad.any():
@@ -231,17 +260,26 @@ class Form(Factors, Directions):
             )
 
 
-def _check_covariance(covariance: Tensor, eps: float) -> None:
-    """Symmetric and positive semi-definite, up to the rounding of its dtype."""
-    slack = max(1e-6, 8 * eps) * covariance.diagonal().abs().max()
-    if (covariance - covariance.mT).abs().max() > slack:
-        raise ValueError("covariance must be symmetric, got a matrix that differs from its transpose")
-    if slack == 0 and not covariance.any():
-        return
-    lifted = covariance + slack * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    if torch.linalg.cholesky_ex(lifted).info != 0:
-        least = torch.linalg.eigvalsh(covariance)[0]
-        raise ValueError(f"covariance must be positive semi-definite, got one with an eigenvalue of {least:.3g}")
+def _turn(rows: Tensor, none: Tensor) -> Tensor:
+    """The orthogonal turn W of (..., n, n) rows that makes their columns orthogonal; those that are `none` stay 0."""
+    inner = rows.mT @ rows
+    # Columns of zeros are set apart from those that are only short, and come first.
+    inner = inner - torch.diag_embed(none * inner.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True))
+    first = torch.arange(none.shape[-1], device=none.device) < none.sum(-1, keepdim=True)
+    return torch.linalg.eigh(inner).eigenvectors.masked_fill(first.unsqueeze(-2), 0.0)
+
+
+def _check_psd(name: str, matrix: Tensor, eps: float, shown: Tensor | None = None) -> None:
+    """Symmetric and positive semi-definite (..., n, n), up to the rounding of its dtype; `shown` in other units."""
+    slack = max(1e-6, 8 * eps) * matrix.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+    if ((matrix - matrix.mT).abs().amax((-2, -1)) > slack).any():
+        raise ValueError(f"{name} must be symmetric, got a matrix that differs from its transpose")
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    # A matrix of zeros is positive semi-definite, and has no size to lift it by.
+    lift = torch.where(matrix.any(-1).any(-1) | (slack > 0), slack, 1.0)
+    if torch.linalg.cholesky_ex(matrix + lift[..., None, None] * eye).info.any():
+        least = torch.linalg.eigvalsh(matrix if shown is None else shown).min()
+        raise ValueError(f"{name} must be positive semi-definite, got one with an eigenvalue of {least:.3g}")
 
 
 def _drop_single(pairs: Tensor, x: Tensor, y: Tensor) -> Tensor:

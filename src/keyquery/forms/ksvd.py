@@ -11,6 +11,7 @@ from torch import Tensor
 
 from keyquery.forms.checks import check_count, check_float
 from keyquery.forms.core import product_svd
+from keyquery.forms.display import brief
 
 
 class Primal(NamedTuple):
@@ -19,12 +20,18 @@ class Primal(NamedTuple):
     we: Float[Tensor, "p s"]
     wr: Float[Tensor, "p s"]
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class Extended(NamedTuple):
     """Singular vectors at new points; None where no points were given."""
 
     left: Float[Tensor, "n s"] | None
     right: Float[Tensor, "m s"] | None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +43,9 @@ class Ksvd:
     right: Float[Tensor, "m s"]
     phi_query: Float[Tensor, "n p"]
     phi_key: Float[Tensor, "m p"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def primal(self) -> Primal:
         """We = Φ_kᵀ·right and Wr = Φ_qᵀ·left, (p, s) each, so that e = Φ_q·We = left·Σ and r = Φ_k·Wr = right·Σ.

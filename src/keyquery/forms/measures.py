@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from keyquery.forms.balance import row_exponents, times
 from keyquery.forms.checks import check_choice
 from keyquery.forms.core import Core, span
+from keyquery.forms.display import brief
 
 # What counts as zero: a form against the size of its factors, an eigenvalue against the size of its form.
 ZERO_FORM = 1e-14
@@ -23,6 +25,9 @@ class Signature(NamedTuple):
     positive: Int[Tensor, "*batch"]
     negative: Int[Tensor, "*batch"]
     zero: Int[Tensor, "*batch"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Measures(ABC):
@@ -64,7 +69,7 @@ class Measures(ABC):
         tensor(0.3600, dtype=torch.float64)
         """
         core = self.core()
-        symmetric, skew = core.energies
+        symmetric, skew = core.squares
         return _ratio(symmetric - skew, symmetric + skew, is_zero(core))
 
     def trace(self) -> Float[Tensor, "*batch"]:
@@ -82,7 +87,8 @@ class Measures(ABC):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).eigenvalues()
         tensor([ 0.5000, -0.5000], dtype=torch.float64)
         """
-        return self.core().eigenvalues.clone()
+        core = self.core()
+        return core.restored(core.eigenvalues)
 
     def skew_values(self) -> Float[Tensor, "*batch n"]:
         """The n = min(2r, d) singular values of A that can be non-zero, descending: equal pairs, an odd last one 0.
@@ -90,7 +96,8 @@ class Measures(ABC):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_values()
         tensor([0.5000, 0.5000], dtype=torch.float64)
         """
-        return self.core().skew_values.clone()
+        core = self.core()
+        return core.restored(core.skew_values)
 
     def singular_values(self) -> Float[Tensor, "*batch m"]:
         """The m = min(r, d) singular values of M that can be non-zero, descending.
@@ -98,7 +105,8 @@ class Measures(ABC):
         >>> kq.Form(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2)).singular_values()
         tensor([3., 1.], dtype=torch.float64)
         """
-        return self.core().singular_values.clone()
+        core = self.core()
+        return core.restored(core.singular_values)
 
     def signature(self) -> Signature:
         """Counts of positive, negative and zero eigenvalues of S, up to 1e-12·‖M‖; (0, 0, d) for a zero form.
@@ -149,7 +157,8 @@ class Measures(ABC):
         tensor([ 5., 10.], dtype=torch.float64)
         """
         core = self.core()
-        return _column_lengths(self._precise_enough("query", core), core.key, core.scale)
+        factor, other = self._in_range("query", core.key, core.lift - core.unit)
+        return core.restored(_column_lengths(factor, other))
 
     def column_norms(self) -> Float[Tensor, "*batch d"]:
         """L2 norms of the columns of M: how strongly each coordinate of a key is looked at.
@@ -158,7 +167,8 @@ class Measures(ABC):
         tensor([ 5., 10.], dtype=torch.float64)
         """
         core = self.core()
-        return _column_lengths(self._precise_enough("key", core), core.own_query, 1 / core.scale)
+        factor, other = self._in_range("key", core.own_query, -core.lift - core.unit)
+        return core.restored(_column_lengths(factor, other))
 
     def directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
         """(r − c)/(r + c) ∈ [−1, 1] over rows and columns that stand out; negative where columns dominate.
@@ -172,10 +182,18 @@ class Measures(ABC):
         given = directionality(self.row_norms(), self.column_norms(), gamma, kind)
         return torch.where(is_zero(self.core()), 0.0, given)
 
-    def _precise_enough(self, side: str, core: Core) -> Tensor:
-        """A factor in its own precision, unless query and key nearly cancel and rounding would show."""
-        norm, factors = core.size
-        return self.working(side) if (norm > 1e-3 * factors).all() else self.wide()[side == "key"]
+    def _in_range(self, side: str, other: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+        """A factor with rows about 1, and the other's rows with what of 2^exponents is left for them.
+
+        The factor is in its own precision, unless query and key nearly cancel and rounding would show. What it is
+        scaled by is its own alone: a key that queries share stays shared.
+        """
+        norm, factors = self.core().size
+        factor = self.working(side) if (norm > 1e-3 * factors).all() else self.wide()[side == "key"]
+        own = row_exponents(factor)
+        if not other.requires_grad and other.shape[-1] > other.shape[-2]:
+            other = _as_square(other)
+        return times(factor, -own), times(other, exponents + own).to(factor.dtype)
 
 
 def directionality(
@@ -183,7 +201,8 @@ def directionality(
 ) -> Float[Tensor, "*batch"]:
     """The directionality of a matrix whose row and column norms are known."""
     check_choice("kind", kind, ("excess", "norms"))
-    row, column = (_outstanding(norms, gamma, kind) for norms in (rows, columns))
+    size = torch.maximum(row_exponents(rows), row_exponents(columns))  # squares of norms would overflow
+    row, column = (_outstanding(times(norms, -size), gamma, kind) for norms in (rows, columns))
     return _ratio(row - column, row + column, row + column == 0)
 
 
@@ -207,17 +226,14 @@ def value_floor(core: Core) -> Tensor:
     return torch.maximum(ZERO_VALUE * norm, ZERO_FORM * factors)
 
 
-def _column_lengths(factor: Tensor, other: Tensor, scale: Tensor) -> Tensor:
-    """‖otherᵀ·x‖ for every column x of a factor (..., r, d), its rows scaled; in the factor's precision."""
-    if not other.requires_grad and other.shape[-1] > other.shape[-2]:
-        other = _as_square(other)
-    other = (other * scale).to(factor.dtype)
+def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
+    """‖otherᵀ·x‖ for every column x of a factor (..., r, d)."""
     if factor.ndim > 2 and factor.ndim == other.ndim and factor.shape[-3] < other.shape[-3]:
         # A key that queries share is multiplied once, by all of them side by side.
         wide = other.movedim(-3, -2).flatten(-2)
         products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
-        return torch.linalg.vector_norm(products, dim=-1).mT.double()
-    return torch.linalg.vector_norm(factor.mT @ other, dim=-1).double()
+        return torch.linalg.vector_norm(products, dim=-1, dtype=torch.float64).mT
+    return torch.linalg.vector_norm(factor.mT @ other, dim=-1, dtype=torch.float64)
 
 
 def _as_square(rows: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from keyquery.forms.checks import check_count, check_float, check_number
+from keyquery.forms.display import brief
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,9 @@ class Rope:
     interleaved: bool = False
     frequencies: Float[Tensor, pairs] | None = None
     factor: float = 1.0
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __post_init__(self) -> None:
         check_count("dims", self.dims, least=2)

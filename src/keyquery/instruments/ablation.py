@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from keyquery.capture import Batch
 from keyquery.capture.watch import evaluating
 from keyquery.checkpoints import read
+from keyquery.checkpoints.sources import bare
 from keyquery.forms.checks import check_choice
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.geometry import Look
@@ -118,6 +119,7 @@ def ablate(
     >>> [row["part"] for row in ablation.rows]
     ['symmetric', 'skew']
     """
+    model = bare(model)
     check_choice("by", by, ("head", "layer", "all"))
     for part in (parts := [parts] if isinstance(parts, str) else parts):
         check_choice("parts", part, (*PARTS, *KINDS))

@@ -7,6 +7,7 @@ correlations of C say which tokens are independent given which, and a search mak
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from numpy import ndarray
 from keyquery.capture.words import Words
 from keyquery.extras import optional
 from keyquery.forms.checks import check_choice, check_count, check_number
-from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, fci, icd
+from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, expected_seconds, fci, icd
 from keyquery.instruments.mapped import Mapped, listed, mapped
-from keyquery.progress import Progress, silent
+from keyquery.progress import Progress, bar, silent
 from keyquery.reading import Reading, digest, provenance
 
 METHODS = ("icd", "fci")
+LONG = 60  # seconds from which on a search is warned of
 SAMPLES = 768  # the hidden size of the models that the method was published with
 
 
@@ -51,6 +53,7 @@ class Causes(Reading, kind="causes"):
     alpha: float
     samples: float
     explanation: Mapping[str, Any] | None = None  # an Explanation, where a target was given
+    causal: bool = False  # the search knew that no token is a cause of an earlier one
 
     @property
     def edges(self) -> list[Edge]:
@@ -145,6 +148,7 @@ def causes(
     order_free: bool = True,
     selection: bool = False,
     tails: bool = True,
+    causal: bool | None = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Causes:
@@ -162,24 +166,43 @@ def causes(
     ICD's graph is valid for sets of fewer nodes than that. `order_free`: edges are deleted at the end of a round, and
     the order of tokens does not matter. `selection` allows for selection bias, `tails` looks for all tails.
 
+    `causal`: no token is a cause of an earlier one, and no test conditions on tokens later than both of a pair. True
+    requires attention that never looks ahead, False ignores the order. Default: True where no head of the layer
+    attends to a later token, as in decoders; with `selection` False, since a later token may be behind the selection.
+
+    A search that is expected to take longer than a minute is warned of; its `progress` is a bar then, unless given.
+
     >>> reading = kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]]))
     >>> reading.edges, reading.tests
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 5)
     """
-    _check(alpha, samples, method, rounds)
+    _check(alpha, samples, method, rounds, causal, selection)
     source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
-    chosen = _nodes(nodes, source, target)
     effective = float(samples if samples is not None else source.width or SAMPLES)
-    search = _Search(method, alpha, effective, rounds, order_free, selection, tails)
-    heads = list(zip(source.heads, source.maps, strict=True))
-    watched = (progress or silent)(heads, "searching graphs", len(heads))
-    graphs = [{"layer": source.layer, "head": number, **search.of(found, chosen)} for number, found in watched]
-    told: dict[str, Any] = {"model": source.model, "tokens": source.tokens, "nodes": chosen, "graphs": graphs}
-    origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
-    told["provenance"] = provenance(
-        samples=origin, merged=source.merged, tensors={"attention": digest(source.maps)}, **search.options
+    ordered = _ordered(source, causal, selection)
+    search = _Search(method, alpha, effective, rounds, order_free, selection, tails, ordered)
+    return search.reading(source, _nodes(nodes, source, target), progress, samples is not None)
+
+
+def _warned(test: PartialCorrelation, heads: int) -> bool:
+    """Whether a search takes long, which is then warned of."""
+    seconds = expected_seconds(test) * heads
+    if seconds < LONG:
+        return False
+    time = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.0f} hours"
+    of = f"{test.count} nodes" + (f" of {heads} heads" if heads > 1 else "")
+    warnings.warn(
+        f"causes over {of} is expected to take {time} or more; nodes=100 takes the 100 tokens that receive most "
+        "attention, head one head, rounds=1 stops early",
+        stacklevel=4,
     )
-    return Causes(**told, method=method, alpha=alpha, samples=effective)
+    return True
+
+
+def _named(progress: Progress, head: int, heads: int) -> Progress:
+    """Progress that names the head, where there are several."""
+    name = f"head {head}, " if heads > 1 else ""
+    return lambda items, what, total: progress(items, f"{name}{what}", total)
 
 
 @dataclass(frozen=True)
@@ -193,16 +216,45 @@ class _Search:
     order_free: bool
     selection: bool
     tails: bool
+    causal: bool
 
     @property
     def options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rounds", "order_free", "selection", "tails")}
 
-    def of(self, attention: Float[ndarray, "n n"], nodes: list[int]) -> dict[str, Any]:
+    def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, given: bool) -> Causes:
+        """The graphs of all heads; `given`: the samples are not those of the model."""
+        several = len(source.heads)
+        long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), several)
+        watch = progress or (bar if long else silent)
+        graphs = [
+            {"layer": source.layer, "head": number, **self.of(found, nodes, _named(watch, number, several))}
+            for number, found in zip(source.heads, source.maps, strict=True)
+        ]
+        origin = "given" if given else "hidden size" if source.width else "768, as published"
+        tensors = {"attention": digest(source.maps)}
+        return Causes(
+            model=source.model,
+            tokens=source.tokens,
+            nodes=nodes,
+            graphs=graphs,
+            method=self.method,
+            alpha=self.alpha,
+            samples=self.samples,
+            causal=self.causal,
+            provenance=provenance(samples=origin, merged=source.merged, tensors=tensors, **self.options),
+        )
+
+    def test(self, attention: Float[ndarray, "n n"], nodes: list[int]) -> PartialCorrelation:
+        return PartialCorrelation(correlation_of(attention[nodes]), self.samples, self.alpha)
+
+    def of(self, attention: Float[ndarray, "n n"], nodes: list[int], progress: Progress) -> dict[str, Any]:
         """The graph of one head, as a reading holds it."""
-        test = PartialCorrelation(correlation_of(attention[nodes]), self.samples, self.alpha)
-        options = self.options
+        test = self.test(attention, nodes)
+        options: dict[str, Any] = self.options
         rounds = options.pop("rounds")
+        options["tiers"] = nodes if self.causal else None
+        options["progress"] = progress
         found = fci(test, **options) if self.method == "fci" else icd(test, rounds, **options)
         edges = [(nodes[i], nodes[j], at_i, at_j) for i, j, at_i, at_j in found.graph.edges()]
         by_size = [test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)]
@@ -210,7 +262,9 @@ class _Search:
         return {"edges": edges, **told}
 
 
-def _check(alpha: float, samples: float | None, method: str, rounds: int | None) -> None:
+def _check(
+    alpha: float, samples: float | None, method: str, rounds: int | None, causal: bool | None, selection: bool
+) -> None:
     check_number("alpha", alpha)
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
@@ -222,6 +276,17 @@ def _check(alpha: float, samples: float | None, method: str, rounds: int | None)
     check_count("rounds", rounds, optional=True)
     if rounds is not None and method != "icd":
         raise ValueError(f'rounds is for method="icd", which is valid after any of them, not {method!r}')
+    if causal not in (None, True, False):
+        raise TypeError(f"causal must be True, False or None, got {causal!r:.40}")
+    if causal and selection:
+        raise ValueError("causal=True goes without selection: what selected the data may come later than all tokens")
+
+
+def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
+    """Whether the search is told the order of the tokens."""
+    if causal and not source.causal:
+        raise ValueError("causal=True, but the attention looks ahead: tokens attend to later ones")
+    return source.causal and causal is not False and not selection
 
 
 def _nodes(nodes: int | Iterable[int] | None, source: Mapped, target: int | None) -> list[int]:

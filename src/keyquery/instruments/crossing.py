@@ -19,6 +19,7 @@ from torch import Tensor
 from keyquery.capture.stream import Heard
 
 SOME = 1 << 16  # numbers of a map that are looked at together
+SINK = 0.3  # the share of all of a head's attention from which on the token that takes it is a sink (Gu et al., 2024)
 FLAT = 1e-6  # of the mean: attention that varies less is uniform, but for rounding
 
 
@@ -59,6 +60,7 @@ class Crossing:
 
     classes: Classes
     keep: int = 0
+    sink: float = SINK
     calls: dict[int, Call] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # tokens of every call, also of those that are not counted
     kept: list[tuple[float, int, int, Any]] = field(default_factory=list)
@@ -96,6 +98,10 @@ class Crossing:
                 call.through[text, chance] += taken[-1]
             else:
                 call.through[text, chance] = taken[-1]
+        sinks = _sinks(attention, allowed, queries[:, self.classes.counted].sum(-1), self.sink)
+        for rows, kind in ((attention, call.mass), (allowed, call.chance)):
+            away = queries.mT @ _columns(rows, sinks, len(attention)) @ keys[sinks]
+            _put(kind, "net", text, away.new_tensor(kind["raw"][text][-1]) - away)
         groups = [(keys[:, one] > 0).nonzero().squeeze(1) for one in self.classes.counted]
         split = _split(attention, allowed, groups)
         for found, values in zip(split, (call.symmetry, call.reciprocity), strict=True):
@@ -123,9 +129,13 @@ class Crossing:
         call.through = {}
 
     def _keep(self, call: Call, number: int, head: int, attention: Tensor) -> None:
-        """The maps between classes of the heads that are furthest above chance."""
+        """The maps between classes of the heads that carry most across, net of sinks."""
         counted = self.classes.counted
-        above = _crossed(call.mass["raw"][0][-1], counted) - _crossed(call.chance["raw"][0][-1], counted)
+        raw, net, chance = (
+            torch.tensor(kind[name][0][-1], dtype=torch.float64)
+            for kind, name in ((call.mass, "raw"), (call.mass, "net"), (call.chance, "net"))
+        )
+        above = float(crossing(net_shares(net, raw, counted) - net_shares(net, raw, counted, chance)))
         if len(self.kept) == self.keep and above <= self.kept[0][0]:
             return
         groups = [(self.classes.text(0) == one).nonzero().squeeze(1).to(attention.device) for one in counted]
@@ -146,6 +156,27 @@ def shares(mass: Float64[Tensor, "*lead classes classes"], counted: Sequence[int
     return chosen / total.where(total > 0, 1.0)
 
 
+def net_shares(
+    net: Float64[Tensor, "*lead classes classes"],
+    raw: Float64[Tensor, "*lead classes classes"],
+    counted: Sequence[int],
+    chance: Float64[Tensor, "*lead classes classes"] | None = None,
+) -> Float64[Tensor, "*lead m m"]:
+    """Mass between the counted classes without sinks (`net`), as shares of all attention that their tokens pay.
+
+    They add up to what neither sinks nor classes that are not counted take. With `chance`, so much is divided as that
+    is: the level to hold them against.
+
+    >>> raw = torch.tensor([[6.0, 2.0, 12.0], [2.0, 0.0, 18.0], [0.0, 0.0, 9.0]]).double()   # the last: not counted
+    >>> net_shares(raw, raw, [0, 1])
+    tensor([[0.1500, 0.0500],
+            [0.0500, 0.0000]], dtype=torch.float64)
+    """
+    paid = raw[..., list(counted), :].sum((-1, -2), keepdim=True)
+    left = net[..., list(counted), :][..., list(counted)].sum((-1, -2), keepdim=True)
+    return shares(net if chance is None else chance, counted) * left / paid.where(paid > 0, 1.0)
+
+
 def crossing(blocks: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead"]:
     """What goes from one class to another, of shares.
 
@@ -153,10 +184,6 @@ def crossing(blocks: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead"]:
     tensor(0.5000)
     """
     return blocks.sum((-1, -2)) - blocks.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _crossed(mass: Any, counted: Sequence[int]) -> float:
-    return float(crossing(shares(torch.tensor(mass, dtype=torch.float64), counted)))
 
 
 def _times(rows: Tensor | None, keys: Tensor, carried: Tensor | None, below: Tensor) -> list[Tensor]:
@@ -177,6 +204,31 @@ def _times(rows: Tensor | None, keys: Tensor, carried: Tensor | None, below: Ten
     return list(out.split([part.shape[-1] for part in parts], -1))
 
 
+def _sinks(attention: Tensor, allowed: Tensor | None, asks: Float[Tensor, " n"], least: float) -> Int[Tensor, " sinks"]:
+    """Tokens that take more than `least` of what the asking tokens pay, and three times what is theirs by chance."""
+    received = _received(attention, asks)
+    return ((received > least * asks.sum()) & (received > 3 * _received(allowed, asks))).nonzero().squeeze(1)
+
+
+def _received(rows: Tensor | None, asks: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """What each token gets of the asking ones, by a map, or as in `_times` by a mask or None; some rows at a time."""
+    if rows is None:
+        return asks.mean().expand(len(asks))
+    out = torch.zeros_like(asks)
+    for few in _few(len(rows), len(rows)):
+        part = rows[few].double()
+        out += (asks[few] / part.sum(-1).clamp(min=1) if rows.dtype == torch.bool else asks[few]) @ part
+    return out
+
+
+def _columns(rows: Tensor | None, chosen: Int[Tensor, " k"], count: int) -> Float64[Tensor, "n k"]:
+    """Some columns of a map, or as in `_times` of a mask or None."""
+    if rows is None:
+        return torch.full((count, len(chosen)), 1 / count, dtype=torch.float64, device=chosen.device)
+    found = rows[:, chosen].double()
+    return found / rows.sum(-1, keepdim=True).clamp(min=1) if rows.dtype == torch.bool else found
+
+
 def _few(count: int, width: int) -> list[slice]:
     size = max(1, SOME // max(width, 1))
     return [slice(start, start + size) for start in range(0, count, size)]
@@ -187,10 +239,11 @@ def _split(
 ) -> tuple[float | None, float | None]:
     """Of C, attention across classes and 0 elsewhere: tr(C²)/‖C‖², and the correlation of C_ij with C_ji.
 
-    The first is 1 where C is symmetric, 0 where what is looked at never looks back; the second is over pairs that may
-    look both ways, each pair of classes less its means.
+    The first is 1 where C is symmetric, 0 where what is looked at never looks back. The second is taken within each
+    pair of classes, over the pairs of tokens that may look both ways, and averaged over the pairs of classes by their
+    number: over all at once, it would only say which classes look at each other most.
     """
-    energy, spread, level = torch.zeros(2).double(), torch.zeros(3).double(), 0.0
+    energy, back_sum, counted = torch.zeros(2).double(), 0.0, 0.0
     near = 1 / len(attention)  # taken off before squares are summed: what varies is small beside it
     for a, mine in enumerate(groups):
         for its in groups[:a]:
@@ -204,12 +257,20 @@ def _split(
                 x, y = there - near, back - near
                 found = [x.sum(), y.sum(), x.square().sum(), y.square().sum(), (x * y).sum()]
                 sums += torch.stack([x.new_tensor(x.numel()), *found]).cpu()
-            pairs, means = sums[0].clamp(min=1), sums[1:3] / sums[0].clamp(min=1)
-            spread += sums[3:] - pairs * torch.stack([means[0] ** 2, means[1] ** 2, means[0] * means[1]])
-            level = max(level, float(pairs * (means + near).square().max()))
+            correlation = _correlation(sums, near)
+            if correlation is not None:
+                back_sum, counted = back_sum + float(sums[0]) * correlation, counted + float(sums[0])
+    symmetry = float(energy[0] / energy[1]) if energy[1] > 0 else None
+    return symmetry, back_sum / counted if counted else None
+
+
+def _correlation(sums: Float64[Tensor, " 6"], near: float) -> float | None:
+    """Out of a number of pairs, Σx, Σy, Σx², Σy² and Σxy, of values less `near`; None where x or y does not vary."""
+    pairs, means = sums[0].clamp(min=1), sums[1:3] / sums[0].clamp(min=1)
+    spread = sums[3:] - pairs * torch.stack([means[0] ** 2, means[1] ** 2, means[0] * means[1]])
+    level = float(pairs * (means + near).square().max())
     varies = float(spread[:2].min()) > FLAT**2 * level
-    reciprocity = float(spread[2] / (spread[0] * spread[1]).sqrt()) if varies else None
-    return float(energy[0] / energy[1]) if energy[1] > 0 else None, reciprocity
+    return float(spread[2] / (spread[0] * spread[1]).sqrt()) if varies else None
 
 
 def _stack(heard: Heard) -> str:

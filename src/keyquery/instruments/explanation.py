@@ -67,7 +67,8 @@ def explain(
     then of two, up to `largest`; those of one size that lie nearest to the target in its PDS-tree go first, and each
     token of a set is joined to the target by a path through the set. All sets of the first size that has any are
     found, or only the first of them, unless `every`. Of several heads every graph is used, and no set is tried twice;
-    `head` names one. Sets are drawn from `among`, such as what a decoder sees, if given. `reach` bounds the depth of
+    `head` names one. Sets are drawn from `among` if given, and never from tokens behind the target where the attention
+    is causal: no prediction of a decoder rests on them. `reach` bounds the depth of
     the tree, `calls` how often the tester may be asked. `exhaustive` tries all sets of the graph's nodes, whatever its
     edges, to know the truth. Without a tester only the `pool` is told.
 
@@ -86,7 +87,7 @@ def explain(
     if tester is not None and not callable(tester):
         raise TypeError(f"tester must be a function of positions and target, got {type(tester).__name__}")
     target = int(target)
-    able = set(nodes if among is None else among) - {target}
+    able = set(nodes if among is None else among) - {target} - _later(graph, target)
     trees = [{node: d for node, d in depths(one, target, reach).items() if node in able} for one in graphs]
     near = _nearest(trees)
     pool = [node for node in nodes if node in able] if exhaustive else sorted(near, key=lambda node: (near[node], node))
@@ -148,6 +149,11 @@ def _graphs(graph: Causes | Pag, head: int | None) -> tuple[list[Pag], list[int]
         raise TypeError(f"graph must be what kq.causes gives, or a Pag, got {type(graph).__name__}")
     heads = [one["head"] for one in graph.graphs] if head is None else [head]
     return [graph.pag(one) for one in heads], list(graph.nodes), list(graph.tokens)
+
+
+def _later(graph: Causes | Pag, target: int) -> set[int]:
+    """The target and the tokens behind it, where the attention is causal."""
+    return set(range(target, len(graph.tokens))) if isinstance(graph, Causes) and graph.causal else set()
 
 
 def _nearest(trees: Sequence[Mapping[int, int]]) -> dict[int, int]:

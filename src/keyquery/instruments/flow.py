@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from keyquery.capture.load import load_model, load_processor
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.checkpoints.sources import bare
+from keyquery.forms.checks import check_choice, check_count, check_number
+from keyquery.instruments.crossing import SINK
 from keyquery.instruments.flowing import Measured, heard, listened
 from keyquery.instruments.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
 from keyquery.reading import Reading, digest, digests, provenance
 from keyquery.surgery.attach import check_unchanged
 
-READINGS = ("raw", "residual", "weighted", "rollout")
+READINGS = ("raw", "residual", "weighted", "net", "rollout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,9 @@ class Flow(Reading, kind="flow"):
         "shares": "share of the attention among the tokens that are counted",
         "chance": "the same, of uniform attention over the positions that the mask allows",
         "symmetry": "tr(C²)/‖C‖² of the attention C across modalities: 1 reciprocal, 0 nothing looks back",
-        "reciprocity": "correlation of C_ij with C_ji over pairs that may look both ways",
+        "reciprocity": "correlation of C_ij with C_ji within pairs of modalities, over pairs that may look both ways",
         "special": "share of the attention of counted tokens that goes to tokens that are left out",
+        "sink_mass": "share of the attention of counted tokens that goes to sinks and to tokens that are left out",
     }
 
     model: Mapping[str, Any]
@@ -45,6 +48,7 @@ class Flow(Reading, kind="flow"):
     symmetry: Any
     reciprocity: Any
     special: Any
+    sink_mass: Any = None
     tokens: Sequence[str] = ()
     labels: Sequence[str] = ()
     maps: Sequence[Mapping[str, Any]] = ()  # of the strongest heads, where they were kept
@@ -67,6 +71,11 @@ class Flow(Reading, kind="flow"):
         return self.of("weighted")
 
     @property
+    def net(self) -> Any:
+        """The share of all attention of counted tokens that crosses, but for what sinks take."""
+        return self.of("net")
+
+    @property
     def rollout(self) -> Any:
         """The same of the product of ½A + ½I, heads averaged, of all layers up to each."""
         return self.of("rollout")
@@ -82,7 +91,7 @@ class Flow(Reading, kind="flow"):
         return self.directed_of("raw")
 
     def of(self, reading: str, corrected: bool = False) -> Any:
-        """What crosses by a reading: raw, residual, weighted or rollout; `corrected` takes its chance level off."""
+        """What crosses by a reading: raw, residual, weighted, net or rollout; `corrected`: less its chance level."""
         check_choice("reading", reading, READINGS)
         if reading not in self.shares:
             return None
@@ -107,12 +116,13 @@ class Flow(Reading, kind="flow"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row a head (and a layer, and a text): every reading, above chance too, and every direction."""
-        columns = {name: np.asarray(self.of(name)) for name in READINGS[:3] if name in self.shares}
+        columns = {name: np.asarray(self.of(name)) for name in READINGS[:4] if name in self.shares}
         columns |= {f"{name}_above_chance": np.asarray(self.of(name, True)) for name in list(columns)}
         for (source, target), share in self.directed.items():
             if source != target:
                 columns[f"{source} to {target}"] = np.asarray(share)
-        columns |= {name: np.asarray(getattr(self, name)) for name in ("symmetry", "reciprocity", "special")}
+        figures = ("symmetry", "reciprocity", "special", "sink_mass")
+        columns |= {name: np.asarray(getattr(self, name)) for name in figures if getattr(self, name) is not None}
         lead = columns["raw"].shape
         alone = ("layer",) if "layers" in self.model else ("head",)
         names = {0: (), 1: alone, 2: ("layer", "head")}.get(len(lead), ("layer", "text", "head"))
@@ -138,6 +148,7 @@ def flow(
     processor: Any = None,
     tokens: Sequence[str] | None = None,
     keep: int = 0,
+    sink: float = SINK,
     name: str | None = None,
 ) -> Flow:
     """How much attention crosses between modalities, by layer and head, as a Reading.
@@ -149,40 +160,45 @@ def flow(
     layer's maps are in memory. `modality` is a label for each token; a vision-language model's own, unless given.
 
     With A the attention and C its part between tokens of unlike labels, the readings are raw ΣC/ΣA; residual, of
-    ½A + ½I; rollout, of the product of these over the layers, heads averaged; and weighted, of A_ij‖f(x_j)‖ with
-    f(x) = W_O(W_V x + b_V), from a model's own maps, or from `values` (..., n, r) and `output` maps (..., r, d), the
-    identity unless given. Chance is the same reading of uniform attention over what `mask` allows: bool, (n,) real
-    tokens, or (..., n, n) pairs. Tokens labelled `special` are left out, or `counted` as a class of their own. `keep`
-    the maps across modalities of so many heads, the furthest above chance, for the page.
+    ½A + ½I; rollout, of the product of these over the layers, heads averaged; weighted, of A_ij‖f(x_j)‖ with
+    f(x) = W_O(W_V x + b_V), from a model's own maps, or from `values` (..., n, r) and `output` maps (..., r, d),
+    default: the identity; and net, raw without sinks, keys that take more than `sink` of a head's attention and three
+    times their chance, as a share of all attention. Chance is the same reading of uniform attention over what `mask`
+    allows: bool, (n,) real tokens, or (..., n, n) pairs. Tokens labelled `special` are left out, or `counted` as a
+    class of their own. `keep` the maps of so many heads, the furthest above chance net of sinks, for the page.
 
     >>> reading = kq.flow(torch.full((20, 20), 1 / 20), ["image"] * 12 + ["text"] * 8)
-    >>> round(reading.raw, 3), round(abs(reading.corrected), 3)
-    (0.48, 0.0)
-    >>> round(reading.directed["image", "text"], 3)
-    0.24
+    >>> round(reading.raw, 3), round(abs(reading.corrected), 3), round(reading.directed["image", "text"], 3)
+    (0.48, 0.0, 0.24)
     """
-    check_count("keep", keep, least=0)
+    _check(keep, sink)
     if not isinstance(attention, (nn.Module, str, Path)):
         if any(given is not None for given in (inputs, text, image, processor)):
             raise ValueError("inputs, text, image and processor go with a model, and attention is a tensor here")
         if modality is None:
             raise ValueError("modality must be a label for each token: attention alone does not tell them")
-        found = heard(attention, labelled(modality), (special, counted), values, output, mask, keep)
-        return _told(
-            found, Tokens({}, found.labels), tokens, {"name": name or "attention"}, counted, _digests(attention)
-        )
+        found = heard(attention, labelled(modality), (special, counted), values, output, mask, keep, sink)
+        run, facts = Tokens({}, found.labels), {"name": name or "attention"}
+        return _told(found, run, tokens, facts, counted, _digests(attention))
     if any(given is not None for given in (values, output, mask)):
         raise ValueError("values, output and mask go with a tensor: a model has its own")
-    model, tokenizer = (attention, None) if isinstance(attention, nn.Module) else load_model(attention)
+    model, tokenizer = (bare(attention), None) if isinstance(attention, nn.Module) else load_model(attention)
     if not isinstance(attention, nn.Module) and processor is None and inputs is None:
         processor = load_processor(attention) or tokenizer
     check_unchanged(model)
     run = _run_on(model, inputs, text, image, processor, modality)
     with patch_order(model) as order:
-        found = listened(model, run, (special, counted), keep)
+        found = listened(model, run, (special, counted), keep, sink)
     run = located(run, order, processor, shown=keep > 0)
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
     return _told(found, run, tokens, {"name": label}, counted, digests(model.state_dict()))
+
+
+def _check(keep: int, sink: float) -> None:
+    check_count("keep", keep, least=0)
+    check_number("sink", sink)
+    if not 0 < sink <= 1:
+        raise ValueError(f"sink must be a share of attention above 0, at most 1 (no key is a sink), got {sink}")
 
 
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:
@@ -228,6 +244,7 @@ def _told(
         symmetry=found.symmetry,
         reciprocity=found.reciprocity,
         special=found.special,
+        sink_mass=found.sink_mass,
         tokens=texts if one else [],
         labels=found.labels[0] if one else [],
         maps=found.maps,

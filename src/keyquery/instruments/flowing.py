@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from keyquery.capture.carried import carried, lengths
 from keyquery.capture.stream import Heard, stream_maps
 from keyquery.forms.checks import check_batches, check_float
-from keyquery.instruments.crossing import Classes, Crossing, shares
+from keyquery.instruments.crossing import SINK, Classes, Crossing, net_shares, shares
 from keyquery.instruments.mapped import check_rows
 from keyquery.instruments.modality import TOWERS, Tokens
 from keyquery.reading import short
@@ -35,13 +35,14 @@ class Measured:
     symmetry: Any
     reciprocity: Any
     special: Any
+    sink_mass: Any
     maps: list[dict[str, Any]]
     notes: list[str]
 
 
-def listened(model: nn.Module, run: Tokens, special: tuple[str, bool], keep: int) -> Measured:
+def listened(model: nn.Module, run: Tokens, special: tuple[str, bool], keep: int, sink: float = SINK) -> Measured:
     """Run a model and count its attention as it comes."""
-    crossing = Crossing(classes_of(run.labels, *special), keep)
+    crossing = Crossing(classes_of(run.labels, *special), keep, sink)
     with carried(model) as (found, reason):
 
         def hear(heard: Heard) -> None:
@@ -84,6 +85,7 @@ def heard(
     output: Any,
     mask: Any,
     keep: int,
+    sink: float = SINK,
 ) -> Measured:
     """Count the attention of a tensor (..., n, n), or of a list with one for each layer."""
     layered, layers = _layers(attention)
@@ -93,7 +95,7 @@ def heard(
     texts = int(np.prod(lead[:-1]))
     if len(labels) not in (1, texts):
         raise ValueError(f"modality has {len(labels)} rows of labels, but the attention is of {texts} texts")
-    crossing = Crossing(classes_of(labels, *special), keep)
+    crossing = Crossing(classes_of(labels, *special), keep, sink)
     real, pairs = _masked(mask, lead, count)
     for call, layer in enumerate(layers):
         maps = layer.reshape(texts, -1, count, count)
@@ -220,7 +222,13 @@ def _measured(
         deep = "rollout" if kind == "mass" else "rollout_chance"
         mass = _doubles([getattr(call, deep) for call in calls])
         found["rollout"] = shares(mass, classes.counted).reshape(*_depths(lead, layered), *[len(classes.counted)] * 2)
-    raw = _doubles([call.mass["raw"] for call in calls])[..., classes.counted, :]
+    whole, net, even = (
+        _doubles([getattr(call, kind)[name] for call in calls])
+        for kind, name in (("mass", "raw"), ("mass", "net"), ("chance", "net"))
+    )
+    for kind, against in (("mass", None), ("chance", even)):
+        told[kind]["net"] = net_shares(net, whole, classes.counted, against).reshape(told[kind]["raw"].shape)
+    raw = whole[..., classes.counted, :]
     left = [index for index in range(len(classes.names)) if index not in classes.counted]
     away = raw[..., left].sum((-1, -2)) / raw.sum((-1, -2)).clamp(min=1e-300)
     sizes = {"layers": len(order), "heads": calls[0].heads} if layered else {"heads": calls[0].heads}
@@ -234,6 +242,7 @@ def _measured(
         symmetry=_shaped([call.symmetry for call in calls], lead),
         reciprocity=_shaped([call.reciprocity for call in calls], lead),
         special=away.reshape(lead),
+        sink_mass=1 - told["mass"]["net"].sum((-1, -2)),
         maps=_kept(crossing, order),
         notes=notes,
     )
@@ -266,5 +275,5 @@ def _kept(crossing: Crossing, order: list[int]) -> list[dict[str, Any]]:
     for above, call, head, maps in sorted(crossing.kept, key=lambda one: (-one[0], one[1], one[2])):
         if call in order:
             blocks = [{"from": names[k], "to": names[q], "map": short(part.tolist(), DIGITS)} for k, q, part in maps]
-            rows.append({"layer": order.index(call), "head": head, "above_chance": above, "blocks": blocks})
+            rows.append({"layer": order.index(call), "head": head, "net_above_chance": above, "blocks": blocks})
     return rows

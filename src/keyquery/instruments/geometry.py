@@ -18,6 +18,8 @@ from keyquery.capture.load import load_model
 from keyquery.capture.text import LENGTH, read_lines
 from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints.fitted import opened
+from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.forms import Form, Rope
 from keyquery.forms.checks import check_choice, check_count
@@ -179,7 +181,8 @@ def look(
         check_count("lengths", one, least=2)
     if lengths and text is None:
         raise ValueError("lengths are windows of a text: give text, too")
-    source = source if isinstance(source, nn.Module) else getattr(source, "network_", source)
+    source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
+    source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)
     called = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)

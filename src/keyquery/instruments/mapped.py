@@ -34,6 +34,7 @@ class Mapped:
     merged: bool
     width: int | None
     model: dict[str, Any]
+    causal: bool  # no head of the layer attends to a later token
 
 
 def mapped(
@@ -189,7 +190,7 @@ def _told(
         texts, real = [str(place) for place in range(count)], [True] * count
     merged = words is not None and len(words.texts) < len(words.ids)
     texts = list(map(str, tokens)) if tokens is not None else texts
-    return Mapped(maps[heads], heads, layer, texts, real, merged, width, model)
+    return Mapped(maps[heads], heads, layer, texts, real, merged, width, model, not np.triu(maps, 1).any())
 
 
 def listed(given: Any) -> list[Any]:

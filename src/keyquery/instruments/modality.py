@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.capture.watch import Batch
-from keyquery.capture.words import BLANKS, words_of
+from keyquery.capture.words import token_texts, words_of
 from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
 from keyquery.extras import optional
@@ -80,7 +80,7 @@ def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
     ]
     names = None
     if hasattr(tokenizer, "convert_ids_to_tokens") and len(ids) == 1:
-        names = [_shown(name) for name in tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+        names = token_texts(ids[0].tolist(), tokenizer)
         names += ["[image]" if label == SPECIAL else "" for label in behind or []]
         patches = iter(range(1, len(names) + 1))
         names = [
@@ -112,7 +112,7 @@ def _pair(model: nn.Module, texts: Sequence[str], tokenizer: Any) -> Tokens:
         ids, which = list(found["input_ids"]), found.sequence_ids(0)
         batch = {name: torch.tensor([list(row)]) for name, row in found.items()}
         labels = [SPECIAL if one is None else SEGMENTS[one] for one in which]
-        names = [_shown(name) for name in tokenizer.convert_ids_to_tokens(ids)]
+        names = token_texts(ids, tokenizer)
     else:
         parts = [
             words_of(one if index == 0 else f" {one.lstrip()}", tokenizer, False) for index, one in enumerate(texts)
@@ -144,12 +144,6 @@ def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
     if getattr(getattr(model, "config", None), "model_type", None) == "visual_bert":
         raise ValueError("VisualBERT takes what a detector finds as visual_embeds, not an image: give inputs")
     return tokens_of(model, batch, processor)
-
-
-def _shown(name: Any) -> str:
-    """A piece as it is shown: without the mark of a space before it."""
-    bare = str(name).lstrip("ĠĊ▁")
-    return bare or str(name).translate(BLANKS)
 
 
 @contextmanager

@@ -54,13 +54,17 @@ class Tally:
         self._seen = np.zeros(0, dtype=np.int64)
 
     def add(self, piece: str) -> None:
-        """More of the text that is open; what may be half a word waits."""
+        """More of the text that is open; what may be half a word waits, up to `CHUNK` letters or blanks."""
+        for start in range(0, len(piece), CHUNK):
+            self._add(piece[start : start + CHUNK])
+
+    def _add(self, piece: str) -> None:
         text = self._rest + piece
-        end = max(text.rfind(sign) for sign in " \n\t")
-        if end < 0 and len(text) < CHUNK:
-            self._rest = text
-            return
-        end = len(text[:end].rstrip()) if end >= 0 else len(text)  # blanks go with the word behind them
+        long = len(text) >= CHUNK
+        last = max(text.rfind(sign) for sign in " \n\t")
+        end = len(text[:last].rstrip()) if last >= 0 else 0  # blanks go with the word behind them
+        if not end and long:  # one word, or blanks without one
+            end = last + 1 or len(text)
         self._rest = text[end:]
         self._take(text[:end])
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from keyquery.capture import Batch
 from keyquery.capture.watch import evaluating
+from keyquery.checkpoints.sources import bare
 from keyquery.instruments.ablation import facts_of, losses_of
 from keyquery.instruments.intervals import paired
 from keyquery.instruments.losses import default_loss, hide, logits, real_tokens
@@ -66,6 +67,7 @@ def turned(
     >>> turned(model, [{"input_ids": ids.reshape(32, 16)}], tokenizer, {"position": 0}, samples=0).change > 0
     True
     """
+    model = bare(model)
     objective, loss = default_loss(model, tokenizer)
     measured = Means(model, batches, means)
     placed = measured.kind == "position" or any(site.placed for site in sites_of(model).values())

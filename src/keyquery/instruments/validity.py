@@ -20,6 +20,8 @@ HEAD = {
     "label": str,
 }
 ON_DATA = dict.fromkeys(("symmetry", *PARTS, "interaction"), Real)
+LARGEST = 100.0  # of a share or a symmetry, which are around 1
+LONGEST = 10_000  # items of a list on data
 
 
 def check_look(model: Any, layers: Any, heads: Any) -> None:
@@ -38,9 +40,38 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
             raise ValueError(f"not a look: {name} must be a list with something in it, got {rows!r:.60}")
         for index, row in enumerate(rows):
             _check(f"{name}[{index}]", row, fields)
+            for view in ("raw", "folded"):
+                for figure in ("symmetry", "directionality"):
+                    _check_share(f"{name}[{index}].{view}.{figure}", row.get(view, {}).get(figure))
     for index, head in enumerate(heads):
         if head.get("on_data") is not None:
-            _check(f"heads[{index}].on_data", head["on_data"], ON_DATA)
+            _check_on_data(f"heads[{index}].on_data", head["on_data"])
+
+
+def _check_on_data(where: str, data: Any) -> None:
+    _check(where, data, ON_DATA)
+    _check_figures(where, data)
+
+
+def _check_figures(where: str, value: Any) -> None:
+    """Require shares, intervals and texts: numbers within bounds, lists of bounded size."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_figures(f"{where}.{key}", item)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) > LONGEST:
+            raise ValueError(f"not a look: {where} must have at most {LONGEST} items, got {len(value)}")
+        for index, item in enumerate(value):
+            _check_figures(f"{where}[{index}]", item)
+    elif isinstance(value, Real):
+        _check_share(where, value)
+
+
+def _check_share(where: str, value: Any) -> None:
+    if value is not None and not (
+        isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= LARGEST
+    ):
+        raise ValueError(f"not a look: {where} must be a number from −{LARGEST:g} to {LARGEST:g}, got {value!r:.60}")
 
 
 def check_changes(changes: Any, looks: int) -> None:

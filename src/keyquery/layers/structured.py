@@ -143,7 +143,7 @@ class Attention(nn.Module):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        # Rotations keep lengths, so that the norm of a rotated key is that of the key.
+        query, key = self._centred(query, key, real)
         dropout = self.dropout if self.training else 0.0
         return attend(query, key, value, self.scale, real, visible, is_causal, self._key_norm(key), dropout)
 
@@ -182,6 +182,7 @@ class Attention(nn.Module):
         if real is not None:
             x = x.where(real.unsqueeze(-1), 0.0)
         query, key, _ = self._rotated(x, positions, 0)
+        query, key = self._centred(query, key, real)
         terms = self._key_norm(key)
         # Values that tell the tokens apart come out as the weights they were taken with.
         apart = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(len(x), 1, -1, -1)
@@ -263,6 +264,7 @@ class Attention(nn.Module):
             query, key = self.queries_and_keys(x)
             key = key.repeat_interleave(self.heads // self.kv_heads, 1)
             if self.kernel == "rbf":  # what an rbf kernel takes off is a dimension of the key where the query has 1
+                query, key = query.double(), key.double()  # squares of long keys would be rounded
                 query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
                 key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
             joint = torch.cat((query, key), -1).transpose(0, 1).flatten(1, 2).double().cpu()
@@ -287,6 +289,21 @@ class Attention(nn.Module):
     def _repeated(self, key: Tensor) -> Tensor:
         """One z for each query head, (..., heads, n, r)."""
         return key if self.kv_heads == self.heads else key.repeat_interleave(self.heads // self.kv_heads, -3)
+
+    def _centred(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys of an rbf kernel less the first real key of their sequence.
+
+        ‖q − k‖ does not see it, but q·k − ½‖k‖² would lose small differences of long vectors. The first key is seen
+        before all others and stays the first in a cache. It has no gradient, since nothing depends on it.
+        """
+        if self.kernel != "rbf" or key.shape[-2] == 0:
+            return query, key
+        if real is None:
+            first = key[..., :1, :]
+        else:
+            first = key.gather(-2, real.int().argmax(-1)[:, None, None, None].expand(*key.shape[:2], 1, key.shape[-1]))
+        first = first.detach()
+        return query - first, key - first
 
     def _key_norm(self, key: Tensor) -> tuple[Tensor, ...]:
         """−½‖k‖² of an rbf kernel, as a high and a low part that keep its precision in short floats."""

@@ -112,6 +112,8 @@ class LanguageModel(nn.Module):
         for name in sorted(sizes.keys() | weights.keys()):
             if name not in sizes or name not in weights or sizes[name] != weights[name].shape:
                 raise ValueError(f"{folder}: {name} is not what a model of its config.json has")
+            if not weights[name].isfinite().all():
+                raise ValueError(f"{folder}: {name} holds NaN or infinity")
         model = cls(shape)
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
         return model.eval()

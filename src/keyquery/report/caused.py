@@ -12,6 +12,7 @@ from keyquery.instruments.causes import Causes
 from keyquery.instruments.explanation import Explanation
 from keyquery.report.rings import MEANS, kind_of, written
 
+ORDERED = ", no token is a cause of an earlier one"
 MOST = 40  # edges that are shown
 
 
@@ -24,6 +25,7 @@ def causes_lines(reading: Causes) -> list[Any]:
     title = f"{reading.model['name']}{where}: {several} head{'s' if several > 1 else ''}, {_tokens(len(reading.nodes))}"
     facts = (
         f"{reading.method}, level {reading.alpha:g}, {reading.samples:g} samples ({origin}), {reading.tests:,} tests"
+        f"{ORDERED if reading.causal else ''}"
     )
     lines: list[Any] = [Text(title, style="bold"), facts, Text(_numbered(reading), style="dim"), ""]
     lines += [_edges(reading), *_left_out(reading)]
@@ -87,7 +89,7 @@ def _explained(reading: Causes) -> list[Any]:
 
 
 def _sets(found: dict[str, Any], tokens: list[str] | None) -> list[Any]:
-    said = tokens or [str(place) for place in range(max([found["target"], *found["pool"]]) + 1)]
+    said = tokens or {place: str(place) for place in (found["target"], *found["pool"])}
     target = f"{found['target']}:{said[found['target']]}"
     told = target + (f" (predicted; the text has {found['replaced']})" if found.get("replaced") else "")
     if not found["pool"]:

@@ -19,6 +19,8 @@ DARK = {
 }
 # The corners of the triangle, in plain words.
 PLAIN = {"symmetric": "similarity", "skew": "direction", "popularity": "key only"}
+# Ablations of whole heads, beside those of parts.
+WHOLE = {"zero": "head to 0", "mean": "head to mean"}
 # Kernels in the tones of their parts: blues are symmetric, orange is skew, purple has both, grey is unstructured.
 KERNELS = {
     "general": "#24292f",

@@ -43,6 +43,8 @@ def grid(reading: Flow, values: Any) -> np.ndarray:
 def views(reading: Flow) -> dict[str, np.ndarray]:
     """What can be seen of each head, layers by heads: above chance, but for reciprocity."""
     found = {"flow": grid(reading, reading.corrected)}
+    if reading.net is not None:
+        found["net of sinks"] = grid(reading, reading.of("net", corrected=True))
     for (source, target), share in reading.directed_of("raw", corrected=True).items():
         if source != target:
             found[f"{source} → {target}"] = grid(reading, share)
@@ -111,7 +113,7 @@ def _notes(reading: Flow) -> list[str]:
     kept, heads = len(reading.maps), grid(reading, reading.raw).size
     said = [f"{note[:1].upper()}{note[1:]}." for note in reading.notes]
     if kept < heads:
-        some = f"of the {kept} heads furthest above chance" if kept else "of no head"
+        some = f"of the {kept} heads furthest above chance, net of sinks" if kept else "of no head"
         said.append(f"Maps across modalities are {some}, marked by a dot; keep (--keep N) asks for more.")
     if IMAGE in reading.modalities and _picture(reading) is None and kept:
         said.append("Where the patches lie in the image is not known: they are shown by their number.")

@@ -50,11 +50,13 @@ def _layers(reading: Flow) -> Table:
 
 
 def _heads(reading: Flow) -> list[str]:
-    values = views(reading)["flow"]
+    seen = views(reading)
+    values = seen.get("net of sinks", seen["flow"])
     order = np.argsort(-values, axis=None)[:MOST]
     places = [divmod(int(place), values.shape[1]) for place in order]
     told = ", ".join(f"{layer}.{head} {_points(float(values[layer, head]))}" for layer, head in places)
-    return [f"Heads furthest above chance, in points: {told}."]
+    net = ", net of sinks" if "net of sinks" in seen else ""
+    return [f"Heads furthest above chance{net}, in points: {told}."]
 
 
 def _looks_back(reading: Flow) -> str:

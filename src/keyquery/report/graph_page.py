@@ -38,6 +38,7 @@ def _facts(reading: Causes) -> str:
     facts += [f"{several} heads" if several > 1 else f"head {reading.graphs[0]['head']}"]
     facts += [f"{len(reading.nodes)} of {len(reading.tokens)} tokens", f"{reading.method} at level {reading.alpha:g}"]
     facts += [f"{reading.samples:g} samples ({reading.provenance.get('samples', '')})", f"{reading.tests:,} tests"]
+    facts += ["no token is a cause of an earlier one"] if reading.causal else []
     return " · ".join(facts)
 
 

@@ -112,7 +112,8 @@ class Bar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         wide = min(options.max_width, WIDEST)
-        ends = [round(wide * sum(self.shares[: i + 1])) for i in range(len(self.shares))]
+        sums = (sum(self.shares[: i + 1]) for i in range(len(self.shares)))
+        ends = [round(wide * min(max(at, 0.0), 1.0)) for at in sums]
         pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
         yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
 

@@ -11,8 +11,8 @@ from rich.text import Text
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.ablation import Ablation
 from keyquery.instruments.turned import Turned
+from keyquery.report.colours import WHOLE
 
-WHOLE = {"zero": "head to 0", "mean": "head to mean"}  # ablations of whole heads
 MOST = 48  # rows of a table; beyond, those that matter most
 
 

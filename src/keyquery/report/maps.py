@@ -6,8 +6,7 @@ from typing import Any
 
 from keyquery.extras import optional
 from keyquery.instruments.ablation import Ablation
-from keyquery.report.colours import LIGHT
-from keyquery.report.lost import WHOLE
+from keyquery.report.colours import LIGHT, WHOLE
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:

@@ -16,6 +16,7 @@ SCRIPTS = ("elements.js", "survey.js", "survey_table.js")
 DIGITS = 4
 FACTS = ("name", "file", "family", "attention", "run", "step", "parameters", "layers", "heads", "width")
 SPREAD = ("symmetry_low", "symmetry_high")
+LISTS = ("by_layer", "together_by_layer", "verdicts", "notes")
 WHOLE = {"low": "low rank"}  # verdicts of which a survey counts by the first word
 
 
@@ -26,6 +27,9 @@ def survey_page(reading: Survey) -> str:
     >>> survey_page(Survey(models=[]))[:15]
     '<!doctype html>'
     """
+    for row in reading.models:
+        if missing := [name for name in (*FACTS, *FIGURES, *SPREAD, *LISTS) if name not in row]:
+            raise ValueError(f"a model of the survey, {row.get('name')!r}, has no {missing[0]!r}: no page can show it")
     title = f"Survey of {counted(len(reading.models), 'model')}"
     return document("survey", title, SCRIPTS, _data(reading), own_style=tones(), facts=escape(_facts(reading)))
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from keyquery.files import write_text
+from keyquery.forms.checks import environment_count
 from keyquery.progress import Progress, silent
 
 
@@ -53,7 +54,7 @@ def finish(
     results.mkdir(parents=True, exist_ok=True)
     todo = [job for job in {job.name: job for job in jobs}.values() if not _done(results / job.name)]
     watch = progress or silent
-    workers = 1 if int(os.environ.get("WORLD_SIZE", "1")) > 1 else workers
+    workers = 1 if environment_count("WORLD_SIZE", 1) > 1 else workers
     if workers == 1 or len(todo) < 2:
         for job in watch(todo, "training", len(todo)) if todo else ():
             _work(job, folder, device)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-from keyquery.files import read_arrays, read_text
+from keyquery.files import LONGEST, read_arrays, read_text
 
 DAY = 86_400.0
 
@@ -83,7 +83,7 @@ def read_retail(path: str | Path) -> Timed:
 
 def retail_rows(path: str | Path, columns: set[str]) -> Iterable[dict[str, str]]:
     """The rows of Online Retail, which must have these columns."""
-    rows = csv.DictReader(io.StringIO(read_text(path, "latin1"), newline=""))
+    rows = csv.DictReader(io.StringIO(read_text(path, "latin1", LONGEST), newline=""))
     if missing := columns - set(rows.fieldnames or ()):
         raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
     return rows
@@ -109,7 +109,7 @@ def read_cdnow(path: str | Path) -> Timed:
     (['1', 'more'], [2.0])
     """
     types, times, groups = [], [], []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path, longest=LONGEST).splitlines(), 1):
         words = line.split()
         if not words or not words[0].isdigit():
             continue  # a header

@@ -10,20 +10,21 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.interface import configs_of, uses_interface
-from keyquery.capture.watch import has_two_sides, masks_of
+from keyquery.capture.guard import claim, temporarily, uninterrupted
+from keyquery.capture.interface import uses_interface
+from keyquery.capture.watch import has_two_sides, masks_of, slow_path
+from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention, Cache
 from keyquery.layers.attend import as_wide, attend
 from keyquery.surgery.beside import beside
-from keyquery.surgery.handles import hold, put
-from keyquery.surgery.register import ACTIVE, EAGER, FUSED, register
+from keyquery.surgery.handles import put
+from keyquery.surgery.register import ACTIVE, eagerly, intercept
 from keyquery.surgery.sites import Rewrite, Run, Site, find_sites, repeated
 
 
@@ -40,28 +41,48 @@ _CHANGED: WeakKeyDictionary[nn.Module, Changed] = WeakKeyDictionary()
 
 def check_unchanged(model: nn.Module) -> None:
     """Refuse a model to which something is done: what is measured of it would not be its own."""
-    if model in _CHANGED:
+    if model in _CHANGED or _shares_sites(model):
         raise ValueError("the model is dialled or projected already: undo that first")
+
+
+def _shares_sites(model: nn.Module) -> bool:
+    """Whether something is done to this model's attention as that of another one, which it is part of or around."""
+    parts = set(model.modules())
+    others = [changed for other, changed in list(_CHANGED.items()) if other is not model]
+    return any(site.module in parts for changed in others for site in changed.sites.values())
 
 
 def sites_of(model: nn.Module) -> dict[int, Site]:
     """The sites of a model, those at work if something is done to it already."""
-    return _CHANGED[model].sites if model in _CHANGED else find_sites(model)
+    changed = _CHANGED.get(bare(model))
+    return find_sites(bare(model)) if changed is None else changed.sites
 
 
 def rewrite(model: nn.Module, sites: dict[int, Site], rewrites: Mapping[int, Rewrite], changes: ExitStack) -> None:
     """Put rewrites in place, by layer; all is checked before anything is changed."""
+    model = bare(model)
+    with temporarily(model), uninterrupted():
+        changed = _CHANGED.get(model)
+        sites = sites if changed is None else changed.sites  # another thread may have been first
+        _check(model, sites, rewrites)
+        if changed is None:
+            with ExitStack() as stack:
+                _attach(model, sites, stack)
+                _CHANGED[model] = Changed(sites, stack.pop_all())
+        for index, new in rewrites.items():
+            sites[index].rewrites.append(new)
+            changes.callback(_remove, model, sites[index], new)
+
+
+def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Mapping[int, Rewrite]) -> None:
     for index, new in rewrites.items():
         taken = {head for old in sites[index].rewrites for head in old.heads}
         if both := sorted(taken & set(new.heads)):
             raise ValueError(f"head {index}.{both[0]} is changed already: undo that first")
-    if model not in _CHANGED:
-        with ExitStack() as stack:
-            _attach(model, sites, stack)
-            _CHANGED[model] = Changed(sites, stack.pop_all())
-    for index, new in rewrites.items():
-        changes.callback(_remove, model, sites[index], new)
-        sites[index].rewrites.append(new)
+    if _shares_sites(model):
+        raise ValueError("a part of the model, or a model around it, is dialled or projected: undo that first")
+    if not {site.module for site in sites.values()} <= set(model.modules()):
+        raise RuntimeError("the model's attention was replaced while it was read: do that after the other")
 
 
 def _remove(model: nn.Module, site: Site, old: Rewrite) -> None:
@@ -75,46 +96,19 @@ def _remove(model: nn.Module, site: Site, old: Rewrite) -> None:
 
 def _attach(model: nn.Module, sites: Mapping[int, Site], changes: ExitStack) -> None:
     run = Run(has_two_sides(model))
+    claim(model, changes)
     _listen(model, sites, run, changes)
-    asking = [site for site in sites.values() if _asks(site.module)]
-    if asking:
-        register()
-        for site in asking:
-            changes.callback(ACTIVE.pop, site.module, None)
-            ACTIVE[site.module] = (site, run)
-        _switch(model, changes)
     for site in sites.values():
-        if site in asking:
-            continue
         if isinstance(site.module, Attention):
             put(site.module, "_attend", Replaced(_own(site.module, site, run)), changes)
+        elif not isinstance(site.module, nn.MultiheadAttention) and uses_interface(site.module):
+            changes.callback(ACTIVE.pop, site.module, None)
+            ACTIVE[site.module] = (site, run)
+            intercept(site.module, changes)
         else:
             put(site.module, "forward", Replaced(beside(site.module, site, run)), changes)
     if any(isinstance(site.module, nn.MultiheadAttention) for site in sites.values()):
-        # torch's fused encoder path, one switch for all models, would bypass the modules.
-        hold("fast path", _slow, changes)
-
-
-def _slow() -> Callable[[], None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    return partial(torch.backends.mha.set_fastpath_enabled, before)
-
-
-def _asks(module: nn.Module) -> bool:
-    return not isinstance(module, (Attention, nn.MultiheadAttention)) and uses_interface(module)
-
-
-def _switch(model: nn.Module, changes: ExitStack) -> None:
-    """Every config of the model names our attention; eager ones stay eager, since only they know caps and sinks."""
-    for config in configs_of(model):
-        hold(("config", id(config)), partial(_rename, config), changes)  # models may have one config
-
-
-def _rename(config: Any) -> Callable[[], None]:
-    before = config._attn_implementation_internal
-    config._attn_implementation_internal = EAGER if before == "eager" else FUSED
-    return partial(setattr, config, "_attn_implementation_internal", before)
+        slow_path(changes)
 
 
 def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: ExitStack) -> None:
@@ -135,7 +129,7 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
             if isinstance(own, Tensor):
                 run.positions = own if own.ndim == 2 else own[None]
 
-        return hear
+        return eagerly(hear)
 
     def turned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         at = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
@@ -143,7 +137,7 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
 
     hooks += [site.module.register_forward_pre_hook(note(site), with_kwargs=True) for site in sites.values()]
     rotary = [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
-    hooks += [module.register_forward_pre_hook(turned, with_kwargs=True) for module in rotary]
+    hooks += [module.register_forward_pre_hook(eagerly(turned), with_kwargs=True) for module in rotary]
     for hook in hooks:
         changes.callback(hook.remove)
 
@@ -168,9 +162,13 @@ class _Begin(Bound):
 
     def __init__(self, signature: inspect.Signature, run: Run) -> None:
         self._signature, self._run = signature, run
+        self._hear = eagerly(self._note)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the call."""
+        self._hear(args, kwargs)
+
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             given = self._signature.bind_partial(*args, **kwargs).arguments
         except TypeError:  # the call itself will say it better
@@ -183,9 +181,13 @@ class _End(Bound):
 
     def __init__(self, sites: Mapping[int, Site], run: Run) -> None:
         self._sites, self._run = sites, run
+        self._check = eagerly(self._end)
 
     def __call__(self, module: nn.Module, args: Any, out: Any) -> None:
         """After the call, also one that failed."""
+        self._check(out)
+
+    def _end(self, out: Any) -> None:
         if self._run.masks:
             self._run.masks.pop()
         if out is None or self._run.masks:  # an exception is on its way, or a model around this one goes on
@@ -203,7 +205,7 @@ class Replaced(Bound):
     """A function in the place of a module's own."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+        self._function = eagerly(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function."""
@@ -218,11 +220,15 @@ def _own(module: Attention, site: Site, run: Run) -> Callable[..., Any]:
     ) -> tuple[Tensor, Tensor | None]:
         if not site.rewrites:
             return Attention._attend(module, query, key, value, real, visible, is_causal)
+        plain = query, key, value
         key, value = (repeated(t, query.shape[1]) for t in (key, value))
         if module.kernel == "rbf":  # what it takes off is a dimension of the key, where the query has 1
             query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
             key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
-        query, key = site.widen(query, key, run.places(query.shape[-2]), real)
+        wide = site.widen(query, key, run.places(query.shape[-2]), real)
+        if wide[0] is query and wide[1] is key:
+            return Attention._attend(module, *plain, real, visible, is_causal)
+        query, key = wide
         width = value.shape[-1]
         value = as_wide(value, query.shape[-1])
         dropout = module.dropout if module.training else 0.0

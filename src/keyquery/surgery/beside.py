@@ -27,7 +27,10 @@ def beside(module: nn.Module, site: Site, run: Run) -> Callable[..., Any]:
         if isinstance(module, nn.MultiheadAttention):
             return _masked(module, site, run, inspect.signature(plain).bind(*args, **kwargs).arguments)
         entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
-        with Added(_difference(site, run, entered, None)) as added:
+        difference = _difference(site, run, entered, None)
+        if difference is None:
+            return plain(*args, **kwargs)
+        with Added(difference) as added:
             out = plain(*args, **kwargs)
         if not added.used:
             raise RuntimeError(f"{site.name} takes no softmax of its scores: the change has no effect on this model")
@@ -36,8 +39,8 @@ def beside(module: nn.Module, site: Site, run: Run) -> Callable[..., Any]:
     return forward
 
 
-def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[Tensor, "batch heads n m"]:
-    """What the rewrites change of the scaled scores of tokens x (batch, n, d)."""
+def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[Tensor, "batch heads n m"] | None:
+    """What the rewrites change of the scaled scores of tokens x (batch, n, d); None where they change nothing."""
     layer, past = site.read(), site.known()
     query, key = (t.flatten(1, 2) for t in layer.project(x))
     key = repeated(key, query.shape[1])
@@ -48,6 +51,8 @@ def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[T
     key = key if past is None else torch.cat((past.keys, key), -2)
     real = run.real(len(x), old + n, site.name) if real is None else real
     wide_query, wide_key = site.widen(query, key, at, real)
+    if wide_query is query and wide_key is key and bool((site.bias_gains() == 1).all()):
+        return None
     difference = layer.scale * (wide_query @ wide_key.mT - query @ key.mT)
     learned = [weight for weight in site.module.parameters() if weight.requires_grad]
     if learned and torch.is_grad_enabled():  # what was read of the weights is not they themselves
@@ -68,7 +73,10 @@ def _masked(module: nn.MultiheadAttention, site: Site, run: Run, given: dict[str
         )
     x = x[None] if x.ndim == 2 else x if module.batch_first else x.transpose(0, 1)
     real = None if hidden is None else hidden.reshape(len(x), -1) == 0  # bool: not hidden; float: nothing is added
-    added = _difference(site, run, x, real).flatten(0, 1)
+    difference = _difference(site, run, x, real)
+    if difference is None:
+        return nn.MultiheadAttention.forward(module, **given)
+    added = difference.flatten(0, 1)
     if mask is not None:
         added = added.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else added + mask
     if hidden is not None and hidden.dtype == torch.bool:  # both masks must be of one kind

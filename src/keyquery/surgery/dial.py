@@ -27,7 +27,7 @@ from keyquery.capture.scores_on_data import SEQUENCES, position_means, rows_of
 from keyquery.forms.checks import check_choice, check_number
 from keyquery.forms.parts import PARTS
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
-from keyquery.surgery.handles import Handle, check_model
+from keyquery.surgery.handles import Handle, check_model, lasting
 from keyquery.surgery.selection import Selection, select
 from keyquery.surgery.sites import Call, Site, labels_of
 from keyquery.surgery.wide import widen
@@ -192,7 +192,7 @@ def dial(
     >>> torch.equal(model(x), before), torch.equal(without, before)
     (True, False)
     """
-    check_model(model)
+    model = check_model(model)
     values = _checked(symmetric, skew, popularity, query_only, position)
     if means is not None:
         check_choice("means", means, MEANS)
@@ -210,9 +210,12 @@ def dial(
         )
         for index, some in chosen.items()
     }
-    with ExitStack() as changes:
+
+    def change(changes: ExitStack) -> Dial:
         rewrite(model, sites, gains, changes)
         return Dial(changes, gains)
+
+    return lasting(model, change)
 
 
 class Means:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from operator import attrgetter, call, length_hint
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from torch import nn
+
+from keyquery.capture.guard import alone, temporarily, uninterrupted
+from keyquery.checkpoints.sources import bare
 
 H = TypeVar("H", bound="Handle")
 
@@ -23,16 +29,35 @@ class Handle:
     (True, None, False)
     """
 
+    if TYPE_CHECKING:
+
+        def __enter__(self: H) -> H: ...
+    else:
+        # In C throughout: an interrupt on a line of Python would fall between the change and the block that undoes it.
+        __enter__ = property(attrgetter("_enter"))
+
     def __init__(self, changes: ExitStack, what: str) -> None:
         self._changes: ExitStack | None = changes.pop_all()
         self.what = what
+        self.model: nn.Module | None = None
+        self._unentered = iter([ref(self)])  # used up when a block begins, which gets the handle that it holds
+        self._enter: Callable[[], Any] = partial(next, map(call, self._unentered))
 
     def undo(self) -> None:
-        """Give the model back as it was, bit for bit."""
+        """Give the model back as it was, bit for bit; where another thread uses it, after that."""
         self.require()
-        assert self._changes is not None
-        changes, self._changes = self._changes, None
-        changes.close()
+        if self.model is None:
+            self._close()
+        else:
+            with temporarily(self.model, foreign=True):
+                self._close()
+
+    def _close(self) -> None:
+        with uninterrupted():
+            changes, self._changes, self.model = self._changes, None, None
+            self._enter = partial(_refuse, self.what)
+            if changes is not None:
+                changes.close()
 
     def __repr__(self) -> str:
         return f"<{self.what}{', undone' if self.undone else ''}>"
@@ -42,20 +67,57 @@ class Handle:
         """Whether the change was taken back."""
         return self._changes is None
 
-    def __enter__(self: H) -> H:
-        self.require()
-        return self
-
     def require(self) -> None:
         """Refuse to go on with what is undone."""
         if self.undone:
-            raise RuntimeError(f"{self.what} is undone already")
+            _refuse(self.what)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.undone:
+        try:
+            if not self.undone:
+                self.undo()
+        finally:  # once more, for an interrupt that came before signals were held
+            if not self.undone:
+                self.undo()
+
+    def __del__(self) -> None:
+        """A block that an interrupt ended before the first line of `__exit__` undoes its change here."""
+        if not self.undone and length_hint(self._unentered) == 0:
             self.undo()
+
+
+def _refuse(what: str) -> None:
+    raise RuntimeError(f"{what} is undone already")
+
+
+def lasting(model: nn.Module, change: Callable[[ExitStack], H]) -> H:
+    """Change a model, all of it or, after an error or an interrupt, nothing of it; the handle undoes it.
+
+    `change` puts the way back on the stack that it is given, and makes the handle of it.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> def change(changes):
+    ...     put(layer, "bias", None, changes)
+    ...     return Handle(changes, "the bias")
+    >>> with lasting(layer, change):
+    ...     print(layer.bias)
+    None
+    >>> layer.bias is None
+    False
+    """
+    made: list[H] = []
+    try:
+        with alone(model), uninterrupted():
+            with ExitStack() as changes:
+                made.append(change(changes))
+            made[0].model = model
+        return made[0]
+    except BaseException:
+        if made and not made[0].undone:
+            made[0].undo()
+        raise
 
 
 def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
@@ -70,36 +132,15 @@ def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
         place[name] = value
 
 
-_HELD: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
-
-
-def hold(key: Hashable, begin: Callable[[], Callable[[], Any]], changes: ExitStack) -> None:
-    """Something that several changes share: the first begins it, the last one to be undone takes it back.
-
-    `begin` does it, and gives what undoes it.
-    """
-    count, back = _HELD[key] if key in _HELD else (0, begin())
-    _HELD[key] = count + 1, back
-    changes.callback(_let_go, key)
-
-
-def _let_go(key: Hashable) -> None:
-    count, back = _HELD.pop(key)
-    if count == 1:
-        back()
-    else:
-        _HELD[key] = count - 1, back
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be operated on: no module, weights that are nowhere, dropout at work."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a live torch.nn.Module, got {type(model).__name__}")
+def check_model(model: nn.Module) -> nn.Module:
+    """The bare model; refused is what cannot be operated on: no module, weights that are nowhere, dropout at work."""
+    model = bare(model)
     if any(weight.is_meta for weight in model.parameters()):
         raise ValueError("the model is on `meta`: it has no weights yet; load them first")
     dropping = [name for name, module in model.named_modules() if module.training and _rate(module) > 0]
     if dropping:
         raise ValueError(f"{dropping[0] or 'the model'} is in training with dropout: call model.eval() first")
+    return model
 
 
 def _rate(module: nn.Module) -> float:

@@ -14,7 +14,7 @@ from keyquery.capture import Batch, activations, batches_of
 from keyquery.forms.checks import check_choice
 from keyquery.layers import Attention
 from keyquery.surgery.attach import sites_of
-from keyquery.surgery.handles import Handle, check_model
+from keyquery.surgery.handles import Handle, check_model, lasting
 from keyquery.surgery.selection import Selection, select
 from keyquery.surgery.sites import Site, labels_of
 
@@ -58,7 +58,7 @@ def ablate_heads(
     >>> torch.equal(model(x), before), torch.equal(without, before)
     (True, False)
     """
-    check_model(model)
+    model = check_model(model)
     check_choice("kind", kind, KINDS)
     sites = sites_of(model)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
@@ -69,12 +69,16 @@ def ablate_heads(
         if data is None:
             raise ValueError('kind="mean" needs data: batches that the mean is of')
         means = mean_outputs(model, data, names)
-    with ExitStack() as changes:
+    outputs = means
+
+    def change(changes: ExitStack) -> Handle:
         for index, some in chosen.items():
-            hook = _replacing(some, sites[index].count, means[index])
+            hook = _replacing(some, sites[index].count, outputs[index])
             handle = model.get_submodule(names[index]).register_forward_pre_hook(hook)
             changes.callback(handle.remove)
         return Handle(changes, "the ablation of heads")
+
+    return lasting(model, change)
 
 
 def mean_outputs(

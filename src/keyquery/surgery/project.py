@@ -14,7 +14,7 @@ from keyquery.capture import Batch, batches_of, joint_moments
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.components import Component, components
-from keyquery.surgery.handles import Handle, check_model
+from keyquery.surgery.handles import Handle, check_model, lasting
 from keyquery.surgery.selection import select
 from keyquery.surgery.sites import Call, Site, labels_of
 
@@ -76,7 +76,7 @@ def project(
     >>> 0 < projection.lost < 1
     True
     """
-    check_model(model)
+    model = check_model(model)
     check_choice("kernel", kernel, KERNELS)
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
@@ -86,9 +86,12 @@ def project(
     index, number = chosen[0]
     site = sites[index]
     maps = _maps(site, kernel, rank, _gram(model, site, number, data))
-    with ExitStack() as changes:
+
+    def change(changes: ExitStack) -> Projection:
         rewrite(model, sites, {index: Linear(number, maps)}, changes)
         return Projection(changes, f"the projection of head {index}.{number}", maps.lost)
+
+    return lasting(model, change)
 
 
 def _gram(model: nn.Module, site: Site, head: int, data: Iterable[Batch] | None) -> Float[Tensor, "n n"]:

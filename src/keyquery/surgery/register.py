@@ -1,17 +1,24 @@
-"""Attention functions for transformers' attention interface, each with its mask function.
+"""Between transformers' attention interface and the functions in it: a place where queries and keys can be rewritten.
 
-Without a mask function of the same name transformers drops the mask, the causal one too, without a word.
+The model keeps the implementation that it has, under its own name and with its own masks, since only that knows its
+sinks and caps: what is replaced is the table that a family's modules ask for their function.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
-from keyquery.capture.interface import Ungrouped
+from keyquery.capture.guard import hold, uninterrupted
+from keyquery.capture.interface import TABLE, Ungrouped, unwrapped
+from keyquery.checkpoints.sources import first_line
 from keyquery.extras import optional
 from keyquery.layers.attend import as_wide
 from keyquery.surgery.sites import Run, Site, repeated
@@ -22,55 +29,128 @@ ACTIVE: WeakKeyDictionary[nn.Module, tuple[Site, Run]] = WeakKeyDictionary()
 
 
 def register() -> str:
-    """Make "keyquery" known to transformers as an attention implementation; a model that has it can be dialled.
+    """Make "keyquery" and "keyquery_eager" known to transformers: its own fused and eager attention, with their masks.
 
-    It is transformers' own fused attention, and "keyquery_eager" the eager one, with a place where queries and keys
-    can be rewritten. `kq.dial` and `kq.project` switch to it and back, and see to it that it is really called.
+    No operation needs it: `kq.dial` and `kq.project` rewrite queries and keys under whichever implementation a model
+    has. An implementation without a mask function of the same name gets no mask, not even the causal one.
 
     >>> kq.register()
     'keyquery'
     """
     utils, masks = (optional(f"transformers.{part}", "register") for part in ("modeling_utils", "masking_utils"))
-    utils.AttentionInterface.register(FUSED, _fused)
-    utils.AttentionInterface.register(EAGER, _eager)
-    masks.AttentionMaskInterface.register(FUSED, masks.sdpa_mask)
-    masks.AttentionMaskInterface.register(EAGER, masks.eager_mask)
+    with uninterrupted():
+        masks.AttentionMaskInterface.register(FUSED, masks.sdpa_mask)
+        masks.AttentionMaskInterface.register(EAGER, masks.eager_mask)
+        utils.AttentionInterface.register(FUSED, _sdpa())
+        utils.AttentionInterface.register(EAGER, _eager)
     return FUSED
 
 
-def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any) -> Any:
-    inner = optional("transformers.integrations.sdpa_attention", "register").sdpa_attention_forward
-    return _attend(inner, module, query, key, value, mask, rest, padded=True)
+def _sdpa() -> Any:
+    return optional("transformers.integrations.sdpa_attention", "register").sdpa_attention_forward
 
 
-def _eager(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any) -> Any:
-    inner = sys.modules[type(module).__module__].eager_attention_forward  # each family has its own
-    return _attend(inner, module, query, key, value, mask, rest, padded=False)
+def _eager(module: nn.Module, *args: Any, **rest: Any) -> Any:
+    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **rest)  # each family's own
+
+
+def intercept(module: nn.Module, changes: ExitStack) -> None:
+    """Make what a module asks for its attention function give ours, which calls the one that it would have got."""
+    names = unwrapped(module).__globals__
+    names = names if TABLE in names else vars(optional("transformers.modeling_utils", "register"))
+    hold(("interface", id(names)), partial(_replace, names), changes)  # models may be of one family
+
+
+def _replace(names: dict[str, Any]) -> Callable[[], None]:
+    before = names[TABLE]
+    names[TABLE] = Intercepted(before)
+    return partial(names.__setitem__, TABLE, before)
+
+
+def eagerly(function: Any) -> Any:
+    """A function that torch.compile leaves alone: what it reads, changes with every turn of a dial."""
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+
+
+class Intercepted(Mapping[str, Any]):
+    """Transformers' table of attention functions, each of which sees rewritten queries and keys."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def get_interface(self, name: Any, default: Any) -> Any:
+        """The function of an implementation; `default` is the family's eager one."""
+        return partial(eagerly(_attend), self._table.get_interface(name, default), name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return partial(eagerly(_attend), self._table[name], name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
 
 
 def _attend(
     inner: Any,
+    name: Any,
+    eager: Any,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Any,
-    rest: dict[str, Any],
-    padded: bool,
+    attention_mask: Any = None,
+    **rest: Any,
 ) -> Any:
-    if module not in ACTIVE or not ACTIVE[module][0].rewrites:
-        return inner(module, query, key, value, mask, **rest)
-    site, run = ACTIVE[module]
-    if rest.get("scaling") is not None:
-        query = query * (rest["scaling"] / site.scale)  # some families scale their queries themselves
-    rest["scaling"] = site.scale
-    key, value = (repeated(t, query.shape[1]) for t in (key, value))
-    constants = rest.get("softcap") is not None or rest.get("s_aux") is not None
-    places, real = run.places(query.shape[-2]), run.real(len(key), key.shape[-2], site.name)
-    query, key = site.widen(query, key, places, real, constants)
-    if rest.get("position_bias") is not None:
-        rest["position_bias"] = rest["position_bias"] * site.bias_gains().to(query)[:, None, None]
-    width = value.shape[-1]
-    value = as_wide(value, query.shape[-1]) if padded else value
-    out, weights = inner(Ungrouped(module), query, key, value, mask, **rest)
-    return out[..., :width], weights
+    site, run = ACTIVE.get(module, (None, None))
+    if site is None or run is None or not site.rewrites:
+        return inner(module, query, key, value, attention_mask, **rest)
+    scaled = query
+    if rest.get("scaling") is not None and rest["scaling"] != site.scale:
+        scaled = query * (rest["scaling"] / site.scale)  # some families scale their queries themselves
+    keys, values = (repeated(t, query.shape[1]) for t in (key, value))
+    known = inner is eager or inner is _sdpa()
+    constants = not known or any(rest.get(constant) is not None for constant in ("softcap", "s_aux"))
+    places, real = run.places(query.shape[-2]), run.real(len(key), keys.shape[-2], site.name)
+    wide_query, wide_key = site.widen(scaled, keys, places, real, constants)
+    bias, gains = rest.get("position_bias"), site.bias_gains()
+    if wide_query is scaled and wide_key is keys and (bias is None or bool((gains == 1).all())):
+        return inner(module, query, key, value, attention_mask, **rest)
+    if bias is not None:
+        rest["position_bias"] = bias * gains.to(query)[:, None, None]
+    call = partial(inner, Ungrouped(module), attention_mask=attention_mask, **{**rest, "scaling": site.scale})
+    if not known and inner not in site.proven:
+        _prove(call, site, name, (scaled, keys, values), wide_query.shape[-1])
+        site.proven.add(inner)
+    if inner is not eager:
+        values = as_wide(values, wide_query.shape[-1]) if known else _padded(values, wide_query.shape[-1])
+    out, weights = call(wide_query, wide_key, values)
+    return out[..., : value.shape[-1]], weights
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return nn.functional.pad(x, (0, max(width - x.shape[-1], 0)))
+
+
+@torch.no_grad()
+def _prove(call: Any, site: Site, name: Any, like: tuple[Tensor, Tensor, Tensor], width: int) -> None:
+    """Refuse a function for which wider queries and keys of the same products are not the same.
+
+    One that takes the scale of scores from the width of queries, say. It is tried on random ones with large scores.
+    """
+    source = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(t.shape, generator=source).to(t) for t in like)
+    query = query * (4 / (site.scale * query.shape[-1] ** 0.5))
+    advice = f'{site.name} attends by {name!r}, %s: call model.set_attn_implementation("eager") first'
+    try:
+        plain = call(query, key, value)[0]
+        wide = call(*(_padded(t, width) for t in (query, key, value)))[0][..., : value.shape[-1]]
+    except Exception as error:  # whatever somebody's function, or its kernel, stumbles over
+        raise ValueError(advice % f"which does not take queries of width {width} ({first_line(error)})") from error
+    near = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
+    if plain.shape != wide.shape or not bool(((plain - wide).abs() <= near).all()):
+        raise ValueError(advice % "which gives something else where queries and keys are wider")

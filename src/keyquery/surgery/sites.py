@@ -6,6 +6,7 @@ perhaps: the score of a query and a key is their product, whatever their width, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,10 +117,21 @@ class Site:
         self.rewrites: list[Rewrite] = []
         self.calls = 0
         self.heard: Callable[[Tensor, Tensor], None] | None = None  # hears the queries and keys that are used
-        self.cache: Any = None  # of the call at hand
+        self.proven: set[Any] = set()  # attention functions that do not mind how wide queries and keys are
+        self._now = threading.local()
         self.sorted = False  # whether the module sorts interleaved pairs into halves before it turns them
         self.longest: int | None = None  # tokens up to which its rotations are those that were read
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
+
+    @property
+    def cache(self) -> Any:
+        """The cache of the call at hand, of which every thread has its own."""
+        return getattr(self._now, "cache", None)
+
+    @cache.setter
+    def cache(self, found: Any) -> None:
+        """Of this thread."""
+        self._now.cache = found
 
     @property
     def placed(self) -> bool:
@@ -143,7 +155,10 @@ class Site:
         real: Bool[Tensor, "batch m"] | None,
         constants: bool = False,
     ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
-        """Queries and keys of all heads, rewritten where somebody asked for it."""
+        """Queries and keys of all heads, rewritten where somebody asked for it; if all stay as they are, the same two.
+
+        So that what changes nothing is told from what does, and the module can go on as it always does.
+        """
         self.calls += 1
         if self.longest is not None and key.shape[-2] > self.longest:
             raise ValueError(
@@ -151,10 +166,19 @@ class Site:
                 "its rotations there are not known"
             )
         call = self._call(query, key, places, real, constants)
-        query, key = self._joined(query, key, [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites])
+        parts = [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites]
+        if not all(self._same(query, heads, new) and self._same(key, heads, its) for heads, new, its in parts):
+            query, key = self._joined(query, key, parts)
         if self.heard is not None:
             self.heard(query, key)
         return query, key
+
+    def _same(self, own: Tensor, heads: list[int], new: Tensor) -> bool:
+        """Whether some heads' vectors are still their own: the same memory, mostly, else the same numbers."""
+        if own.shape[-1] != new.shape[-1] or torch.compiler.is_compiling():
+            return False
+        own = own if len(heads) == self.count else own[:, heads]
+        return (own.data_ptr() == new.data_ptr() and own.stride() == new.stride()) or torch.equal(own, new)
 
     def _joined(
         self, query: Tensor, key: Tensor, parts: list[tuple[list[int], Tensor, Tensor]]
@@ -261,8 +285,8 @@ def _halved(rope: Rope | None) -> Rope | None:
     return rope and Rope(rope.dims, rope.base, False, rope.frequencies, rope.factor)
 
 
-class Run:
-    """What a running model says of its tokens: which are real, and where they stand."""
+class Run(threading.local):
+    """What a running model says of its tokens: which are real, and where they stand; in every thread by itself."""
 
     def __init__(self, paired: bool = False) -> None:
         self.masks: list[dict[str, Tensor]] = []  # of every model that is being run, the innermost last

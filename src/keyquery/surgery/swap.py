@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from keyquery.bounded_json import parse_json
 from keyquery.capture import batches_of, joint_moments
+from keyquery.capture.guard import hold
 from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.files import write_all
@@ -23,7 +26,7 @@ from keyquery.layers import Attention
 from keyquery.surgery.adapters import Swapped, replace, unnest, unrecord
 from keyquery.surgery.attach import check_unchanged
 from keyquery.surgery.build import adapt, build, carried_state, check_layer, place_of, start_nearest
-from keyquery.surgery.handles import Handle, check_model, put
+from keyquery.surgery.handles import Handle, check_model, lasting, put
 
 FORMAT = "keyquery swap 1"  # one key of the metadata, whose keys have no order: equal swaps are equal files
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # whose masks say all that a kq.Attention needs
@@ -115,7 +118,7 @@ def swap(
     >>> type(model.self_attn).__name__
     'MultiheadAttention'
     """
-    check_model(model)
+    model = check_model(model)
     check_unchanged(model)
     check_choice("init", init, ("nearest", "random"))
     if data is not None and (saved is not None or init != "nearest"):
@@ -139,13 +142,24 @@ def swap(
         seen = None if data is None else _covariances(model, data, heads, chosen)
         for layer, new in zip(chosen, attentions, strict=True):
             lost[layer.index] = start_nearest(new, layer, None if seen is None else seen[layer.index])
-    with ExitStack() as changes:
-        _put_all(model, chosen, attentions, changes)
+
+    def change(changes: ExitStack) -> Swap:
+        _put_all(model, heads, chosen, attentions, changes)
         return Swap(changes, recipe, heads, attentions, lost)
 
+    return lasting(model, change)
 
-def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention], changes: ExitStack) -> None:
+
+def _put_all(
+    model: nn.Module, heads: Heads, chosen: list[Layer], attentions: list[Attention], changes: ExitStack
+) -> None:
     """The one step that changes the model; whatever fails in it is undone."""
+    check_unchanged(model)
+    for layer in chosen:
+        check_layer(model, heads, layer)  # once more: another thread may have been first
+    for part in model.modules():
+        if hasattr(part, "save_pretrained"):
+            hold(("saving", id(part)), partial(_forbid, part), changes)  # swaps of other layers may come and go
     unrecord(model, changes)
     unnest(model, [place_of(layer) for layer in chosen], changes)
     for layer, attention in zip(chosen, attentions, strict=True):
@@ -156,6 +170,18 @@ def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention],
             owner, _, own = output.rpartition(".")
             put(model.get_submodule(owner), own, nn.Identity(), changes)
         replace(model, place, new, changes)
+
+
+def _forbid(part: nn.Module) -> Callable[[], None]:
+    vars(part)["save_pretrained"] = _refuse_to_save
+    return partial(vars(part).pop, "save_pretrained", None)
+
+
+def _refuse_to_save(*args: Any, **options: Any) -> None:
+    raise RuntimeError(
+        "a swapped model is not saved by save_pretrained, since it would load with random attention: save what is new "
+        "with Swap.save(path) and load it by kq.swap(model, saved=path), or undo the swap first"
+    )
 
 
 def _heads(model: nn.Module) -> Heads:
@@ -209,7 +235,7 @@ def _read_saved(path: Path) -> tuple[Recipe, dict[str, Tensor]]:
     if FORMAT not in facts:
         raise ValueError(f"{path} is no saved swap: its metadata has no {FORMAT!r}")
     try:
-        said = json.loads(facts[FORMAT])
+        said = parse_json(facts[FORMAT])
         recipe = Recipe(said["kernel"], said["symmetric_dims"], tuple(said["layers"]), tuple(said["names"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no saved swap: its metadata cannot be read ({error!r})") from None
@@ -230,4 +256,6 @@ def _load(recipe: Recipe, attentions: list[Attention], tensors: Mapping[str, Ten
         if tensor.shape != wanted[name].shape:
             shapes = tuple(tensor.shape), tuple(wanted[name].shape)
             raise ValueError(f"{label} does not fit the model: {name} is {shapes[0]}, expected {shapes[1]}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{label} is no saved swap: {name} holds NaN or infinity")
         wanted[name].copy_(tensor)  # state dicts share memory with their layers

@@ -13,6 +13,11 @@ from keyquery.forms.ranks import spearman
 from keyquery.reading import Reading
 
 FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "directionality", "rank_used")
+NUMBERS = {  # of each answer, but those that may be None
+    "runs": ("steps", "first", "last", "start", "end", "change"),
+    "sizes": ("models", "smallest", "largest", "slope"),
+    "families": ("models", "heads", "symmetry", "lowest", "highest"),
+}
 SOME = 3  # sizes of a family, from which on a trend is told
 
 
@@ -39,6 +44,19 @@ class Survey(Reading, kind="survey"):
     families: Sequence[Mapping[str, Any]] = field(default_factory=list)
     broken: Sequence[Mapping[str, str]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("models", *NUMBERS, "broken"):
+            rows = getattr(self, name)
+            if rows is None:  # no answers, as others may write it
+                object.__setattr__(self, name, [])
+            elif not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise TypeError(f"{name} of a survey must be a list of objects, got {_cut(rows)}")
+        for name, needed in NUMBERS.items():
+            for row in getattr(self, name):
+                if wrong := [key for key in needed if not isinstance(row.get(key), (int, float))]:
+                    raise TypeError(f"{wrong[0]} in {name} of a survey must be a number, got {_cut(row.get(wrong[0]))}")
+
     def records(self) -> list[dict[str, Any]]:
         """One row a model: its facts and every figure that is one number."""
         return [
@@ -63,7 +81,7 @@ def final(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     last: dict[Any, Mapping[str, Any]] = {}
     for row in models:
         key = row["name"] if row["run"] is None else ("run", row["run"])
-        if key not in last or row["step"] > last[key]["step"]:
+        if key not in last or (row["step"] or 0) > (last[key]["step"] or 0):
             last[key] = row
     return list(last.values())
 
@@ -132,6 +150,10 @@ def _families(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
             rows.append({**row, "symmetry": median(values), "lowest": min(values), "highest": max(values)})
     return sorted(rows, key=lambda row: (-row["symmetry"], row["family"], row["attention"]))
+
+
+def _cut(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def _grouped(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, list[Mapping[str, Any]]]]:

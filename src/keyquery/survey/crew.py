@@ -5,13 +5,14 @@ Workers, and the scheduler, may be lost at any time. What was under way is then 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from queue import Empty, SimpleQueue
@@ -20,6 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from keyquery.checkpoints.sources import first_line
 from keyquery.extras import optional
 from keyquery.survey.work import Job, perform
 
@@ -44,8 +46,8 @@ class Crew(Protocol):
     def alive(self) -> bool:
         """Whether those who were handed jobs still have them."""
 
-    def close(self) -> None:
-        """Let go of the workers; what waits is not begun."""
+    def close(self, now: bool = False) -> None:
+        """Let go of the workers; what waits is not begun, and `now` what is under way is not finished."""
 
 
 class Here(Executor):
@@ -83,9 +85,11 @@ class Cores:
         """A pool tells by itself that it is broken."""
         return True
 
-    def close(self) -> None:
-        """Wait for what is under way; what waits is not begun."""
+    def close(self, now: bool = False) -> None:
+        """Wait for what is under way, or `now` kill who does it; records are written whole or not at all."""
         if self._pool is not None:
+            for process in list((getattr(self._pool, "_processes", None) or {}).values()) if now else ():
+                process.kill()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
@@ -120,20 +124,33 @@ class Cluster:
         until = time.monotonic() + (self.patience if again else 0)
         while True:
             try:
+                self._knock()
                 self._client = self._distributed.Client(self.address, timeout=ANSWER, set_as_default=False)
                 self._scheduler = self._identity()
                 break
-            except (OSError, ValueError) as error:
+            except Exception as error:  # an address that is none makes Dask raise whatever it stumbles over
                 self.close()
                 if time.monotonic() < until:
                     time.sleep(0.5)
                     continue
                 since = f" since {self.patience:.0f} seconds" if again else ""
                 kept = "; what is recorded stays, and the same command goes on" if again else ""
-                said = f"no Dask scheduler answers at {self.address}{since}{kept}"
-                raise (
-                    ConnectionError(said) if isinstance(error, OSError) else ValueError(f"{said}: {error}")
-                ) from None
+                said = f"no Dask scheduler answers at {self.address!r}{since}{kept}"
+                if isinstance(error, OSError):
+                    raise ConnectionError(said) from None
+                expected = "expected an address such as tcp://host:8786"
+                raise ValueError(f"{said}: {expected} ({first_line(error)})") from None
+
+    def _knock(self) -> None:
+        """Raise unless something answers: a Client that could not connect waits and complains when it is deleted."""
+
+        async def connect() -> None:
+            how = self._distributed.Security().get_connection_args("client")
+            opening = optional("distributed.comm", "a Dask cluster").connect(self.address, timeout=ANSWER, **how)
+            await (await asyncio.wait_for(opening, ANSWER)).close()  # who listens may say nothing
+
+        with ThreadPoolExecutor(1) as apart:  # this thread may have an event loop of its own, as in a notebook
+            apart.submit(asyncio.run, connect()).result()
 
     def alive(self) -> bool:
         """Whether the scheduler is the same one: another knows nothing of our jobs."""
@@ -145,7 +162,7 @@ class Cluster:
         except Exception:  # closed, refused, too late: it is not there
             return False
 
-    def close(self) -> None:
+    def close(self, now: bool = False) -> None:
         """Leave the cluster; it stays. What waits there is cancelled."""
         if self._client is not None:
             with suppress(Exception):  # a scheduler that is gone cannot be told

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
+from itertools import takewhile
 from pathlib import Path
 
 from keyquery.checkpoints.reader import weights_in
@@ -45,6 +46,7 @@ def find_models(models: Iterable[str | Path]) -> list[Entry]:
 
     A folder is its model, or every model below it; one with weights of its own is also its steps (`checkpoint-500`).
     A text file (.txt, .lst) lists models, one a line, # before a remark. What is not found may be a hub model.
+    Folders are entered once, by their own path rather than by a link to it, and lists are read once.
 
     >>> [entry.name for entry in find_models([kq.models.ENCODER, kq.models.DECODER])]
     ['decoder', 'encoder']
@@ -52,7 +54,10 @@ def find_models(models: Iterable[str | Path]) -> list[Entry]:
     given = [str(model) for model in models]
     if not given:
         raise ValueError("models must name at least one model, got none")
-    sources = list(dict.fromkeys(source for each in given for source in _expand(each)))
+    lists: set[str] = set()
+    sources = list(dict.fromkeys(source for each in given for source in _expand(each, lists)))
+    if not sources:
+        raise ValueError(f"{', '.join(given)}: lists that name only each other list no models")
     parts = [Path(source).parts for source in sources]
     steps = [_step(part) for part in parts]
     names = _told_apart(parts, [_start(part, at) for part, (at, _) in zip(parts, steps, strict=True)])
@@ -79,37 +84,64 @@ def step_of(name: str) -> int | None:
     return next((found[word] for word in WORDS if word in found), None)
 
 
-def _expand(given: str) -> Iterator[str]:
+def _expand(given: str, lists: set[str]) -> Iterator[str]:
+    """The models that are meant by an argument, or by a line of a list; `lists` are those that were read already."""
     path = Path(given)
     if path.is_dir():
-        models = list(_below(path, DEEPEST))
+        models = list(_below(path))
         if not models:
             raise FileNotFoundError(
                 f"{given} holds no weights, nor does a folder in it: no .safetensors, .bin, .pt or .gguf"
             )
         yield from map(os.path.abspath, models)
     elif path.is_file() and path.suffix in LISTS:
-        lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
-        yield from (source for line in lines if line for source in _expand(line))
+        real = os.path.realpath(path)
+        if real in lists:
+            return
+        lists.add(real)
+        lines = [name for line in read_text(path).splitlines() if (name := line.partition("#")[0].strip())]
+        if not lines:
+            raise ValueError(f"{given} lists no models: expected one a line")
+        yield from (source for line in lines for source in _expand(line, lists))
     elif path.exists() or not has_magic(given):
         yield os.path.abspath(path) if path.exists() or path.is_absolute() or path.suffix in WEIGHTS else given
     else:
-        matches = [Path(match) for match in sorted(glob(given, recursive=True))]
-        models = [model for match in matches for model in (_below(match, DEEPEST) if match.is_dir() else [match])]
+        matches = sorted(_matches(given))
+        models = [model for match in matches for model in (_below(match) if match.is_dir() else [match])]
         found = [os.path.abspath(model) for model in models if model.is_dir() or model.suffix in WEIGHTS]
         if not found:
             raise FileNotFoundError(f"{given} matches no model: expected folders with weights, or files of them")
         yield from found
 
 
-def _below(folder: Path, deep: int) -> Iterator[Path]:
+def _matches(pattern: str) -> Iterator[Path]:
+    """What a glob matches, but hidden files; ** follows no links, which may lead in circles."""
+    if "**" not in Path(pattern).parts:
+        yield from map(Path, glob(pattern))
+        return
+    parts = Path(pattern).parts
+    literal = list(takewhile(lambda part: not has_magic(part), parts))
+    top = Path(*literal)
+    for match in top.glob("/".join(parts[len(literal) :])):
+        if not any(part.startswith(".") for part in match.relative_to(top).parts):
+            yield match
+
+
+def _below(top: Path) -> Iterator[Path]:
     """The models in a folder. Below one that is a model itself only its steps are meant."""
-    own = _own(folder)
-    yield from own
-    within = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
-    for child in within if deep else ():
-        if own != [folder] or step_of(child.name) is not None:
-            yield from _below(child, deep - 1)
+    seen: set[str] = set()  # links may lead back, or all to the same place
+    folders, links = deque([(top, DEEPEST)]), deque[tuple[Path, int]]()
+    while folders or links:
+        folder, deep = (folders or links).popleft()  # links last: a model is called by its own path
+        if (real := os.path.realpath(folder)) in seen:
+            continue
+        seen.add(real)
+        own = _own(folder)
+        yield from own
+        for child in sorted(folder.iterdir()) if deep else ():
+            meant = not child.name.startswith(".") and (own != [folder] or step_of(child.name) is not None)
+            if meant and child.is_dir():
+                (links if child.is_symlink() else folders).append((child, deep - 1))
 
 
 def _own(folder: Path) -> list[Path]:
@@ -119,7 +151,7 @@ def _own(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except ValueError:  # several files, and no index
-        found = next(some for kind in WEIGHTS if (some := sorted(folder.glob(f"*{kind}"))))
+        found = next((some for kind in WEIGHTS if (some := sorted(folder.glob(f"*{kind}")))), [folder])
         return [folder] if any(SHARD.search(file.name) for file in found) else found
     return [folder]
 

@@ -23,7 +23,7 @@ def arrow(part: str = "pyarrow") -> Any:
     return optional(part, "a survey")
 
 
-def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]]) -> int:
+def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]], mark: str = "") -> int:
     """Write the heads of models, each a row of facts and columns of heads; how many rows that were.
 
     >>> from tempfile import TemporaryDirectory
@@ -34,7 +34,7 @@ def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str
     pa, parquet = arrow(), arrow("pyarrow.parquet")
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in (MODEL | HEAD).items()])
     count = 0
-    with writing(path) as beside, parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
+    with writing(path, mark) as beside, parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
         for tables in _groups(pa, schema, models):
             table = pa.concat_tables(tables).combine_chunks()
             writer.write_table(table, row_group_size=GROUP)

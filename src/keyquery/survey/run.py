@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyquery.files import write_all, write_text
+from keyquery.files import MARK, append_line, remove_temporaries, write_all
 from keyquery.forms.checks import check_count
 from keyquery.progress import Progress, silent
 from keyquery.reading import provenance
@@ -17,7 +17,7 @@ from keyquery.survey.answers import Survey, answer
 from keyquery.survey.crew import Cluster, Cores, Crew, gather
 from keyquery.survey.entries import Entry, find_models
 from keyquery.survey.rows import arrow, write_rows
-from keyquery.survey.work import HERE, Job, kept_of
+from keyquery.survey.work import HERE, Job, Written, kept_of
 
 
 def run(
@@ -54,6 +54,7 @@ def run(
         check_count("workers", workers)
     crew: Crew = Cores(workers or os.cpu_count() or 1) if scheduler is None else Cluster(scheduler)
     folder = Path(os.path.abspath(out))
+    _check_own(folder, entries)
     token = _prepare(folder)
     versions = tuple(provenance()["versions"].items())
     how = (heads, query, key, None if config is None else os.path.abspath(config), layout)
@@ -62,9 +63,12 @@ def run(
     try:
         work.open()
         work.measure()
-    finally:
         crew.close()
-    return _write(folder, work)
+        return _write(folder, token, work)
+    except BaseException:  # an interrupt or SIGTERM, too: no process and no temporary file stays
+        crew.close(now=True)
+        remove_temporaries([token], _folders(folder))
+        raise
 
 
 class _Work:
@@ -75,7 +79,7 @@ class _Work:
         self.opened: dict[Entry, dict[str, Any]] = {}
         self.broken: dict[Entry, str] = {}
         self.left: dict[Entry, set[int]] = {}
-        self.was: set[str] = set()  # names of files that models had before
+        self.was: list[Written] = []  # pages and JSON that models had under other names
 
     def open(self) -> None:
         """See of every model how many layers it has, and which of them are recorded."""
@@ -109,7 +113,7 @@ class _Work:
                 queue.extend(other for other in waiting if other.entry != entry)
                 yield from (other for other in waiting if other.entry == entry)
             elif job.kind == "join":
-                self.was |= {found["was"]} if found.get("was") else set()
+                self.was += [found["was"]] if found.get("was") else []
                 self.left[entry] = set(found.get("again", ()))
                 queue.extendleft(self._job(entry, "layer", layer) for layer in self.left[entry])
             else:
@@ -129,23 +133,61 @@ class _Work:
         return Job(kind, entry, first.out, first.token, first.versions, first.read, self.opened[entry]["stamp"], layer)
 
 
-def _prepare(folder: Path) -> str:
-    """Make the folders, and say that this survey has them; what an earlier one left half written is removed."""
+def _check_own(folder: Path, entries: Iterable[Entry]) -> None:
+    """Refuse a folder where results would replace files that no survey wrote."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"out must be a folder, and {folder} is a file")
+    if _runs(folder):
+        return
+    pages = [folder / "models" / f"{entry.file}{ending}" for entry in entries for ending in (".html", ".json")]
+    results = [folder / name for name in ("survey.json", "heads.parquet", "index.html")]
+    taken = [path for path in (*results, *pages) if os.path.lexists(path)]
+    if taken and not _is_survey(results[0]):  # whose `records` were deleted
+        raise FileExistsError(f"{taken[0]} exists, and no survey wrote it: out must be another folder")
+
+
+def _is_survey(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return '"kind": "survey"' in file.read(100)
+
+
+def _runs(folder: Path) -> list[str]:
+    """Marks of the runs that have written into the folder, the last one last."""
+    manifest = folder / "records" / HERE
+    if not os.path.lexists(manifest):
+        return []
+    marks = manifest.read_text(encoding="utf-8", errors="replace").split() if manifest.is_file() else [""]
+    if not all(map(MARK.fullmatch, marks)):
+        raise ValueError(f"{manifest} was not written by a survey: out must be another folder")
+    return marks
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Where a survey writes."""
+    own = [folder, folder / "models", folder / "records"]
+    return [*own, *(path for path in own[2].iterdir() if path.is_dir() and not path.is_symlink())]
+
+
+def _prepare(folder: Path) -> str:
+    """Make the folders, and say that this run has them; what killed runs left half written is removed.
+
+    The manifest of runs grows by a line before the run writes anything else: whatever ends in one of its marks is ours.
+    """
+    before = _runs(folder)
     for part in (folder, folder / "models", folder / "records"):
         try:
             part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"{part} could not be made: {error.strerror or error}") from None
-    token = secrets.token_hex(8)
-    write_text(folder / "records" / HERE, token)
-    for stale in (*folder.glob(".heads.parquet.*"), *folder.glob(".index.html.*"), *(folder / "models").glob(".*")):
-        stale.unlink(missing_ok=True)
+    remove_temporaries(before, _folders(folder))
+    token = secrets.token_hex(16)
+    append_line(folder / "records" / HERE, token)
     return token
 
 
-def _write(folder: Path, work: _Work) -> Survey:
+def _write(folder: Path, token: str, work: _Work) -> Survey:
     """The table of heads, one model after the other, and the survey on the whole."""
     done = [entry for entry in work.jobs if entry not in work.broken]
     if not done:
@@ -160,14 +202,14 @@ def _write(folder: Path, work: _Work) -> Survey:
             rows.append(row)
             yield {**row, "model": entry.name}, kept["heads"]
 
-    write_rows(folder / "heads.parquet", parts())
+    write_rows(folder / "heads.parquet", parts(), token)
     broken = [
         {"name": entry.name, "source": entry.source, "why": why}
         for entry, why in sorted(work.broken.items(), key=lambda item: item[0].name)
     ]
     survey = Survey(models=rows, broken=broken, provenance=provenance(), **answer(rows))
-    write_all({folder / "survey.json": survey.to_json() + "\n", folder / "index.html": survey.page()})
-    for file in work.was - {entry.file for entry in work.jobs}:
-        for ending in (".html", ".json"):
-            (folder / "models" / f"{file}{ending}").unlink(missing_ok=True)
+    write_all({folder / "survey.json": survey.to_json() + "\n", folder / "index.html": survey.page()}, token)
+    for was in work.was:
+        if was.file not in {entry.file for entry in work.jobs}:
+            was.remove(folder / "models")
     return survey

@@ -9,9 +9,10 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
@@ -41,8 +42,11 @@ FIGURES = (
 )
 PLACE = ("layer", "head", "name", "kind", "scale", "rank")
 VIEWS = ("raw", "folded")
-HERE = "here"  # a file that only the survey's own folder has
-SCHEMA = 1  # of records
+HERE = "here"  # the manifest of runs, in `records`: what their temporary names end in, a line each
+SCHEMA = 2  # of records
+
+CHANGED = "{} changed while it was surveyed: the same command measures it again"
+RECORD = re.compile(r"layer-\d{4,}-[0-9a-f]{16}\.json|whole-[0-9a-f]{16}\.json")
 
 # heads, query, key, config and layout, as `read` takes them
 Read = tuple[int | None, str | None, str | None, str | None, str | None]
@@ -60,7 +64,7 @@ class Job:
     kind: str  # "open", "layer" or "join"
     entry: Entry
     out: str
-    token: str  # what the file `here` must say
+    token: str  # of the run: what its temporary names end in, and the last line of the manifest
     versions: tuple[tuple[str, str], ...]
     read: Read = (None, None, None, None, None)
     stamp: str = ""
@@ -77,6 +81,21 @@ class Job:
         return Path(self.out, "models")
 
 
+@dataclass(frozen=True)
+class Written:
+    """The page and the JSON of a model as they were written, by their digests."""
+
+    file: str
+    page: str
+    json: str
+
+    def remove(self, models: Path) -> None:
+        """Delete both, unless someone has changed them since."""
+        for path, digest in ((models / f"{self.file}.html", self.page), (models / f"{self.file}.json", self.json)):
+            if path.is_file() and _digest(path.read_text(encoding="utf-8", errors="replace")) == digest:
+                path.unlink()
+
+
 def perform(job: Job) -> dict[str, Any]:
     """Do a job; a few facts come back. A model that cannot be read is one of them, not an error."""
     _check_worker(job)
@@ -87,7 +106,7 @@ def perform(job: Job) -> dict[str, Any]:
         return {"broken": _sentence(error)}
     if files:
         job.folder.mkdir(exist_ok=True)
-        write_all(files)
+        write_all(files, job.token)
     if job.kind == "join" and not facts.get("again"):
         _tidy(job)
     return facts
@@ -95,14 +114,13 @@ def perform(job: Job) -> dict[str, Any]:
 
 def _open(job: Job) -> tuple[dict[str, Any], Files]:
     """How many layers the model has, which of them are recorded, and whether all is done."""
-    stamp = _stamp(job.entry.source, job.read, job.versions)
-    heads, _ = _opened(job.entry.source, job.read, stamp)
-    job = replace(job, stamp=stamp)
+    job = replace(job, stamp=_stamp(job.entry.source, job.read, job.versions))
+    heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
     done = _done(job)
-    facts = {"stamp": stamp, "layers": len(heads), "missing": [], "joined": False}
+    facts = {"stamp": job.stamp, "layers": len(heads), "missing": [], "joined": False}
     if done is not None:
         paged = (job.models / f"{job.entry.file}.html").is_file()
-        same = (done["file"], done["model"]["name"]) == (job.entry.file, job.entry.name)
+        same = (done["written"]["file"], done["model"]["name"]) == (job.entry.file, job.entry.name)
         return {**facts, "joined": paged and same}, {}
     recorded = set(os.listdir(job.folder)) if job.folder.is_dir() else set()
     missing = [index for index in range(len(heads)) if _record(job, index).name not in recorded]
@@ -111,12 +129,8 @@ def _open(job: Job) -> tuple[dict[str, Any], Files]:
 
 def _layer(job: Job) -> tuple[dict[str, Any], Files]:
     """Measure one layer: its rows of the checkpoint are read here, and nowhere else."""
-    source = job.entry.source
-    if os.path.isabs(source) and not os.path.exists(source):
-        raise FileNotFoundError(f"{source} is gone")
-    if _stamp(source, job.read, job.versions) != job.stamp:
-        raise ValueError(f"{source} changed while it was surveyed: the same command looks at it anew")
-    heads, tensors = _opened(source, job.read, job.stamp)
+    _check_stamp(job)
+    heads, tensors = _opened(job.entry.source, job.read, job.stamp, job.token)
     layer = heads[job.layer]
     row, cells = look_at_layer(layer, heads)
     # Also those of other layers that this worker has read, maybe at this moment: of all layers together they are all.
@@ -128,24 +142,47 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
     """One look of all layers: its JSON, its page, and what the survey needs of it."""
     done = _done(job)
     if done is None:
-        heads, _ = _opened(job.entry.source, job.read, job.stamp)
+        _check_stamp(job)
+        # Opened anew: what this worker has mapped may be a file that is no longer there.
+        heads, reread = _opened.__wrapped__(job.entry.source, job.read, job.stamp, job.token)
         layers, bad = _records(job, len(heads))
         if bad:
             return {"again": bad}, {}
         model = {**heads.model, "width": layers[0]["width"], "name": job.entry.name}
         tensors = {name: digest for layer in layers for name, digest in layer["tensors"].items()}
+        _check_same(job, layers, heads, reread)
         look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers), tensors)
         parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
     else:  # only what the model is called has changed
-        old = Reading.load(job.models / f"{done['file']}.json")
+        old = Reading.load(job.models / f"{done['written']['file']}.json")
         assert isinstance(old, Look)
         look, parameters = replace(old, model={**old.model, "name": job.entry.name}), done["model"]["parameters"]
-    text = look.to_json() + "\n"
-    kept = {"file": job.entry.file, "digest": _digest(text), "model": {**_summary(look), "parameters": parameters}}
-    files: Files = {job.models / f"{job.entry.file}.html": look.page(), job.models / f"{job.entry.file}.json": text}
+    page, text = look.page(), look.to_json() + "\n"
+    written = asdict(Written(job.entry.file, _digest(page), _digest(text)))
+    kept = {"written": written, "model": {**_summary(look), "parameters": parameters}}
+    files: Files = {job.models / f"{job.entry.file}.html": page, job.models / f"{job.entry.file}.json": text}
     # What says that all is done is renamed last.
     files[_whole(job.folder, job.stamp)] = json.dumps({**kept, "heads": _columns(look)}, allow_nan=False)
-    return {"heads": len(look.heads), "was": done and done["file"]}, files
+    return {"heads": len(look.heads), "was": done and Written(**done["written"])}, files
+
+
+def _check_stamp(job: Job) -> None:
+    source = job.entry.source
+    if os.path.isabs(source) and not os.path.exists(source):
+        raise FileNotFoundError(f"{source} is gone")
+    if _stamp(source, job.read, job.versions) != job.stamp:
+        raise ValueError(CHANGED.format(source))
+
+
+def _check_same(job: Job, layers: Sequence[Mapping[str, Any]], heads: Heads, reread: Mapping[str, str]) -> None:
+    """Read again what was measured: a file that was replaced meanwhile may have the same size and time."""
+    for layer in heads:
+        heads.position_bias(layer, torch.zeros(1, dtype=torch.long))  # for the table it may read
+    if any(reread.get(name) != digest for layer in layers for name, digest in layer["tensors"].items()):
+        for index in range(len(layers)):
+            _record(job, index).unlink(missing_ok=True)
+        raise ValueError(CHANGED.format(job.entry.source))
+    _check_stamp(job)
 
 
 def _records(job: Job, count: int) -> tuple[list[dict[str, Any]], list[int]]:
@@ -163,7 +200,7 @@ def _tidy(job: Job) -> None:
     """A model that is joined needs its layers no more, nor what it held before."""
     keep = _whole(job.folder, job.stamp)
     for path in list(job.folder.iterdir()):
-        if path != keep:
+        if path != keep and RECORD.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
@@ -171,10 +208,10 @@ def _done(job: Job) -> dict[str, Any] | None:
     """What was kept of the model as it is now, if its JSON is still there and its own."""
     try:
         kept = kept_of(job.folder, job.stamp)
-        text = (job.models / f"{kept['file']}.json").read_text(encoding="utf-8")
+        text = (job.models / f"{kept['written']['file']}.json").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    return kept if _digest(text) == kept["digest"] else None
+    return kept if _digest(text) == kept["written"]["json"] else None
 
 
 def kept_of(folder: Path, stamp: str) -> dict[str, Any]:
@@ -192,8 +229,8 @@ def _record(job: Job, layer: int) -> Path:
 
 
 @lru_cache(maxsize=2)
-def _opened(source: str, how: Read, stamp: str) -> tuple[Heads, dict[str, str]]:
-    """Names and shapes, read once by each worker that has to do with the model, and digests of what is read of it."""
+def _opened(source: str, how: Read, stamp: str, token: str) -> tuple[Heads, dict[str, str]]:
+    """Names and shapes, read once a run by each worker that needs the model, and digests of what is read of it."""
     network = saved_network(source)
     heads = read(source, *how) if network is None else read(network)
     return heads, heads.recorded()
@@ -204,12 +241,15 @@ def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
     path = located(source)
     config = None if how[3] is None else Path(how[3]).read_bytes()
     files = sorted(path.iterdir()) if path.is_dir() else [path, path.parent / "config.json"]
-    facts = []
+    facts: list[list[Any]] = []
     for file in files:
         weights = file.suffix in WEIGHTS or file.name == "config.json" or file.name.endswith(".index.json")
         if weights and file.is_file():
             found = file.stat()
-            facts.append((file.name, found.st_size, found.st_mtime_ns))
+            facts.append([file.name, found.st_size, found.st_mtime_ns])
+            if file.suffix == ".json":  # small: by its content, as each worker reads it for itself
+                with file.open("rb") as content:
+                    facts[-1].append(hashlib.file_digest(content, "sha256").hexdigest())
     said = [SCHEMA, source, facts, [*how[:3], how[4]], config and hashlib.sha256(config).hexdigest(), versions]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
@@ -286,10 +326,10 @@ def _check_worker(job: Job) -> None:
             f"a worker has {name} {versions.get(name)}, the survey {ours[name]}: use the same everywhere"
         )
     try:
-        said = Path(job.out, "records", HERE).read_text(encoding="utf-8")
+        said = Path(job.out, "records", HERE).read_text(encoding="utf-8").split()
     except OSError:
-        said = ""
-    if said != job.token:
+        said = []
+    if said[-1:] != [job.token]:
         why = "another survey writes there" if said else "a worker does not find it"
         raise StrangeFolderError(f"{job.out} must be one folder that this survey and all its workers share: {why}")
 

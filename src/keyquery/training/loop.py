@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
-from keyquery.checkpoints.sources import first_line, load_pickled
+from keyquery.checkpoints.sources import first_line
+from keyquery.checkpoints.torch_files import load_pickled
 from keyquery.files import writing
-from keyquery.forms.checks import check_count
+from keyquery.forms.checks import check_count, environment_count
 from keyquery.progress import Progress, silent
 from keyquery.training.board import Board, open_board
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
@@ -159,7 +159,7 @@ def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Reci
 
 def _distributed(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]:
     """The model wrapped for torchrun, and this process's rank."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+    if environment_count("WORLD_SIZE", 1) <= 1:
         return model, 0
     if not is_initialized():
         init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -1,5 +1,6 @@
 """Causal discovery with hidden causes: tests of independence in, a partial ancestral graph out."""
 
+from keyquery.instruments.discovery.effort import expected_seconds
 from keyquery.instruments.discovery.independence import (
     TOLERANCE,
     DSeparation,
@@ -8,7 +9,7 @@ from keyquery.instruments.discovery.independence import (
     Test,
     correlation_of,
 )
-from keyquery.instruments.discovery.pag import MARKS, Edge, Pag, members
+from keyquery.instruments.discovery.pag import MARKS, Edge, Pag, later_nodes, members
 from keyquery.instruments.discovery.rules import orient
 from keyquery.instruments.discovery.search import Found, fci, icd, icd_rounds
 from keyquery.instruments.discovery.trees import closed_sets, depths
@@ -26,9 +27,11 @@ __all__ = [
     "closed_sets",
     "correlation_of",
     "depths",
+    "expected_seconds",
     "fci",
     "icd",
     "icd_rounds",
+    "later_nodes",
     "members",
     "orient",
 ]

@@ -18,6 +18,7 @@ from keyquery.instruments.discovery.pag import members
 # What is left of a variable of variance 1 when others are known: below this it counts as known, too. The same bound
 # cuts off eigenvalues where a matrix of correlations is inverted. Rows of float32 that are equal differ by far less.
 TOLERANCE = 1e-9
+KEPT = 1 << 20  # results that are remembered; of a graph of a thousand nodes all would not fit into memory
 
 
 class Query(NamedTuple):
@@ -73,6 +74,9 @@ class PartialCorrelation:
 
     def prepare(self, queries: Iterable[Query]) -> None:
         """Compute what is not known yet, all sets of one size at once."""
+        if len(self._known) > KEPT:
+            self._known.clear()
+            self._asked.clear()
         by_size: dict[int, list[Query]] = {}
         for query in queries:
             if query not in self._known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,19 @@ def members(mask: int) -> tuple[int, ...]:
         found.append(low.bit_length() - 1)
         mask ^= low
     return tuple(found)
+
+
+def later_nodes(tiers: Sequence[int]) -> list[int]:
+    """For each node the mask of the nodes of later tiers, which cannot be its ancestors.
+
+    >>> [members(mask) for mask in later_nodes([0, 0, 1, 2])]
+    [(2, 3), (2, 3), (3,), ()]
+    """
+    after, later = 0, dict[int, int]()
+    for tier in sorted(set(tiers), reverse=True):
+        later[tier] = after
+        after |= sum(1 << node for node, its in enumerate(tiers) if its == tier)
+    return [later[tier] for tier in tiers]
 
 
 class Pag:
@@ -93,9 +106,15 @@ class Pag:
             self.arrows[at] &= keep
             self.tails[at] &= keep
 
-    def forget(self) -> None:
-        """Circles at all ends; the edges stay."""
+    def forget(self, later: Sequence[int] = ()) -> None:
+        """Circles at all ends but those that an order settles; the edges stay.
+
+        `later` holds for each node the mask of the nodes of later tiers: their edges with it have an arrowhead at them.
+        """
         self.arrows, self.tails = [0] * len(self), [0] * len(self)
+        for x, after in enumerate(later):
+            for y in members(self.adjacent[x] & after):
+                self.arrows[y] |= 1 << x
 
     def pairs(self) -> list[tuple[int, int]]:
         """Adjacent pairs i < j, in order."""
@@ -113,6 +132,14 @@ class Pag:
         """Neighbours y without an arrowhead at y, and without a tail at x."""
         able = self.adjacent[x] & ~self.tails[x]
         return sum(1 << y for y in members(able) if not self.arrows[y] >> x & 1)
+
+    def joined(self, x: int) -> int:
+        """Nodes that any path leads to from x, without x."""
+        seen, new = 1 << x, self.adjacent[x]
+        while new:
+            seen |= new
+            new = _union(self.adjacent, new) & ~seen
+        return seen & ~(1 << x)
 
     def possible_ancestors(self) -> list[int]:
         """For each node, the nodes that a chain of possible parents leads to it from."""

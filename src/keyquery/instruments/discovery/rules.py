@@ -15,24 +15,32 @@ Proposal = tuple[int, int, str]  # at, other, mark
 Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
 
-def orient(graph: Pag, separations: Separations, selection: bool = False, tails: bool = True) -> Pag:
+def orient(
+    graph: Pag,
+    separations: Separations,
+    selection: bool = False,
+    tails: bool = True,
+    later: Sequence[int] = (),
+) -> Pag:
     """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10 with `tails`.
 
     Marks that the graph has are forgotten first; it is left as it is. `selection` allows that the data were selected
-    by a common effect of what is seen.
+    by a common effect of what is seen. `later` (`later_nodes` of tiers) is background knowledge: no node is an
+    ancestor of one of an earlier tier, so that edges between tiers have an arrowhead at the later end from the start.
+    With it R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020).
 
     >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
     >>> orient(graph, {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}).edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
-    out = arrowheads(graph, separations)
+    out = arrowheads(graph, separations, later)
     return finish(out, separations, selection, tails)
 
 
-def arrowheads(graph: Pag, separations: Separations) -> Pag:
-    """R0, then R1–R4 until nothing changes."""
+def arrowheads(graph: Pag, separations: Separations, later: Sequence[int] = ()) -> Pag:
+    """What the order says and R0, then R1–R4 until nothing changes."""
     out = graph.copy()
-    out.forget()
+    out.forget(later)
     for at, other, mark in list(_r0(out, separations)):
         out.put(at, other, mark)
     _repeat(out, separations, (_r1, _r2, _r3, _r4))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from keyquery.instruments.discovery.independence import Query, Test
-from keyquery.instruments.discovery.pag import Pag, members
+from keyquery.instruments.discovery.pag import Pag, later_nodes, members
 from keyquery.instruments.discovery.rules import arrowheads, finish, orient
 from keyquery.instruments.discovery.trees import closed_sets, depths
+from keyquery.progress import Progress, silent
 
 # Sets that may separate a pair, each with its cost: cheaper ones are tried first.
 Candidates = list[tuple[int, int]]
+Sets = Callable[[Pag], Callable[[int, int], Candidates]]
+BATCH = 64  # pairs whose candidates are held, and tested, at once
 
 
 @dataclass(frozen=True)
@@ -26,33 +30,55 @@ class Found:
 
 
 def icd(
-    test: Test, rounds: int | None = None, order_free: bool = True, selection: bool = False, tails: bool = True
+    test: Test,
+    rounds: int | None = None,
+    order_free: bool = True,
+    selection: bool = False,
+    tails: bool = True,
+    tiers: Sequence[int] | None = None,
+    progress: Progress = silent,
 ) -> Found:
-    """Iterative causal discovery: the graph after `rounds` rounds, all of them unless given.
+    """Iterative causal discovery: the graph after `rounds` rounds; default: all of them.
+
+    `tiers` is background knowledge: no node is an ancestor of one with a smaller number. `progress` is told of each
+    round.
 
     >>> import networkx
     >>> from keyquery.instruments.discovery import DSeparation
     >>> icd(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
+    >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
+    [(0, 1, 'circle', 'arrow'), (1, 2, 'tail', 'arrow')]
     """
-    for found in icd_rounds(test, order_free, selection, tails):
+    for found in icd_rounds(test, order_free, selection, tails, tiers, progress):
         if found.done or found.rounds == rounds:
             break
     return found
 
 
-def icd_rounds(test: Test, order_free: bool = True, selection: bool = False, tails: bool = True) -> Iterator[Found]:
+def icd_rounds(
+    test: Test,
+    order_free: bool = True,
+    selection: bool = False,
+    tails: bool = True,
+    tiers: Sequence[int] | None = None,
+    progress: Progress = silent,
+) -> Iterator[Found]:
     """The graph after each round, the last of which is done. Round r conditions on sets of r nodes.
 
     Every one is valid for what was tested: the search can be stopped at any time. Candidates of round 0 are the empty
     set, of round 1 single neighbours of either node; later those of `icd_sets`. With `order_free`, edges are deleted at
-    the end of a round, and of the cheapest sets that separate a pair the one that does so best is kept.
+    the end of a round, and of the cheapest sets that separate a pair the one that does so best is kept. With `tiers`
+    no set holds a node that is later than both of the pair: their ancestors, which separate them, are not.
     """
+    later = _later(test, tiers, selection)
     graph, separations, size = Pag.complete(test.count), dict[tuple[int, int], int](), 0
     while True:
-        some = _round(graph, test, separations, _sets_of(size), order_free)
+        # From size 2 on sets hold possible ancestors only, which are never later than both.
+        sets = icd_sets(size) if size > 1 else _neighbours(size, later)
+        some = _round(graph, test, separations, sets, order_free, _watched(progress, size))
         if size < 2 or some:
-            graph = arrowheads(graph, separations)
+            graph = arrowheads(graph, separations, later)
         last = (size > 0 and not some) or size >= test.most
         yield Found(finish(graph, separations, selection, tails), size + 1, last, dict(separations))
         if last:
@@ -60,52 +86,77 @@ def icd_rounds(test: Test, order_free: bool = True, selection: bool = False, tai
         size += 1
 
 
-def fci(test: Test, order_free: bool = True, selection: bool = False, tails: bool = True) -> Found:
+def fci(
+    test: Test,
+    order_free: bool = True,
+    selection: bool = False,
+    tails: bool = True,
+    tiers: Sequence[int] | None = None,
+    progress: Progress = silent,
+) -> Found:
     """Fast causal inference: subsets of neighbours by size, then subsets of the possible d-separating sets.
+
+    `tiers` and `progress` as in `icd`.
 
     >>> import networkx
     >>> from keyquery.instruments.discovery import DSeparation
     >>> fci(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
+    later = _later(test, tiers, selection)
     graph, separations, size = Pag.complete(test.count), dict[tuple[int, int], int](), 0
     for size in range(test.most + 1):
-        if not _round(graph, test, separations, _neighbours(size), order_free):
+        if not _round(graph, test, separations, _neighbours(size, later), order_free, _watched(progress, size)):
             break
-    colliders = orient(graph, separations, tails=False)
+    colliders = orient(graph, separations, tails=False, later=later)
     reached = [sum(1 << x for x in depths(colliders, root)) for root in range(test.count)]
     for size in range(1, test.most + 1):
-        if not _round(graph, test, separations, _subsets(reached, size), order_free):
+        if not _round(graph, test, separations, _subsets(reached, size, later), order_free, _watched(progress, size)):
             break
-    return Found(orient(graph, separations, selection, tails), size + 1, True, separations)
+    return Found(orient(graph, separations, selection, tails, later), size + 1, True, separations)
+
+
+def _later(test: Test, tiers: Sequence[int] | None, selection: bool) -> list[int]:
+    """`later_nodes`; not under selection: a later node may be an ancestor of what selected the data."""
+    if tiers is None:
+        return [0] * test.count
+    if selection:
+        raise ValueError("tiers go without selection: what selected the data may come later than all nodes")
+    if len(tiers) != test.count:
+        raise ValueError(f"tiers must be a number for each of {test.count} nodes, got {len(tiers)}")
+    return later_nodes(tiers)
+
+
+def _watched(progress: Progress, size: int) -> Callable[[list[Any]], Iterable[Any]]:
+    """What goes through the batches of a round."""
+    return lambda batches: progress(batches, f"sets of {size} token{'' if size == 1 else 's'}", len(batches))
 
 
 def _round(
     graph: Pag,
     test: Test,
     separations: dict[tuple[int, int], int],
-    sets: Callable[[Pag], Callable[[int, int], Candidates]],
+    sets: Sets,
     order_free: bool,
+    watched: Callable[[list[Any]], Iterable[Any]],
 ) -> bool:
     """Try every adjacent pair, delete the edges of those that are separated; whether there was anything to try."""
     pairs, some, gone = graph.pairs(), False, []
-    of = sets(graph)
-    todo = [(x, y, of(x, y)) for x, y in pairs] if order_free else []
-    test.prepare(Query(x, y, given) for x, y, candidates in todo for _, given in candidates)
-    for x, y, candidates in todo or ((x, y, None) for x, y in pairs):
-        if candidates is None:
-            candidates = of(x, y)
-            test.prepare(Query(x, y, given) for _, given in candidates)
-        some = some or bool(candidates)
-        given = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
-        if given is None:
-            continue
-        separations[x, y] = given
-        if order_free:
-            gone.append((x, y))
-        else:
-            graph.remove(x, y)
-            of = sets(graph)
+    of, step = sets(graph), BATCH if order_free else 1
+    for batch in watched([pairs[start : start + step] for start in range(0, len(pairs), step)]):
+        todo = [(x, y, of(x, y)) for x, y in batch]
+        test.prepare(Query(x, y, given) for x, y, candidates in todo for _, given in candidates)
+        for x, y, candidates in todo:
+            some = some or bool(candidates)
+            given = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
+            if given is None:
+                continue
+            separations[x, y] = given
+            if order_free:
+                gone.append((x, y))
+            else:
+                graph.remove(x, y)
+                of = sets(graph)
     for x, y in gone:
         graph.remove(x, y)
     return some
@@ -128,37 +179,26 @@ def _best(test: Test, x: int, y: int, candidates: Candidates) -> int | None:
     return given
 
 
-def _sets_of(size: int) -> Callable[[Pag], Callable[[int, int], Candidates]]:
-    return icd_sets(size) if size > 1 else _neighbours(size)
-
-
-def _neighbours(size: int) -> Callable[[Pag], Callable[[int, int], Candidates]]:
+def _neighbours(size: int, later: Sequence[int]) -> Sets:
     """Sets of neighbours of x, then of y; all cost the same."""
-
-    def of(graph: Pag) -> Callable[[int, int], Candidates]:
-        return lambda x, y: [(0, z) for z in _choose([graph.adjacent[x], graph.adjacent[y]], x, y, size)]
-
-    return of
+    return lambda graph: _subsets(graph.adjacent, size, later)(graph)
 
 
-def _subsets(pools: list[int], size: int) -> Callable[[Pag], Callable[[int, int], Candidates]]:
-    def of(graph: Pag) -> Callable[[int, int], Candidates]:
-        return lambda x, y: [(0, z) for z in _choose([pools[x], pools[y]], x, y, size)]
+def _subsets(pools: Sequence[int], size: int, later: Sequence[int]) -> Sets:
+    """Sets of nodes of the pool of x, then of that of y; all cost the same."""
 
-    return of
+    def candidates(x: int, y: int) -> Candidates:
+        usable = ~(1 << x | 1 << y | (later[x] & later[y]))
+        found: dict[int, None] = {}
+        for pool in (pools[x], pools[y]):
+            for some in combinations(members(pool & usable), size):
+                found.setdefault(sum(1 << node for node in some))
+        return [(0, z) for z in found]
 
-
-def _choose(pools: Iterable[int], x: int, y: int, size: int) -> Iterable[int]:
-    """Masks of `size` nodes of each pool, without x and y and without repeats."""
-    aside = ~(1 << x | 1 << y)
-    found: dict[int, None] = {}
-    for pool in pools:
-        for some in combinations(members(pool & aside), size):
-            found.setdefault(sum(1 << node for node in some))
-    return found
+    return lambda graph: candidates
 
 
-def icd_sets(size: int) -> Callable[[Pag], Callable[[int, int], Candidates]]:
+def icd_sets(size: int) -> Sets:
     """Sets of `size` nodes that may separate x and y (ICD-Sep): all of one PDS-tree, that of x or that of y.
 
     They are closed along its paths, and each member is a possible ancestor of x or of y. The cost of a set is the sum

@@ -29,8 +29,9 @@ def depths(graph: Pag, root: int, limit: int | None = None) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     frontier = {(root, child) for child in members(graph.adjacent[root])}
-    seen, depth = set(frontier), 0
-    while frontier and (limit is None or depth < limit):
+    seen, depth, joined = set(frontier), 0, graph.joined(root).bit_count()
+    # Of a dense graph all nodes are near, and there are many more steps than nodes.
+    while frontier and len(found) < joined and (limit is None or depth < limit):
         depth += 1
         for _, w in sorted(frontier):
             found.setdefault(w, depth)

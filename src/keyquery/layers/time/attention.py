@@ -225,6 +225,11 @@ class _Additive(Attention):
         out, seen = super()._attend(query, key, wide, real, visible, is_causal)
         return out[..., : self.head_dim], seen
 
+    def _centred(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        pairs = zip(super()._centred(query, key, real), (query, key), strict=True)
+        query, key = (torch.cat((new[..., : self.head_dim], old[..., self.head_dim :]), -1) for new, old in pairs)
+        return query, key
+
     def _key_norm(self, key: Tensor) -> tuple[Tensor, ...]:
         return super()._key_norm(key[..., : self.head_dim])
 

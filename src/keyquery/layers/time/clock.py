@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Shaped
 from torch import Tensor
+
+LOW = 2**32 - 1  # the lower half of an integer of 64 bits
 
 
 def elapsed(
@@ -24,17 +26,45 @@ def elapsed(
     >>> elapsed(torch.tensor([1.7e9, 1.7e9 + 0.001], dtype=torch.float64))
     tensor([0.0000, 0.0010], dtype=torch.float64)
     """
+    return elapsed_exactly(times, origin, mask)[0]
+
+
+def elapsed_exactly(
+    times: Shaped[Tensor, "*batch n"],
+    origin: Shaped[Tensor, "*#batch"] | float | None = None,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+) -> tuple[Float64[Tensor, "*batch n"], Float64[Tensor, "*batch n"] | None]:
+    """`elapsed`, and what float64 has rounded off it; None where times are floats, which have rounded before.
+
+    >>> [float(part) for part in elapsed_exactly(torch.tensor([2**60 + 1]), origin=0)]
+    [1.152921504606847e+18, 1.0]
+    """
     _check(times, mask)
     start = _first(times, mask) if origin is None else _origin(origin, times)
-    if start.is_floating_point():
-        times = times.double()
-    since = (times - start.unsqueeze(-1)).double()
-    since = since if mask is None else since.where(mask, 0.0)
+    since, rest = _difference(times, start.unsqueeze(-1))
+    if mask is not None:
+        since, rest = since.where(mask, 0.0), None if rest is None else rest.where(mask, 0.0)
     if not torch.compiler.is_compiling() and not since.is_meta and not bool(since.detach().sum().isfinite()):
         bad = int((~since.isfinite()).sum())
         where = "" if mask is None else " wherever mask is True"
         raise ValueError(f"times and origin must be finite{where}, got {bad} NaN or infinite of {since.numel()}")
-    return since
+    return since, rest
+
+
+def _difference(times: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
+    """times − start as the nearest float64 and the rest. Integers by halves of 32 bits, which cannot overflow."""
+    if times.is_floating_point():
+        return times - start.double(), None
+    fraction = None
+    if start.is_floating_point():
+        whole = start.floor().clamp(-(2.0**63), 2.0**63 - 1024)
+        fraction, start = start - whole, whole.long()
+    times, start = times.long(), start.long()
+    high = ((times >> 32) - (start >> 32)).double() * 2.0**32
+    low = ((times & LOW) - (start & LOW)).double()
+    low = low if fraction is None else low - fraction
+    since = high + low
+    return since, low - (since - high)
 
 
 def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> tuple[float, float]:
@@ -45,13 +75,19 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
     >>> spread(torch.tensor([[3.0, 1.0, 2.0], [0.0, 1.0, 4.0]], dtype=torch.float64))
     (2.0, 7.8...)
     """
-    since = elapsed(times, mask=mask).detach()
-    since = since if mask is None else since.where(mask, torch.inf)
-    ordered = since.sort(-1).values
-    gaps = _positive(ordered.diff())
+    elapsed(times, mask=mask)  # which checks them
+    times = times.detach()
+    last = torch.inf if times.is_floating_point() else torch.iinfo(times.dtype).max
+    ordered = (times if mask is None else times.masked_fill(~mask, last)).sort(-1).values
+    count = times.new_full(times.shape[:-1], times.shape[-1], dtype=torch.int64) if mask is None else mask.sum(-1)
+    # Neighbours are subtracted themselves: nanoseconds of years, counted from the first, would be rounded.
+    between = _difference(ordered[..., 1:], ordered[..., :-1])[0]
+    real = torch.arange(between.shape[-1], device=times.device) < count.unsqueeze(-1) - 1
+    gaps = _positive(between.where(real, 0.0))
     if len(gaps) == 0:
         raise ValueError("times must hold a sequence with two different times: there is no gap to start from")
-    spans = _positive(ordered.masked_fill(ordered.isinf(), -torch.inf).amax(-1) - ordered.amin(-1))
+    end = ordered.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1))
+    spans = _positive(_difference(end, ordered[..., :1])[0])
     shortest, longest = 2 * float(np.quantile(gaps, 0.05)), 2 * float(np.quantile(spans, 0.95))
     return shortest, max(longest, shortest)
 
@@ -92,8 +128,11 @@ def _origin(origin: Any, times: Tensor) -> Tensor:
         return origin.to(times.device)
     if isinstance(origin, bool) or not isinstance(origin, Real):
         raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")
-    whole = isinstance(origin, int) and not times.is_floating_point()
-    return torch.tensor(origin, dtype=times.dtype if whole else torch.float64, device=times.device)
+    if not isinstance(origin, Integral) or times.is_floating_point():
+        return torch.tensor(origin, dtype=torch.float64, device=times.device)
+    if not -(2**63) <= int(origin) < 2**63:
+        raise ValueError(f"origin must fit into 64 bits, as times do, got {origin}")
+    return torch.tensor(int(origin), device=times.device)
 
 
 def _check(times: Tensor, mask: Tensor | None) -> None:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
-from keyquery.layers.time.clock import elapsed
+from keyquery.layers.time.clock import elapsed_exactly
 from keyquery.layers.time.kernel import TimeKernel, checked_lags, usual_lags
-from keyquery.layers.time.waves import waves
+from keyquery.layers.time.waves import phases, waves
 from keyquery.reading import digests, provenance
 
 LEAST = 1e-30  # of a share: at 0 the root has no gradient
@@ -54,8 +54,9 @@ class TimeCode(nn.Module, ABC):
     ) -> Float[Tensor, "*batch n dim"]:
         """Φ(times − origin), in the module's dtype; 0 where `mask` is False, whatever the time there.
 
-        Times are float64 or integers. They are subtracted and multiplied by ω in float64, and cast within a turn. The
-        default origin is each sequence's first real time: two calls can be compared only if both have the same.
+        Times are float64 or integers. They are subtracted and multiplied by ω without rounding off a part of a turn,
+        also nanoseconds since 1970 from origin 0, and cast within a turn. The default origin is each sequence's first
+        real time: two calls can be compared only if both have the same.
         """
         code = self.features(times, origin, mask)
         return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
@@ -72,7 +73,8 @@ class TimeCode(nn.Module, ABC):
             self._draw()
         wide = torch.promote_types(self.dtype, torch.float32)
         sizes = (gain * self.shares().clamp(min=LEAST).sqrt()).to(wide)
-        return waves(elapsed(times, origin, mask), self.frequencies(), sizes).to(self.dtype)
+        since, rest = elapsed_exactly(times, origin, mask)
+        return waves(since, self.frequencies(), sizes, rest).to(self.dtype)
 
     def forward(
         self,
@@ -89,7 +91,7 @@ class TimeCode(nn.Module, ABC):
         >>> kq.MercerTime(8, degree=2, periods=2).kernel(torch.zeros(1))
         tensor([1.], dtype=torch.float64, grad_fn=...)
         """
-        return (lags.double().unsqueeze(-1) * self.frequencies()).cos() @ self.shares()
+        return phases(lags.double(), self.frequencies()).cos() @ self.shares()
 
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
         """ψ over lags as a Reading, which plots it; by default up to half of the longest period.

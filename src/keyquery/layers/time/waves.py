@@ -10,15 +10,20 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 TURN = 2 * math.pi
+MANY = 2.0**16  # turns up to which a product in float64 leaves ten digits of the last one
+UPPER = ~(2**27 - 1)  # the sign, the exponent and the upper half of a float64's digits
 
 
 def waves(
-    since: Float64[Tensor, "*batch n"], frequencies: Float64[Tensor, " f"], sizes: Float[Tensor, " f"]
+    since: Float64[Tensor, "*batch n"],
+    frequencies: Float64[Tensor, " f"],
+    sizes: Float[Tensor, " f"],
+    rest: Float64[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch n dim"]:
-    """[s₁ cos ω₁t, s₁ sin ω₁t, s₂ cos ω₂t, …] for every t of `since`, in the dtype of `sizes` > 0, dim = 2 f.
+    """[s₁ cos ω₁t, s₁ sin ω₁t, …] for every t = `since` + `rest`, in the dtype of `sizes` > 0, dim = 2 f.
 
-    Phases are counted in turns in float64, and whole turns are taken off exactly; what is left is as precise as cosines
-    need in any dtype.
+    Phases are counted in turns in float64, and whole turns are taken off exactly, also of 10¹⁶ turns and more; what is
+    left is as precise as cosines need in any dtype.
 
     >>> found = waves(torch.tensor([0.0, 1.0]).double(), torch.tensor([torch.pi]).double(), torch.ones(1))
     >>> found.round()
@@ -26,8 +31,8 @@ def waves(
             [-1., ...0.]])
     """
     if torch.compiler.is_compiling():  # which fuses the gradient, too, and knows no complex numbers
-        return torch.stack(_pairs(since, frequencies, sizes), -1).flatten(-2)
-    found: Tensor = _Waves.apply(since, frequencies, sizes)  # type: ignore[no-untyped-call]
+        return torch.stack(_pairs(since, frequencies, sizes, rest), -1).flatten(-2)
+    found: Tensor = _Waves.apply(since, frequencies, sizes, rest)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -37,12 +42,12 @@ class _Waves(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(since: Tensor, frequencies: Tensor, sizes: Tensor) -> Tensor:
-        return torch.view_as_real(torch.complex(*_pairs(since, frequencies, sizes))).flatten(-2)
+    def forward(since: Tensor, frequencies: Tensor, sizes: Tensor, rest: Tensor | None) -> Tensor:
+        return torch.view_as_real(torch.complex(*_pairs(since, frequencies, sizes, rest))).flatten(-2)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3], output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -52,12 +57,46 @@ class _Waves(torch.autograd.Function):
         ones = torch.ones_like(since)
         sums = torch.stack((ones, since)).flatten(1).to(both.dtype) @ both.flatten(0, -2)
         by_time = both.imag.double() @ frequencies if ctx.needs_input_grad[0] else None
-        return by_time, sums[1].imag.double(), sums[0].real / sizes
+        return by_time, sums[1].imag.double(), sums[0].real / sizes, None
 
 
-def _pairs(since: Tensor, frequencies: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    turns = since.unsqueeze(-1) * (frequencies / TURN)
-    angles = (turns - turns.round()).mul_(TURN).to(sizes.dtype)
+def phases(
+    since: Float64[Tensor, "*times"], frequencies: Float64[Tensor, " f"], rest: Float64[Tensor, "*times"] | None = None
+) -> Float64[Tensor, "*times f"]:
+    """ω(since + rest) less whole turns, from −π to π.
+
+    >>> quarter = torch.tensor([torch.pi / 2], dtype=torch.float64)  # of a turn: 1e15 of them are whole turns
+    >>> phases(torch.tensor([1e15 + 1], dtype=torch.float64), quarter)
+    tensor([[1.5708]], dtype=torch.float64)
+    """
+    times, each = since.unsqueeze(-1), frequencies / TURN
+    if _few(since, each):
+        turns = times * each
+    else:
+        terms = _exact_products(times, each) + ([] if rest is None else [rest.unsqueeze(-1) * each])
+        turns = torch.stack([term - term.round() for term in terms]).sum(0)
+    return (turns - turns.round()) * TURN
+
+
+def _few(since: Tensor, each: Tensor) -> bool:
+    """Whether one product in float64 is precise enough; not where nobody can look, compiled or under vmap."""
+    if torch.compiler.is_compiling() or since.is_meta or since.numel() == 0:
+        return since.numel() == 0
+    try:
+        return bool(since.detach().abs().max() * each.detach().abs().max() <= MANY)
+    except RuntimeError:
+        return False
+
+
+def _exact_products(a: Tensor, b: Tensor) -> list[Tensor]:
+    """Terms that sum to a·b without rounding: products of halves with 26 or 27 digits each."""
+    upper_a, upper_b = (t.detach().view(torch.int64).bitwise_and(UPPER).view(torch.float64) for t in (a, b))
+    lower_a, lower_b = a - upper_a, b - upper_b
+    return [upper_a * upper_b, upper_a * lower_b, lower_a * upper_b, lower_a * lower_b]
+
+
+def _pairs(since: Tensor, frequencies: Tensor, sizes: Tensor, rest: Tensor | None) -> tuple[Tensor, Tensor]:
+    angles = phases(since, frequencies, rest).to(sizes.dtype)
     return angles.cos() * sizes, angles.sin() * sizes
 
 

@@ -93,6 +93,8 @@ function chosen() {
   const way = ways.includes(state.way) ? state.way : ways[first(one)];
   const block = one.blocks[ways.indexOf(way)], flat = unpack(block.map), wide = places[block.from].length;
   const values = places[block.to].map((_, i) => flat.slice(i * wide, (i + 1) * wide));
+  // A token that this direction does not have, as after another one, is chosen no more.
+  if (state.side !== null && !(state.at < [wide, values.length][state.side])) Object.assign(state, { side: null, at: null });
   const buttons = ways.map((name) => el("button", {
     type: "button", "aria-pressed": name === way, "data-focus": name,
     onclick: () => choose({ way: name, side: null, at: null }),

@@ -53,7 +53,7 @@ function cell(layer, head, measure, scale) {
     "data-head": `${layer}.${head}`,
     "data-focus": "cell",
     "aria-selected": chosen,
-    "aria-label": `layer ${layer}, head ${head}: ${words}`,
+    "aria-label": `${layerName(layer)}, head ${head}: ${words}`,
     "--tone": parts ? "var(--middle)" : tone(scale, value),
     "--amount": parts ? "0%" : `${(100 * scale.amount(value)).toFixed(0)}%`,
     onclick: () => choose({ layer, head }),
@@ -63,7 +63,7 @@ function cell(layer, head, measure, scale) {
 function mapRow(layer, columns, measure, scale) {
   const pressed = layer === state.layer && state.head === null;
   const number = el("button", {
-    class: "number", type: "button", "aria-label": `layer ${layer}`, "aria-pressed": pressed,
+    class: "number", type: "button", "aria-label": layerName(layer), "aria-pressed": pressed,
     "data-focus": `layer ${layer}`, onclick: () => choose({ layer, head: null }),
   }, String(layer));
   const cells = Array.from({ length: columns }, (_, head) => cell(layer, head, measure, scale));

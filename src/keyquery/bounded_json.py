@@ -1,0 +1,58 @@
+"""JSON within bounds: levels and containers are counted in the text, before anything is built of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+DEEPEST = 100  # levels of lists and objects
+FEW, LETTERS = 100_000, 8  # lists and objects: so many, and one for so many letters of the text
+CHUNK = 2**20  # letters that are counted at a time
+# Texts, also one that does not end, so that none is looked at twice.
+TEXTS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+def parse_json(text: str, finite: bool = False) -> Any:
+    """The value of a JSON text; with `finite`, NaN and infinities are refused, also as numbers too large for a float.
+
+    >>> parse_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse_json("[" * 101 + "]" * 101)
+    Traceback (most recent call last):
+    ValueError: it is nested more than 100 deep
+    """
+    _check_brackets(text)
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite) if finite else json.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} deep") from None
+
+
+def _check_brackets(text: str) -> None:
+    """Count opening and closing brackets outside of texts."""
+    bare = TEXTS.sub("", text).encode("utf-8", "surrogatepass")
+    depth, opened, most = 0, 0, FEW + len(text) // LETTERS
+    for start in range(0, len(bare), CHUNK):
+        signs = np.frombuffer(bare, np.uint8, min(CHUNK, len(bare) - start), start) | 0x20  # { and [ in one
+        steps = (signs == ord("{")).astype(np.int32) - (signs == ord("}"))
+        depths = depth + np.cumsum(steps)
+        depth, opened = int(depths[-1]), opened + int((steps > 0).sum())
+        if depths.max() > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        if opened > most:
+            raise ValueError(f"it holds more than {most} lists and objects")
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits:.40} is too large")
+    return number

@@ -1,0 +1,58 @@
+"""Files that estimators have saved: whose they are, and the network in them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from keyquery.bounded_json import parse_json
+
+# By name, since estimators stand on what this package reads.
+KINDS = {
+    "EventModel": "keyquery.estimators.events",
+    "NPTClassifier": "keyquery.estimators.datapoints",
+    "NPTRegressor": "keyquery.estimators.datapoints",
+    "Reranker": "keyquery.estimators.rerank",
+    "SeriesClassifier": "keyquery.estimators.series",
+    "VisualParser": "keyquery.estimators.vision_language",
+}
+
+
+def saved_network(path: Any) -> nn.Module | None:
+    """The network of an estimator that was saved to this file; None where the file is anything else.
+
+    >>> saved_network("there is none") is None
+    True
+    """
+    if not isinstance(path, (str, Path)) or Path(path).suffix != ".safetensors" or not Path(path).is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            facts = parse_json((file.metadata() or {}).get("keyquery", "null"))
+    except (SafetensorError, ValueError):
+        return None
+    kind = str(facts.get("kind")) if isinstance(facts, dict) else ""
+    if kind not in KINDS:
+        return None
+    network: nn.Module = getattr(import_module(KINDS[kind]), kind).load(path, device="cpu").network_
+    return network
+
+
+def opened(source: Any, name: str | None, **options: Any) -> tuple[Any, str | None]:
+    """What to look at, and under which name: of a file that an estimator has saved its network, else what was given.
+
+    Of the network everything is known: `options` that say it of other files are refused.
+
+    >>> opened("a/model.safetensors", None, heads=4)
+    ('a/model.safetensors', None)
+    """
+    network = saved_network(source)
+    if network is None:
+        return source, name
+    if given := [option for option, value in options.items() if value is not None]:
+        raise ValueError(f"{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
+    return network, name or Path(source).name

@@ -1,0 +1,44 @@
+"""How long a search will take, before it begins."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+
+from keyquery.instruments.discovery.independence import PartialCorrelation
+from keyquery.instruments.discovery.search import icd
+
+FEW = 12  # nodes of the search that is timed
+
+
+def expected_seconds(test: PartialCorrelation) -> float:
+    """About how long it takes to test all adjacent pairs given each single neighbour, by the time that a few take.
+
+    Most tests of a dense graph are of that size. Their number is Σ |adj(x) ∪ adj(y)| − 2 over the pairs that are
+    dependent given nothing; larger sets, and marks, come on top. Nothing where the search is small.
+
+    >>> expected_seconds(PartialCorrelation(np.eye(3), 768, 0.01))
+    0.0
+    """
+    if test.count <= FEW:
+        return 0.0
+    few = PartialCorrelation(test.correlation[:FEW, :FEW], test.samples, 1 - 1e-9)  # hardly anything is independent
+    start = perf_counter()
+    icd(few, rounds=2)
+    return singles(test) * (perf_counter() - start) / max(few.tests, 1)
+
+
+def singles(test: PartialCorrelation) -> int:
+    """How many tests condition on a single node.
+
+    >>> singles(PartialCorrelation(np.full((4, 4), 0.5) + 0.5 * np.eye(4), 768, 0.01))
+    12
+    """
+    with np.errstate(divide="ignore"):
+        strength = np.arctanh(np.minimum(np.abs(test.correlation), 1.0)) * np.sqrt(max(test.samples - 3, 0.0))
+    near = (strength >= test.threshold).astype(np.float32)
+    np.fill_diagonal(near, 0.0)
+    degrees = near.sum(1)
+    either = degrees[:, None] + degrees - near @ near - 2
+    return int((either * near).sum(dtype=np.float64) / 2)
