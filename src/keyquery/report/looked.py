@@ -80,7 +80,8 @@ def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> li
     over = window(looks[0]) if len({window(look) for look in looks}) == 1 else None
     table = plain_table("head" if few else "layer")
     for look in looks:
-        table.add_column(Text("\n".join(part for part in (look.model["name"], over or window(look)) if part != over)))
+        under = "" if over else f"\n{window(look) or ''}"  # else it stands above the table
+        table.add_column(Text(f"{look.model['name']}{under}".rstrip()))
         table.add_column(f"symmetry\n{view.replace('_', ' ')}", justify="right", no_wrap=True)
         if few:
             table.add_column("label")
