@@ -101,6 +101,11 @@ def test_pieces_of_words_are_counted_as_one(tmp_path):
     assert (sorted(whole.words), whole.tokens) == (sorted(cut.words), cut.tokens)
 
 
+def test_a_table_of_a_million_columns_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"1," * 5_000_000)
+    assert_refused(lambda: load_table(tmp_path / "a.csv"), "line 1: 5000001 columns; at most 100000", growth=640)
+
+
 # What never ends
 
 

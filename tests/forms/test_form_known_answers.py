@@ -216,7 +216,9 @@ def test_repr_shows_the_headline():
     form = kq.Form(torch.eye(2).expand(3, 2, 2), torch.eye(2).expand(3, 2, 2))
     assert repr(form) == "Form(batch=(3,), r=2, d=2, float32, symmetry 1.00, effective rank 2.0)"
     assert "<th>symmetry</th><td>1.00</td>" in form._repr_html_()
-    assert repr(kq.Form(torch.eye(2, device="meta"), torch.eye(2, device="meta"))).endswith("on meta)")
+    meta = kq.Form(torch.eye(2, device="meta"), torch.eye(2, device="meta"))
+    assert repr(meta).endswith("on meta)")
+    assert meta.symmetric.rank == 4
 
 
 def test_results_show_themselves_in_one_line():

@@ -419,7 +419,7 @@ def test_outputs_without_tokens_have_none_to_choose():
 
 @pytest.mark.unchecked
 def test_what_is_no_model_is_told():
-    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got str"):
+    with pytest.raises(TypeError, match=r"model must be a live torch\.nn\.Module, got str"):
         kq.TransportLens("model", inputs=torch.ones(2, 2))
 
 

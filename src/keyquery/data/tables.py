@@ -18,6 +18,7 @@ from keyquery.files import LONGEST, read_text
 from keyquery.forms.checks import check_choice, check_count
 
 MISSING = ("", "?", "NA", "nan")
+COLUMNS = 100_000  # each is an array of its own
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,6 +107,8 @@ def _rows(path: str | Path, text: str, delimiter: str | None) -> Iterator[list[s
             if row in ([], [""]):
                 continue
             width = width or len(row)
+            if width > COLUMNS:
+                raise ValueError(f"{path}, line {number}: {width} columns; at most {COLUMNS} are read")
             if len(row) != width:
                 raise ValueError(
                     f"{path}, line {number}: expected {width} columns, as in the first row, got {len(row)}"
@@ -136,7 +139,7 @@ def _names(path: str | Path, row: list[str]) -> tuple[str, ...]:
     names = tuple(name or str(index) for index, name in enumerate(row))
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        listed = ", ".join(map(repr, twice))
+        listed = ", ".join(map(repr, twice[:5]))
         raise ValueError(f"{path}: columns must have different names, got {listed} more than once in the header")
     return names
 

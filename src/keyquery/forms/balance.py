@@ -26,11 +26,13 @@ def row_exponents(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
 
 
 def times(tensor: Tensor, exponents: Tensor) -> Tensor:
-    """tensor · 2^exponents in the tensor's dtype; in two steps, since one power may be beyond its range.
+    """tensor · 2^exponents in the tensor's dtype; in two steps where one power would be beyond its range.
 
     >>> times(torch.tensor([3.0]), torch.tensor([-2.0]).double())
     tensor([0.7500])
     """
+    if not exponents.is_meta and exponents.abs().max() < math.log2(torch.finfo(tensor.dtype).max) - 2:
+        return tensor * exponents.exp2().to(tensor.dtype)
     first = (exponents / 2).trunc()
     return tensor * first.exp2().to(tensor.dtype) * (exponents - first).exp2().to(tensor.dtype)
 

@@ -128,8 +128,7 @@ class Core:
 def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
     """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
     rank, dim = query.shape[-2:]
-    size_query, size_key = row_exponents(query), row_exponents(key)
-    query, key = widened(query) * (-size_query).exp2(), widened(key) * (-size_key).exp2()
+    (query, size_query), (key, size_key) = _in_range(query), _in_range(key)
     if covariance is not None:
         covariance, size = halved(covariance.double())
         size_query, size_key = size_query + size, size_key + size
@@ -151,6 +150,15 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
 def widened(tensor: Tensor) -> Tensor:
     """In float64; short floats by way of float32, which torch converts several times faster."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)).double()
+
+
+def _in_range(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """In float64 at sizes whose squares it can hold, and the exponents of what rows were divided by."""
+    wide = widened(factor)
+    if factor.dtype != torch.float64:  # squares of shorter ones always fit
+        return wide, wide.new_zeros(*wide.shape[:-1], 1)
+    size = row_exponents(wide)
+    return wide * (-size).exp2(), size
 
 
 def span(*factors: Tensor) -> Tensor:

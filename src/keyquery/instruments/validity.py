@@ -21,6 +21,7 @@ HEAD = {
 }
 ON_DATA = dict.fromkeys(("symmetry", *PARTS, "interaction"), Real)
 LARGEST = 100.0  # of a share or a symmetry, which are around 1
+LARGEST_RANK = 1e6
 LONGEST = 10_000  # items of a list on data
 
 
@@ -68,10 +69,11 @@ def _check_figures(where: str, value: Any) -> None:
 
 
 def _check_share(where: str, value: Any) -> None:
+    limit = LARGEST_RANK if ".effective_rank" in where else LARGEST
     if value is not None and not (
-        isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= LARGEST
+        isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= limit
     ):
-        raise ValueError(f"not a look: {where} must be a number from −{LARGEST:g} to {LARGEST:g}, got {value!r:.60}")
+        raise ValueError(f"not a look: {where} must be a number from −{limit:g} to {limit:g}, got {value!r:.60}")
 
 
 def check_changes(changes: Any, looks: int) -> None:
