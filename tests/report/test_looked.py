@@ -125,7 +125,15 @@ def test_shares_by_window_are_a_small_table():
     heads = [{**head, "lengths": [row]} for head in reading.heads]
     lines = shown(dataclasses.replace(reading, heads=heads)).splitlines()
     assert next(line for line in lines if line.startswith("32 ")).split()[1::2] == ["20"] * 6 + ["+0.20"]
-    assert next(line for line in lines if line.startswith("128 ")).split()[1::2] == ["20", "10", "20", "0", "50", "0", "+0.00"]
+    assert next(line for line in lines if line.startswith("128 ")).split()[1::2] == [
+        "20",
+        "10",
+        "20",
+        "0",
+        "50",
+        "0",
+        "+0.00",
+    ]
 
 
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading
