@@ -44,9 +44,9 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     if cut:
         places = sorted(places, key=lambda place: -max(abs(row["change"]) for row in cells[place].values()))[:MOST]
     table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(reading.by)
+    table.add_column(reading.by, no_wrap=True)
     for part in parts:
-        table.add_column(WHOLE.get(part, part), justify="right", no_wrap=True)
+        table.add_column(WHOLE.get(part, part), justify="right")  # a narrow terminal has the interval below the change
     for place in places:
         table.add_row(Text(_name(reading.model, *place)), *(_change(cells[place][part]) for part in parts))
     loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"

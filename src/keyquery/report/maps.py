@@ -10,7 +10,7 @@ from keyquery.report.colours import LIGHT, WHOLE
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
-    """A panel per part, layers by heads: the change of the loss, one scale for all; black is a loss that falls."""
+    """A panel per part, layers by heads: the change of the loss, one scale for all; yellow is a loss that falls."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(row["head"] or 0 for row in reading.rows)
@@ -23,7 +23,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
             if row["part"] == part:
                 grid[row["layer"] or 0][row["head"] or 0] = row["change"]
         colour = LIGHT.get(part, "#8250df")
-        steps = ["#1f2328", "#f2f4f6", colour]
+        steps = ["#c8a600", "#f2f4f6", colour]
         colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
         image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
         axis.set_facecolor("#c4cbd2")  # what was not measured is no zero
