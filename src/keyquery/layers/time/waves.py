@@ -75,7 +75,7 @@ def phases(
     else:
         terms = _exact_products(times, each) + ([] if rest is None else [rest.unsqueeze(-1) * each])
         turns = torch.stack([term - term.round() for term in terms]).sum(0)
-    return (turns - turns.round()) * TURN
+    return (turns - turns.round()).mul_(TURN)
 
 
 def _few(since: Tensor, each: Tensor) -> bool:
