@@ -13,11 +13,11 @@ import torch
 from harness import cpu_seconds, publish, row
 
 from keyquery.files import write_text
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.geometry import Look
 from keyquery.report.page import page
 
 TOKENS, REPEATS = 24, 5
-PARTS = ("reciprocal", "directional", "popularity", "position")
 PLAIN = ("symmetry", "directionality", "directionality_norms", "symmetric_energy", "skew_energy", "positive_share")
 
 
@@ -31,11 +31,12 @@ def figures(rank: int) -> dict[str, Any]:
 
 
 def head(layer: int, number: int, rank: int) -> dict[str, Any]:
-    shares = torch.rand(4)
+    shares = torch.rand(len(PARTS))
     words = [f"token {i}" for i in range(5)]
-    on_data = dict(zip(("symmetry", *PARTS), [0.5, *(shares / shares.sum()).tolist()], strict=True))
+    on_data = dict(zip(("symmetry", "interaction", *PARTS), [0.5, 0.0, *(shares / shares.sum()).tolist()], strict=True))
     ranks = {"effective_rank_symmetric": 20.123456, "effective_rank_skew": 30.123456}
-    scores = dict(zip(("pairs", "popularity", "position"), torch.randn(3, TOKENS, TOKENS).tolist(), strict=True))
+    sure = {name: [value - 0.1234567, value + 0.1234567] for name, value in (on_data | ranks).items()}
+    scores = dict(zip(PARTS, torch.randn(len(PARTS), TOKENS, TOKENS).tolist(), strict=True))
     return {
         "layer": layer,
         "head": number,
@@ -45,9 +46,11 @@ def head(layer: int, number: int, rank: int) -> dict[str, Any]:
         "rank": rank,
         "raw": figures(rank),
         "folded": {name: value for name, value in figures(rank).items() if name != "offsets"},
-        "on_data": {**on_data, **ranks},
-        "verdict": "general",
-        "reason": "symmetry 0.12 and no part that could be left out, on data",
+        "on_data": {**on_data, **ranks, "intervals": sure},
+        "label": "mixed",
+        "reason": "largest: position 42% (40% to 44%) of the variance (from variance only)",
+        "evidence": "variance",
+        "properties": ["low rank 7"],
         "objects": [{"value": 1.234567, "tokens": words, "opposite": words} for _ in range(4)],
         "relations": [{"value": 1.234567, "pairs": [words[:2]] * 5} for _ in range(4)],
         "scores": scores,

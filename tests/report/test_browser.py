@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import math
 import re
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import attention_maps
+from keyquery.forms.parts import PARTS
 from keyquery.report.page import frame
+from keyquery.report.shares import bar_shares
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL, tiny
 
@@ -37,6 +40,11 @@ def written(value):
     return "0.00" if text == "+0.00" else text
 
 
+def whole(share):
+    """A share in percent, as JavaScript rounds it."""
+    return str(math.floor(100 * share + 0.5)).replace("-", "−")
+
+
 def three(text):
     return float(text.replace("−", "-"))
 
@@ -53,22 +61,67 @@ def test_a_click_reaches_a_head_and_its_figures_are_those_of_the_json(visit, loo
         assert figure(tab, f"{view}.symmetry") == written(head[view]["symmetry"])
     for name in ("effective_rank", "stable_rank", "symmetric_energy", "positive_share"):
         assert three(figure(tab, f"raw.{name}")) == float(f"{head['raw'][name]:.3g}")
-    for part in ("reciprocal", "directional", "popularity", "position"):
-        assert tab.locator(f'[data-share="{part}"]').inner_text() == f"{head['on_data'][part] * 100:.0f} %"
-    assert head["verdict"] in tab.locator(".verdict").inner_text()
-    assert head["reason"] in tab.locator(".verdict").inner_text()
-    assert tab.locator(".dot.chosen").get_attribute("data-head") == "1.2"
+    for part in (*PARTS, "interaction"):
+        low, high = (float(f"{end:.3g}") for end in head["on_data"]["intervals"][part])
+        told = f"{whole(head['on_data'][part])} % ({whole(low)} to {whole(high)})"
+        assert tab.locator(f'[data-share="{part}"]').text_content() == told
+    assert head["label"] in tab.locator(".headline").inner_text()
+    assert head["reason"] in tab.locator(".headline").inner_text()
+    assert tab.locator(".head.chosen").get_attribute("data-head") == "1.2"
     assert tab.locator("svg.spectrum").count() == 3
     assert tab.locator("path.curve").count() == 2
 
 
-def test_what_is_lost_stands_beside_the_verdict(visit, looks):
+def test_the_same_summary_and_window_stand_on_top(visit, looks):
     reading = looks["llama"][2]
-    lost = {"reciprocal": [0.05, 0.01, 0.09], "directional": [-0.002, -0.01, 0.006], "popularity": [0.5, 0.4, 0.6]}
+    tab = visit(reading)
+    assert tab.locator("#summary .tag").all_inner_texts() == [f"{n}{label}" for label, n in reading.summary.items()]
+    for place in ("#facts", "#map .scale", "#triangles", "#chosen figure >> nth=0"):
+        assert "9-token windows, 3 sequences" in tab.locator(place).text_content()
+
+
+def test_the_map_shows_the_parts_of_every_head(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading)
+    for head in reading.heads:
+        cell = tab.locator(f'.cell[data-head="{head["layer"]}.{head["head"]}"]')
+        widths = cell.locator("span").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+        shares = bar_shares(head)
+        assert [width / cell.bounding_box()["width"] for width in widths] == pytest.approx(shares, abs=0.01)
+
+
+def test_what_changes_with_the_window_is_marked(visit, looks):
+    reading = looks["llama"][2]
+    changed = {**reading.heads[0]["on_data"], "changes_with_window": ["symmetry", "label"]}
+    heads = [{**reading.heads[0], "on_data": changed}, *reading.heads[1:]]
+    tab = visit(dataclasses.replace(reading, heads=heads), "#0.0")
+    titles = [mark.get_attribute("title") for mark in tab.locator("#chosen .window").all()]
+    half = written(changed["half_window"]["symmetry"])
+    said = "another within the first half of each window"
+    assert titles == [f"label: {said}", f"symmetry: {said}: {half}"]
+    heads = [{**head, "on_data": {**head["on_data"], "changes_with_window": []}} for head in reading.heads]
+    assert visit(dataclasses.replace(reading, heads=heads), "#0.0").locator("#chosen .window").count() == 0
+
+
+def test_shares_are_drawn_over_the_length_of_the_window(visit, looks):
+    reading = looks["llama"][2]
+    shares = {name: reading.heads[0]["on_data"][name] for name in (*PARTS, "interaction", "symmetry", "intervals")}
+    lengths = [{"length": length, **shares} for length in (4, 8)]
+    tab = visit(dataclasses.replace(reading, heads=[{**head, "lengths": lengths} for head in reading.heads]), "#0.0")
+    assert tab.locator(".lengths path.curve").count() == len(PARTS) + 1  # and symmetry
+    axes = tab.locator(".lengths text").all_text_contents()
+    assert [axes.count(length) for length in ("4", "8", "9")] == [2, 2, 2]  # 9 is the window of the look
+
+
+def test_the_loss_without_parts_stands_below_them(visit, looks):
+    reading = looks["llama"][2]
+    lost = {"zero": [1, 0.9, 1.1], "symmetric": [0.05, 0.01, 0.09], "skew": [-0.002, -0.01, 0.006]}
+    lost |= {"popularity": [0.5, 0.4, 0.6]}
     heads = [{**head, "ablation": lost} if head["layer"] == 1 else head for head in reading.heads]
     tab = visit(dataclasses.replace(reading, heads=heads), "#1.0")
-    assert tab.locator('[data-off="reciprocal"]').text_content() == "+0.05 (0.01 to 0.09)"
-    assert tab.locator('[data-off="directional"]').text_content() == "−0.002 (−0.01 to 0.006)"
+    assert tab.locator("[data-off]").evaluate_all("all => all.map(one => one.dataset.off)") == [*list(lost)[1:], "zero"]
+    assert tab.locator('[data-off="symmetric"]').text_content() == "+0.05 (0.01 to 0.09)"
+    assert tab.locator('[data-off="skew"]').text_content() == "−0.002 (−0.01 to 0.006)"
     assert tab.locator("circle.unsure").count() == 1  # its interval holds 0
     assert tab.locator("circle.popularity").count() == 1
     tab.locator('.cell[data-head="0.0"]').click()
@@ -108,7 +161,7 @@ def test_the_address_names_the_head_both_ways(visit, looks):
     tab.locator("#chosen h2", has_text=re.compile("^Layer 1$")).wait_for()
     for nonsense in ("#99.0", "#x", "#m7:0.0"):
         tab.evaluate(f"location.hash = '{nonsense}'")
-    tab.locator("#triangles .dot").first.click(force=True)
+    tab.locator("#triangles .head").first.click(force=True)
     assert title(tab).startswith("Layer 0, head")
 
 
@@ -118,7 +171,6 @@ def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
     n = len(reading.sample["tokens"])
     expected = attention_maps(model, {key: value[:1, :n] for key, value in batch.items()})[1][0, 3]
     scores = next(one["scores"] for one in reading.heads if (one["layer"], one["head"]) == (1, 3))
-    pairs = torch.tensor(scores["pairs"])
     tab = visit(reading, "#1.3")
     picture = tab.locator(".maps svg").first
     picture.focus()
@@ -129,12 +181,13 @@ def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
         place = [place[0] + steps[key][0], place[1] + steps[key][1]]
         shown = three(tab.locator('[data-part="attention"]').inner_text().removesuffix(" %"))
         assert shown == pytest.approx(100 * float(expected[tuple(place)]), abs=2.0)
-        seen = slice(0, place[0] + 1 if name == "llama" else n)
-        for part, values in (("reciprocal", (pairs + pairs.mT) / 2), ("directional", (pairs - pairs.mT) / 2)):
-            row = values[place[0], seen]
-            value, size = float(row[place[1]] - row.mean()), 0.006 * float(pairs.abs().max())
+        for part in PARTS:
+            rows = [torch.tensor(row[: i + 1] if name == "llama" else row) for i, row in enumerate(scores[part])]
+            centred = [row - row.mean() for row in rows]
+            value = float(centred[place[0]][place[1]])
+            size = max(float(row.abs().max()) for row in centred) / 127 + 1e-6  # a step of what the page carries
             assert three(tab.locator(f'[data-part="{part}"]').inner_text()) == pytest.approx(value, abs=size)
-    assert tab.locator(".maps svg").count() == (5 if name == "llama" else 4)
+    assert tab.locator(".maps svg").count() == 6
 
 
 def test_markup_in_tokens_and_names_is_shown_as_text(visit):
@@ -197,11 +250,13 @@ def test_figures_are_copied_as_csv(visit, looks):
         button.filter(has_text="copied").wait_for()
         return list(csv.reader(io.StringIO(tab.evaluate("navigator.clipboard.readText()"))))
 
-    shares = {part: float(value) for part, value in copied("What it does")[1:]}
-    assert shares == pytest.approx({part: head["on_data"][part] for part in shares})
+    shares = {part: [float(value) for value in values] for part, *values in copied("Parts of its scores")[1:]}
+    for part, (share, *ends) in shares.items():
+        assert share == pytest.approx(head["on_data"][part])
+        assert ends == pytest.approx(head["on_data"]["intervals"][part], rel=5.1e-3)
     values = [float(value) for _, value in copied("Spectrum of S")[1:]]
     assert values == [float(f"{value:.3g}") for value in head["raw"]["eigenvalues"]]
-    pairs = copied("What points at what")[1:]
+    pairs = copied("Skew planes")[1:]
     assert [pair[1:] for pair in pairs] == [pair for relation in head["relations"] for pair in relation["pairs"]]
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.cli import looking
+from keyquery.forms.parts import PARTS
 from keyquery.report.colours import DARK, LIGHT
 from keyquery.report.page import pack, page
 from keyquery.report.shell import ASSETS
@@ -58,9 +59,17 @@ def test_144_heads_fit_into_a_megabyte(rotary):
     html = page(crowd(12, 12, 64, 24, rotary))
     assert len(html.encode()) <= 1_000_000
     model = data_of(html)["models"][0]
-    assert len(model["tokens"]) == 24
-    assert all(len(unpacked(head["maps"][0])) == 24 * 24 for head in model["heads"])
-    assert not any("kept" in note or "cut" in note for note in model["notes"])
+    kept = len(model["tokens"])
+    assert kept == (24 if rotary else 18)  # a causal head has half of the pairs
+    numbers = kept * (kept + 1) // 2 if rotary else kept**2
+    assert all(len(base64.b64decode(text)) == numbers for head in model["heads"] for _, text in head["maps"])
+    assert any("kept" in note for note in model["notes"]) == (not rotary)
+    assert not any("cut" in note for note in model["notes"])
+
+
+@pytest.mark.unchecked  # as above
+def test_few_heads_keep_all_tokens():
+    assert len(data_of(page(crowd(4, 4, 8, 24, False)))["models"][0]["tokens"]) == 24
 
 
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading
@@ -71,11 +80,23 @@ def test_1024_heads_stay_below_five_megabytes_and_say_what_was_left_out(rotary):
     model = data_of(html)["models"][0]
     kept = len(model["tokens"])
     assert 8 <= kept < 24
-    assert all(len(unpacked(head["maps"][0])) == kept**2 for head in model["heads"])
+    numbers = kept * (kept + 1) // 2 if rotary else kept**2
+    assert all(len(base64.b64decode(text)) == numbers for head in model["heads"] for _, text in head["maps"])
     assert (
         f"Only the first {kept} of 24 tokens are kept, for the size of 1,024 heads; the JSON has all." in model["notes"]
     )
     assert any("Spectra are cut to their 64 outermost values" in note for note in model["notes"])
+
+
+def assert_maps(packed, parts):
+    """Attention and centred parts of causal scores, each to half of a step of 1/127 of its largest number."""
+    below = torch.ones(parts.shape[1:], dtype=torch.bool).tril()
+    attention = parts.sum(0).masked_fill(~below, -torch.inf).softmax(-1)
+    centred = parts - torch.stack([row[: i + 1].mean() for part in parts for i, row in enumerate(part)]).view(5, -1, 1)
+    for (step, text), values in zip(packed, (attention, *centred), strict=True):
+        counts = np.frombuffer(base64.b64decode(text), "i1")
+        assert (step * counts).tolist() == pytest.approx(values[below].tolist(), abs=0.51 * step)
+        assert step == pytest.approx(float(values[below].abs().max()) / 127, rel=1e-3)
 
 
 def test_figures_are_those_of_the_json(evil):
@@ -87,11 +108,9 @@ def test_figures_are_those_of_the_json(evil):
         expected[1] = expected[1][::2]
         for packed, values in zip(given_head["spectra"]["raw"], expected, strict=True):
             assert unpacked(packed) == pytest.approx(values, rel=5.1e-3)
-        pairs = np.array(head["scores"]["pairs"])
-        assert unpacked(given_head["maps"][0]) == pytest.approx(pairs.ravel().tolist(), rel=5.1e-3)
-        below = np.tril_indices(len(pairs))
-        for packed, name in zip(given_head["maps"][1:], ("popularity", "position"), strict=True):
-            assert unpacked(packed) == pytest.approx(np.array(head["scores"][name])[below].tolist(), rel=5.1e-3)
+        assert_maps(given_head["maps"], torch.tensor([head["scores"][part] for part in PARTS], dtype=torch.float64))
+        for name, ends in zip(model["columns"]["on_data"], given_head["intervals"]["on_data"], strict=True):
+            assert ends == pytest.approx(head["on_data"]["intervals"][name], rel=5.1e-3)
 
 
 def test_the_policy_allows_its_own_script_and_style_and_nothing_else(evil):

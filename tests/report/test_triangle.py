@@ -8,31 +8,42 @@ import pytest
 import torch
 
 import keyquery as kq
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.geometry import Look
 from keyquery.printable import printable
 from keyquery.report import picture_bytes
 from keyquery.report.colours import DEPTHS, depth_colour
-from keyquery.report.triangle import LEFT, SIDE, TOP, barycentric, dots, radius, svg
+from keyquery.report.triangle import BUBBLE, LEFT, SIDE, TOP, barycentric, dots, filled, region, svg
 
 TALL = math.sqrt(3) / 2
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def look(*shares, layers=1, name="a model"):
-    """A look of one layer after another, each with one head of the shares given; a number is a raw symmetry."""
+DATA = {"from": "novels.txt", "tokens": 20_000, "sequences": 156, "length": 128, "longest": 128}
+
+
+def look(*shares, name="a model", half=None):
+    """A look of one layer after another, each with one head of the shares given; a number is a raw symmetry.
+
+    Shares are symmetric, skew, popularity, position; intervals of all are `half` to both sides.
+    """
     heads = []
     for layer, share in enumerate(shares):
         on_data, symmetry = None, 0.0
         if isinstance(share, tuple):
-            parts = zip(("reciprocal", "directional", "popularity", "position"), share, strict=True)
-            on_data = {"symmetry": 0.0, **dict(parts)}
+            symmetric, skew, popularity, position = share
+            on_data = dict(zip(PARTS, (symmetric, skew, popularity, 0.0, position), strict=True))
+            if half is not None:
+                on_data["intervals"] = {part: [value - half, value + half] for part, value in on_data.items()}
+            on_data |= {"symmetry": 0.0, "interaction": 0.0}
         else:
             symmetry = share
         figures = {"symmetry": symmetry, "effective_rank": 1.0, "directionality": 0.0}
-        place = {"layer": layer, "head": 0, "name": f"{layer}.0", "verdict": "general"}
+        place = {"layer": layer, "head": 0, "name": f"{layer}.0", "label": "mixed", "evidence": "variance"}
         heads.append({**place, "raw": figures, "folded": figures, "on_data": on_data})
     rows = [{"layer": head["layer"], "raw": head["raw"]} for head in heads]
-    return Look(model={"name": name, "layers": len(rows), "width": 8}, layers=rows, heads=heads)
+    data = {"data": DATA} if any(head["on_data"] for head in heads) else {}
+    return Look(model={"name": name, "layers": len(rows), "width": 8}, layers=rows, heads=heads, provenance=data)
 
 
 @pytest.mark.parametrize(
@@ -49,45 +60,97 @@ def look(*shares, layers=1, name="a model"):
         ((0.2, 0.2, 0.2), (0.5, TALL / 3)),  # the position share of 0.4 is taken out
         ((0.1, 0, 0.3), (0.375, 0.75 * TALL)),
         ((0, 0, 0), (0.5, TALL / 3)),
+        ((0.2, -0.01, 0), (0, 0)),  # an estimate below 0 counts as 0
     ],
 )
 def test_where_shares_stand(shares, expected):
     assert barycentric(*shares) == pytest.approx(expected)
 
 
-def test_dots_have_place_depth_and_position():
+def test_dots_have_place_depth_and_what_is_filled():
     found = dots(look((1.0, 0.0, 0.0, 0.0), (0.25, 0.25, 0.0, 0.5), (0.0, 0.0, 1.0, 0.0)))
     assert [(dot.x, pytest.approx(dot.y)) for dot in found] == [(0, 0), (0.5, 0), (0.5, TALL)]
     assert [dot.depth for dot in found] == [0, 0.5, 1]
-    assert [dot.position for dot in found] == [0, 0.5, 0]
-    assert found[1].title == "layer 1, head 0: reciprocal 25%, directional 25%, position 50%"
+    assert [dot.filled for dot in found] == [1, 0.5, 1]
+    assert found[1].title == "layer 1, head 0: mixed; symmetric 25%, skew 25%, position 50%"
 
 
 def test_without_data_heads_stand_between_two_corners():
     found = dots(look(1.0, 0.0, -1.0, 0.5))
     assert [dot.x for dot in found] == [0, 0.5, 1, 0.25]
+    assert [dot.filled for dot in found] == [1] * 4
     picture = svg(look(1.0, 0.0))
     assert "keyquery look MODEL --text FILE" in picture
-    assert "follows the crowd" not in picture
+    assert "popularity" not in picture.split("</style>")[1]
+    assert "weights only" in picture
     assert "keyquery look MODEL --text FILE" not in svg(look((1.0, 0.0, 0.0, 0.0)))
 
 
+def test_the_window_stands_above_the_triangle():
+    assert "novels.txt: 128-token windows, 156 sequences" in svg(look((1.0, 0.0, 0.0, 0.0)))
+
+
+def circles_of(picture, kind):
+    return [c for c in ElementTree.fromstring(picture).iter(f"{SVG}circle") if c.get("class") == kind]
+
+
 def test_circles_are_drawn_where_the_shares_stand():
-    picture = ElementTree.fromstring(svg(look((0.5, 0.5, 0.0, 0.0), (0.0, 0.0, 0.4, 0.6))))
-    circles = {kind: [c for c in picture.iter(f"{SVG}circle") if c.get("class") == kind] for kind in ("dot", "ring")}
-    places = [(float(c.get("cx")), float(c.get("cy"))) for c in circles["dot"]]
-    assert places == [
-        (pytest.approx(LEFT + SIDE / 2, abs=0.06), pytest.approx(TOP + SIDE * TALL, abs=0.06)),
-        (pytest.approx(LEFT + SIDE / 2, abs=0.06), pytest.approx(TOP, abs=0.06)),
-    ]
-    assert [c.get("fill") for c in circles["dot"]] == [DEPTHS[0], DEPTHS[-1]]
-    assert float(circles["ring"][0].get("r")) == pytest.approx(radius(0.6), abs=0.06)
-    assert circles["dot"][1].find(f"{SVG}title").text == "layer 1, head 0: popularity 40%, position 60%"
+    picture = svg(look((0.5, 0.5, 0.0, 0.0), (0.0, 0.0, 0.4, 0.6)))
+    for kind in ("dot", "bubble"):
+        assert [(float(c.get("cx")), float(c.get("cy"))) for c in circles_of(picture, kind)] == [
+            (pytest.approx(LEFT + SIDE / 2, abs=0.06), pytest.approx(TOP + SIDE * TALL, abs=0.06)),
+            (pytest.approx(LEFT + SIDE / 2, abs=0.06), pytest.approx(TOP, abs=0.06)),
+        ]
+    assert [c.get("fill") for c in circles_of(picture, "dot")] == [DEPTHS[0], DEPTHS[-1]]
+    heads = [g for g in ElementTree.fromstring(picture).iter(f"{SVG}g") if g.get("class") == "head"]
+    assert heads[1].find(f"{SVG}title").text == "layer 1, head 0: mixed; popularity 40%, position 60%"
 
 
-def test_a_rings_area_beyond_the_dot_is_as_the_share():
-    areas = [radius(share) ** 2 - radius(0) ** 2 for share in (0.25, 0.5, 1.0)]
-    assert areas == pytest.approx([areas[2] / 4, areas[2] / 2, areas[2]])
+def test_a_head_of_positions_is_an_empty_bubble():
+    """Its popularity of 1 % is not to be read as what the head is."""
+    picture = svg(look((0.0, 0.0, 0.01, 0.99), (0.0, 0.0, 1.0, 0.0)))
+    empty, full = (float(c.get("r")) for c in circles_of(picture, "dot"))
+    assert full == BUBBLE
+    assert empty**2 == pytest.approx(0.01 * full**2, abs=0.2)  # its area is as the share
+    faint, strong = (float(c.get("stroke-opacity")) for c in circles_of(picture, "bubble"))
+    assert faint < strong / 2
+    shares = dict(zip(PARTS, (0.2, -0.02, 0.2, 0.1, 0.3), strict=True))
+    assert filled(shares) == pytest.approx(0.5)  # of what is above 0, and query_only counts with position
+
+
+def test_a_region_is_the_ellipse_of_the_intervals():
+    """Against points drawn from the three shares, and by hand on an edge."""
+    shares, half = (0.2, 0.3, 0.1), (0.01, 0.02, 0.005)
+    data = dict(zip(PARTS, shares, strict=False))
+    data["intervals"] = {part: [s - h, s + h] for part, s, h in zip(PARTS, shares, half, strict=False)}
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.tensor(shares) + torch.randn(4000, 3, generator=generator) * torch.tensor(half) / 1.96
+    points = torch.tensor([barycentric(*row) for row in drawn.tolist()])
+    outline = torch.tensor(region(data))
+    middle = torch.tensor(barycentric(*shares))
+    angles = torch.atan2(*(outline - middle).T.flip(0)).argsort()
+    edges = torch.stack((outline[angles], outline[angles].roll(-1, 0)), 1)
+    one, other = edges[:, 0], edges[:, 1]
+    side = other - one
+    # A point is inside where it is to the left of every edge of the convex outline.
+    left = side[:, 0] * (points[:, None, 1] - one[:, 1]) - side[:, 1] * (points[:, None, 0] - one[:, 0])
+    assert (left >= 0).all(1).float().mean() == pytest.approx(0.95, abs=0.015)
+    assert region({**data, "intervals": None}) == []
+    assert region({**data, "intervals": {**data["intervals"], "skew": None}}) == []
+
+
+def test_a_region_ends_at_the_border():
+    data = {"symmetric": 0.01, "skew": 0.0, "popularity": 0.02, "intervals": {}}
+    data["intervals"] = {part: [-0.05, 0.1] for part in ("symmetric", "skew", "popularity")}
+    for x, y in region(data):
+        assert -1e-9 <= y <= TALL + 1e-9
+        assert y / math.sqrt(3) - 1e-9 <= x <= 1 - y / math.sqrt(3) + 1e-9
+
+
+def test_faint_regions_are_drawn_where_they_are_wider_than_a_bubble():
+    assert svg(look((0.3, 0.3, 0.4, 0.0), half=0.1)).count('class="region"') == 1
+    assert 'class="region"' not in svg(look((0.3, 0.3, 0.4, 0.0), half=0.001))
+    assert 'class="region"' not in svg(look((0.3, 0.3, 0.4, 0.0)))
 
 
 def test_two_looks_stand_side_by_side_or_are_joined():
@@ -100,8 +163,8 @@ def test_two_looks_stand_side_by_side_or_are_joined():
     arrows = [g for g in joined.iter(f"{SVG}g") if g.get("class") == "arrow"]
     assert len(arrows) == 1
     shaft, tip = (path.get("d") for path in arrows[0].iter(f"{SVG}path"))
-    assert shaft.startswith(f"M{LEFT} ")  # from the reciprocal corner
-    assert tip.startswith(f"M{LEFT + SIDE} ")  # to the directional one
+    assert shaft.startswith(f"M{LEFT} ")  # from the symmetric corner
+    assert tip.startswith(f"M{LEFT + SIDE} ")  # to the skew one
     with pytest.raises(ValueError, match="the same heads"):
         svg(one, look((1.0, 0, 0, 0), (1.0, 0, 0, 0)), joined=True)
     with pytest.raises(ValueError, match="the same heads"):
@@ -160,9 +223,11 @@ def test_a_picture_leaves_the_notebook_interactive(monkeypatch):
 
 def test_figures_for_papers():
     figure = look((0.5, 0.5, 0.0, 0.0), (0.0, 0.0, 0.4, 0.6)).plot()
-    points, rings = figure.axes[0].collections
-    assert points.get_offsets().tolist() == [[0.5, 0.0], [0.5, pytest.approx(TALL)]]
-    assert len(rings.get_offsets()) == 1
+    points, rims = figure.axes[0].collections
+    assert points.get_offsets().tolist() == rims.get_offsets().tolist() == [[0.5, 0.0], [0.5, pytest.approx(TALL)]]
+    assert points.get_sizes().tolist() == pytest.approx([rims.get_sizes()[0], 0.4 * rims.get_sizes()[0]])
+    assert "128-token windows" in " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert len(look((0.5, 0.5, 0.0, 0.0), half=0.1).plot().axes[0].patches) == 1  # the 95 % region
     image = look(0.5, -0.5).plot().axes[0].images[0].get_array()  # without data: the map
     assert image.tolist() == [[0.5], [-0.5]]
     assert look((1.0, 0, 0, 0)).plot("map").axes[0].images
@@ -185,7 +250,9 @@ def test_a_real_look():
     reading = kq.look(tiny_model("llama"), inputs=[{"input_ids": torch.randint(3, 60, (2, 8))}], length=8)
     for dot, head in zip(dots(reading), reading.heads, strict=True):
         data = head["on_data"]
-        assert dot.y / TALL == pytest.approx(data["popularity"] / (1 - data["position"]))
+        parts = [max(data[part], 0.0) for part in PARTS]
+        assert dot.y / TALL == pytest.approx(parts[2] / sum(parts[:3]))
+        assert dot.filled == pytest.approx(sum(parts[:3]) / sum(parts))
     assert svg(reading).count('class="dot"') == len(reading.heads)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,18 +78,17 @@ class Look(Reading, kind="look"):
     heads: list[dict[str, Any]]
     sample: Mapping[str, Any] | None = None
     corpus: Mapping[str, Any] | None = None  # what heads were held against, where that was asked for
+    summary: Mapping[str, int] = field(default_factory=dict)  # heads by label, most first; counted, whatever is given
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_look(self.model, self.layers, self.heads)
+        counts = Counter(head["label"] for head in self.heads).most_common()
+        object.__setattr__(self, "summary", dict(counts))
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {label}" for label, count in self.summary().items())
+        counts = ", ".join(f"{count} {label}" for label, count in self.summary.items())
         return f"Look({self.model['name']}: {len(self.heads)} heads in {len(self.layers)} layers: {counts})"
-
-    def summary(self) -> dict[str, int]:
-        """How many heads have each label, most first: what terminal, page and JSON say of the model."""
-        return dict(Counter(head["label"] for head in self.heads).most_common())
 
     def records(self) -> list[dict[str, Any]]:
         """One row per head: its place, every figure of each view that is one number, intervals, and the label."""

@@ -136,7 +136,7 @@ def _heads(axis: Any, rows: list[dict[str, Any]]) -> None:
     there = [row for row in rows if row.get("symmetric") is not None]
     order = sorted(there, key=lambda row: (list(TABLES).index(row["table"]), row["model"] != "published"))[::-1]
     for place, row in enumerate(order):
-        for name, marker, colour in (("symmetric", "s", LIGHT["reciprocal"]), ("on_data", "o", LIGHT["directional"])):
+        for name, marker, colour in (("symmetric", "s", LIGHT["symmetric"]), ("on_data", "o", LIGHT["skew"])):
             axis.plot([row[f"{name}_at_start"], row[name]], [place] * 2, color=colour, linewidth=1, alpha=0.5)
             axis.plot(row[f"{name}_at_start"], place, marker, color=GREY, markersize=3.5)
             label = {"symmetric": "weights", "on_data": "on data"}[name] if place == 0 else None

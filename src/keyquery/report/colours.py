@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 # Far apart in hue and lightness, also for eyes that do not tell red from green; one tone for each background.
-LIGHT = {"reciprocal": "#2166ac", "directional": "#d6701c", "popularity": "#b03a8c", "position": "#6e7781"}
-DARK = {"reciprocal": "#62a8ea", "directional": "#f0953f", "popularity": "#e583c6", "position": "#9aa4af"}
-# What each part does, in words.
-DOES = {
-    "reciprocal": "compares",
-    "directional": "points",
-    "popularity": "follows the crowd",
-    "position": "minds the place",
+LIGHT = {
+    "symmetric": "#2166ac",
+    "skew": "#d6701c",
+    "popularity": "#a8307f",
+    "query_only": "#00875a",
+    "position": "#858e98",
 }
-# Kernels in the tones of the parts they have: blues compare, orange points, purple has both, grey is unstructured.
+DARK = {
+    "symmetric": "#62a8ea",
+    "skew": "#f0953f",
+    "popularity": "#ee8ccd",
+    "query_only": "#2fd0a0",
+    "position": "#7d8791",
+}
+# The corners of the triangle, in plain words.
+PLAIN = {"symmetric": "similarity", "skew": "direction", "popularity": "key only"}
+# Ablations of whole heads, beside those of parts.
+WHOLE = {"zero": "head to 0", "mean": "head to mean"}
+# Kernels in the tones of their parts: blues are symmetric, orange is skew, purple has both, grey is unstructured.
 KERNELS = {
     "general": "#24292f",
     "pairwise": "#8c959f",

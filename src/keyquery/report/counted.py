@@ -13,7 +13,7 @@ from keyquery.instruments.geometry import Look
 
 
 def corpus_tables(reading: Look) -> list[Any]:
-    """A line a head: how alike its parts are to the corpus's, what is chance, and how much that explains.
+    """A line per head: how alike its parts are to the corpus's, what is chance, and how much that explains.
 
     Nothing where no corpus was given.
     """
@@ -21,7 +21,7 @@ def corpus_tables(reading: Look) -> list[Any]:
     if facts is None:
         return []
     table = Table(box=None, pad_edge=False, header_style="")
-    for title in ("head", "compares as the corpus", "points as the corpus", "explained"):
+    for title in ("head", "symmetric as the corpus", "skew as the corpus", "explained"):
         table.add_column(title, justify="left" if title == "head" else "right", no_wrap=True)
     heads = [head for head in reading.heads if "corpus" in head]
     for head in heads:
@@ -48,9 +48,9 @@ def _cell(figures: dict[str, float], name: str) -> Text:
 
 def _legend(heads: list[dict[str, Any]]) -> list[str]:
     beyond = {name: sum(abs(h["corpus"][name]) > level(h["corpus"], name) for h in heads) for name in NAMES}
-    said = f"{beyond['compares']} in what they compare, {beyond['points']} in where they point"
+    said = f"{beyond['compares']} in the symmetric part, {beyond['points']} in the skew part"
     return [
         f"\nBeyond chance, of {len(heads)} heads: {said}; minus is against the corpus.",
         "Cosines with its PPMI; in brackets what 95 of 100 heads at random, or shuffled tokens, stay below.",
-        "points: above 0 at what comes after a token, below 0 at what comes before it.",
+        "skew: above 0 at what comes after a token, below 0 at what comes before it.",
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from keyquery.report.colours import DOES, LIGHT
+from keyquery.report.colours import LIGHT
 from keyquery.studies.objectives import NAMES, Objectives
 from keyquery.studies.texts import OBJECTIVES, SHARES
+
+COLOURS = dict(zip(SHARES, LIGHT.values(), strict=False))  # symmetric, skew and popularity come first
 
 
 def curves(reading: Objectives, pyplot: Any) -> Any:
@@ -28,7 +30,7 @@ def curves(reading: Objectives, pyplot: Any) -> Any:
         line[0].set_ylabel(f"{NAMES[objective]} ({objective})\nshare of score variance")
     for axis, layer in zip(axes[0], layers, strict=True):
         axis.set_title(f"layer {layer}")
-    handles = [pyplot.Line2D([], [], color=LIGHT[share], label=f"{share} ({DOES[share]})") for share in SHARES]
+    handles = [pyplot.Line2D([], [], color=COLOURS[share], label=share) for share in SHARES]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(SHARES), frameon=False)
     for axis in axes[-1]:
         axis.set_xlabel("training step")
@@ -40,4 +42,4 @@ def _lines(axis: Any, reading: Objectives, objective: str, layer: int, seed: int
     steps = sorted({row["step"] for row in rows})
     for share in SHARES:
         values = [mean(row[share] for row in rows if row["step"] == step) for step in steps]
-        axis.plot(steps, values, color=LIGHT[share], linewidth=1.1, alpha=0.85)
+        axis.plot(steps, values, color=COLOURS[share], linewidth=1.1, alpha=0.85)

@@ -9,7 +9,7 @@ from typing import Any
 
 from keyquery.extras import optional
 from keyquery.forms.checks import check_choice
-from keyquery.report.colours import DOES, LIGHT
+from keyquery.report.colours import LIGHT
 from keyquery.studies.dial import Abilities
 
 # The two abilities of each kind of model that are set side by side, and what stands above them.
@@ -92,7 +92,7 @@ def _label(line: Any, model: Mapping[str, Any]) -> None:
 
 
 def _bars(axis: Any, rows: list[dict[str, Any]], pale: bool) -> None:
-    shown = _named(axis, rows, told=True)
+    shown = _named(axis, rows)
     for row in rows:
         y, error = shown.index(row["part"]), [[row["change"] - row["low"]], [row["high"] - row["change"]]]
         axis.barh(y, row["change"], height=0.7, color=LIGHT[row["part"]], alpha=0.25 if pale else 1)
@@ -103,11 +103,11 @@ def _bars(axis: Any, rows: list[dict[str, Any]], pale: bool) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _named(axis: Any, rows: list[dict[str, Any]], told: bool) -> list[str]:
-    """A line for each part that was measured, named in its colour; what it does is `told` if there is room."""
+def _named(axis: Any, rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each part that was measured, named in its colour."""
     shown = [part for part in LIGHT if any(row["part"] == part for row in rows)]
     axis.set_ylim(len(shown) - 0.5, -0.5)
-    axis.set_yticks(range(len(shown)), [f"{part} ({DOES[part]})" if told else part for part in shown])
+    axis.set_yticks(range(len(shown)), shown)
     axis.tick_params(axis="y", length=0)
     for label, part in zip(axis.get_yticklabels(), shown, strict=True):
         label.set_color(LIGHT[part])
@@ -117,7 +117,7 @@ def _named(axis: Any, rows: list[dict[str, Any]], told: bool) -> list[str]:
 def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> None:
     """A strip a part, in its colour; one scale for all, so that they can be compared."""
     most = max((worse * row["change"] for row in rows), default=0.0)
-    shown = _named(axis, rows, told=False)
+    shown = _named(axis, rows)
     colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap
     for y, part in enumerate(shown):
         found = {row["layer"]: row["change"] for row in rows if row["part"] == part}

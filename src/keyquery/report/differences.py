@@ -55,7 +55,7 @@ def _moved(reading: Comparison, number: int, table: Callable[..., Table]) -> lis
     legend = f"‖ΔM‖/‖M‖ per head{of}, layers by heads: · 0  {'  '.join(_steps(most))}"
     cells = {(row["layer"], row["head"]): row[view] for row in rows}
     lines: list[Any] = [Text(legend), _map(cells, model, most, table), ""]
-    ranked = table("head", "change", "symmetric", "skew", "folded", "symmetry, before", "after")
+    ranked = table("head", "change", "symmetric", "skew", "folded", "raw symmetry, before", "after")
     before, after = ({(h["layer"], h["head"]): h for h in reading.looks[n].heads} for n in (0, number))
     for row in changed[:MOST]:
         at = (row["layer"], row["head"])

@@ -21,7 +21,7 @@ def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
     rows, columns = values.shape
     size = (1.6 + max(0.22 * columns, 1.2) + 2.2, max(1.2 + 0.2 * rows, 2.2))
     figure, axes = pyplot.subplots(1, 2, figsize=size, layout="constrained", sharey=True, width_ratios=[1.3, 1])
-    steps = [LIGHT["directional"], "#f2f4f6", LIGHT["reciprocal"]]
+    steps = [LIGHT["skew"], "#f2f4f6", LIGHT["symmetric"]]
     colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("flow", steps)
     scale = 1.0 if view == "reciprocity" else 100.0
     most = float(np.nanmax(np.abs(values))) * scale or 1.0

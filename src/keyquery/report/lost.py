@@ -11,6 +11,7 @@ from rich.text import Text
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.ablation import Ablation
 from keyquery.instruments.turned import Turned
+from keyquery.report.colours import WHOLE
 
 MOST = 48  # rows of a table; beyond, those that matter most
 
@@ -33,7 +34,7 @@ def turned_lines(reading: Turned) -> list[Any]:
 
 
 def ablation_lines(reading: Ablation) -> list[Any]:
-    """A row a head (or layer), a column a part; changes whose interval excludes 0 are marked."""
+    """A row per head (or layer), a column per part; changes whose interval excludes 0 are marked."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     cells: dict[tuple[Any, Any], dict[str, Any]] = {}
     for row in reading.rows:
@@ -43,14 +44,13 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     if cut:
         places = sorted(places, key=lambda place: -max(abs(row["change"]) for row in cells[place].values()))[:MOST]
     table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(reading.by)
+    table.add_column(reading.by, no_wrap=True)
     for part in parts:
-        table.add_column(f"{part} off", justify="right", no_wrap=True)
+        table.add_column(WHOLE.get(part, part), justify="right")  # a narrow terminal has the interval below the change
     for place in places:
         table.add_row(Text(_name(reading.model, *place)), *(_change(cells[place][part]) for part in parts))
-    title = (
-        f"{reading.model['name']}: loss {reading.loss:.3f} over {reading.sequences} sequences; change with a part off"
-    )
+    loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
+    title = f"{reading.model['name']}: {loss}; change with one part off"
     notes = ["", "*: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
     if cut:
         notes.append(f"The {MOST} of {len(cells)} that change most; --csv or --json for all.")
@@ -65,7 +65,7 @@ def _name(model: Mapping[str, Any], layer: int | None, head: int | None) -> str:
 def _change(row: dict[str, Any]) -> Text:
     half = (row["high"] - row["low"]) / 2
     sure = row["low"] > 0 or row["high"] < 0
-    return Text(f"{row['change']:+z.4f} ± {half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")
+    return Text(f"{row['change']:+z.4f} ±{half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")
 
 
 def _one_line(text: str) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 from keyquery.extras import optional
 from keyquery.instruments.ablation import Ablation
-from keyquery.report.colours import DOES, LIGHT
+from keyquery.report.colours import LIGHT, WHOLE
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
-    """A panel a part, layers by heads: the change of the loss, one colour scale for all."""
+    """A panel per part, layers by heads: the change of the loss, one scale for all; yellow is a loss that falls."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(row["head"] or 0 for row in reading.rows)
@@ -22,11 +22,12 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
         for row in reading.rows:
             if row["part"] == part:
                 grid[row["layer"] or 0][row["head"] or 0] = row["change"]
-        steps = ["#1a7f37", "#f2f4f6", LIGHT[part]]
+        colour = LIGHT.get(part, "#8250df")
+        steps = ["#c8a600", "#f2f4f6", colour]
         colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
         image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
         axis.set_facecolor("#c4cbd2")  # what was not measured is no zero
-        axis.set_title(f"{part} off\n{DOES[part]}", color=LIGHT[part])
+        axis.set_title(WHOLE.get(part, f"{part} off"), color=colour)
         axis.set_xticks(range(heads) if reading.by == "head" else [])
         axis.set_xlabel("head" if reading.by == "head" else "all heads")
         axis.yaxis.get_major_locator().set_params(integer=True)

@@ -14,7 +14,7 @@ from keyquery.report.colours import LIGHT
 from keyquery.report.moves_page import direction, mark
 from keyquery.report.rings import short
 
-COLOURS = {"up": LIGHT["reciprocal"], "down": LIGHT["directional"], "stays": "#8c959f"}
+COLOURS = {"up": LIGHT["symmetric"], "down": LIGHT["skew"], "stays": "#8c959f"}
 FOUND = "#1a7f37"
 LETTERS = 30  # of a name that are shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from keyquery.estimators.reranking import Reranking
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.causes import Causes
 from keyquery.instruments.comparison import Comparison
 from keyquery.instruments.flow import Flow
@@ -19,8 +21,9 @@ from keyquery.report import triangle
 from keyquery.report.flow_page import flow_page
 from keyquery.report.graph_page import graph_page
 from keyquery.report.moves_page import moves_page
-from keyquery.report.packed import pack
+from keyquery.report.packed import pack, pack_bytes
 from keyquery.report.picture import looks_of
+from keyquery.report.shares import OF_DATA, OF_WEIGHTS, has_data, window
 from keyquery.report.shell import document
 from keyquery.report.survey_page import survey_page
 from keyquery.report.transport_page import transport_page
@@ -29,8 +32,10 @@ from keyquery.survey.answers import Survey
 SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
 DIGITS = 7  # of single figures; fewer are shown
-# Bytes: room for the score maps of 144 rotary heads, and at most what keeps 1,024 heads below 5 MB.
-MAPS_A_HEAD, MAPS = 3300, 1_100_000
+KNOWN = ("reason", "evidence", "properties")  # of a label
+LEAST, NAMED = 0.005, 3  # of an interaction that is named, and how many are
+# Bytes for the score maps: all tokens of few heads, those of 144 causal heads, and what keeps 1,024 below 5 MB.
+MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 2600, 374_000, 1_100_000
 MANY = 400  # heads, from which on only the outermost values of a spectrum are kept
 OUTERMOST = 64
 
@@ -58,7 +63,7 @@ def page(reading: Reading) -> str:
     changes = [_change(one) for one in reading.changes] if isinstance(reading, Comparison) else []
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks], "changes": changes}
     title = " and ".join(str(look.model["name"]) for look in looks)
-    triangles = "".join(triangle.inline(look, heading=len(looks) > 1) for look in looks)
+    triangles = "".join(triangle.inline(look, named=len(looks) > 1) for look in looks)
     return document("page", title, SCRIPTS, data, own_style=triangle.STYLE, triangles=triangles)
 
 
@@ -70,12 +75,15 @@ def frame(reading: Reading) -> str:
 
 def _model(look: Look) -> dict[str, Any]:
     tokens = list((look.sample or {}).get("tokens", []))
-    kept = _kept(look, len(tokens))
+    kept, data = _kept(look, len(tokens)), look.provenance.get("data") or {}
     columns = {view: _scalars(look.heads, view) for view in ("raw", "folded", "on_data")}
     causal = {row["layer"]: bool(row.get("causal")) for row in look.layers}
     return {
         "name": look.model["name"],
         "facts": _facts(look),
+        "summary": dict(look.summary),
+        "of": f"{OF_DATA}, {window(look)}" if has_data(look) else OF_WEIGHTS,
+        "longest": data.get("longest", data.get("length")),
         "labels": list(look.model.get("labels") or []),
         "columns": columns,
         "layers": [{**row, "raw": short(row["raw"], DIGITS)} for row in look.layers],
@@ -102,12 +110,14 @@ def _head(
         view: None if head[view] is None else [short(head[view].get(name), DIGITS) for name in names]
         for view, names in columns.items()
     }
-    out = {key: head[key] for key in ("layer", "head", "kind", "scale", "rank", "verdict", "reason")}
+    out = {key: head[key] for key in ("layer", "head", "kind", "scale", "rank", "label", *KNOWN) if key in head}
     spectra = {view: _spectra(head[view], count) for view in ("raw", "folded")}
     out |= {**figures, "spectra": spectra}
     intervals = {view: (head[view] or {}).get("intervals") for view in columns}
     if any(intervals.values()):
-        out["intervals"] = {view: short(ends, 3) for view, ends in intervals.items() if ends}
+        out["intervals"] = {
+            view: [short(ends.get(name), 3) for name in columns[view]] for view, ends in intervals.items() if ends
+        }
     if "offsets" in head["raw"]:
         out["offsets"] = short(head["raw"]["offsets"], 4)
     if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
@@ -115,10 +125,29 @@ def _head(
         out["relations"] = [short([each["value"], each["pairs"]], 4) for each in head["relations"]]
     if "corpus" in head:
         out["corpus"] = short(head["corpus"], 3)
+    if head["on_data"]:
+        out |= _window(head["on_data"])
+    if "lengths" in head:
+        names = (*PARTS, "interaction", "symmetry")
+        out["lengths"] = [
+            short([row["length"], *((row[name], row["intervals"].get(name)) for name in names)], 3)
+            for row in head["lengths"]
+        ]
     if "ablation" in head:
         out["off"] = short(head["ablation"], 3)
     if kept and "scores" in head:
         out["maps"] = _maps(head["scores"], causal, kept)
+    return out
+
+
+def _window(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What another window would change, and the largest interactions."""
+    out: dict[str, Any] = {}
+    if data.get("changes_with_window"):
+        out |= {"changes": data["changes_with_window"], "half": short(data["half_window"]["symmetry"], 3)}
+    pairs = sorted(data.get("interactions", {}).items(), key=lambda pair: -abs(pair[1]))
+    if pairs := [[name, short(value, 3)] for name, value in pairs[:NAMED] if abs(value) >= LEAST]:
+        out["between"] = pairs
     return out
 
 
@@ -136,40 +165,40 @@ def _spectra(figures: Mapping[str, Any], count: int) -> list[str]:
     return [pack(values[:OUTERMOST] if count > MANY else values) for values in series]
 
 
-def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> list[str | None]:
-    """Pairs, popularity and position of the first tokens; of the latter two only what a causal layer sees."""
-    below = np.tril_indices(kept)
-    packed: list[str | None] = [pack(np.asarray(scores["pairs"])[:kept, :kept])]
-    for name in ("popularity", "position"):
-        if scores[name] is None:
-            packed.append(None)
-            continue
-        values = np.asarray(scores[name])
-        square = values[:kept, :kept] if values.ndim == 2 else values[:kept]
-        packed.append(pack(square[below] if values.ndim == 2 and causal else square))
-    return packed
+def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> list[tuple[float, str]]:
+    """The attention of the first tokens, and the parts of their scores, over the keys that each query sees.
+
+    Each part is less its query's mean, which softmax does not see.
+    """
+    parts = np.array([scores[part] for part in PARTS])[:, :kept, :kept]
+    seen = np.tril(np.ones((kept, kept), dtype=bool), 0 if causal else kept)
+    total = np.where(seen, parts.sum(0), -np.inf)
+    raised = np.exp(total - total.max(-1, keepdims=True))
+    means = (parts * seen).sum(-1, keepdims=True) / seen.sum(-1, keepdims=True)
+    attention = raised / raised.sum(-1, keepdims=True)
+    return [pack_bytes(values[seen]) for values in (attention, *(parts - means))]
 
 
 def _kept(look: Look, tokens: int) -> int:
     """How many tokens of the sample fit: a smaller map of every head says more than a large one of a few."""
-    heads = [head for head in look.heads if "scores" in head]
+    heads = sum("scores" in head for head in look.heads)
     if not heads:
         return 0
-    room = min(MAPS_A_HEAD * len(look.heads), MAPS) / len(heads)
-    squares = 1 + sum(isinstance(part[0], list) for part in list(heads[0]["scores"].values())[1:] if part)
-    # Two bytes a number, four letters for three bytes; causal maps are smaller, which is not relied on beyond half.
-    each = 8 / 3 * (1 + (squares - 1) * (0.55 if look.layers[0].get("causal") else 1))
-    return min(tokens, max(int((room / each) ** 0.5), 4))
+    room = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
+    numbers = int(room / (4 / 3 * (1 + len(PARTS))))  # of each map: a byte each, and four letters for three bytes
+    causal = all(row.get("causal") for row in look.layers)
+    fit = (math.isqrt(8 * numbers + 1) - 1) // 2 if causal else math.isqrt(numbers)
+    return min(tokens, max(fit, 4))
 
 
 def _facts(look: Look) -> str:
     model, data = look.model, look.provenance.get("data")
     facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
     facts += [f"family {model['family']}"] if model.get("family") else []
-    facts += [f"on {data['from']}, {data['tokens']:,} tokens" if data else "from the weights alone"]
+    facts += [f"{data['from']}: {window(look)}, {data['tokens']:,} tokens" if data else "from the weights alone"]
     if look.corpus is not None:
         facts += [f"beside {look.corpus.get('from') or 'a corpus'}, {look.corpus['compared']} tokens"]
-    return " · ".join([*facts, *([data["note"]] if data and data.get("note") else [])])
+    return " · ".join(facts)
 
 
 def _notes(look: Look, tokens: int, kept: int) -> list[str]:
@@ -178,7 +207,7 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     cross = sum(head["kind"] == "cross" for head in look.heads)
     longest = max(len(head["raw"]["eigenvalues"]) for head in look.heads)
     said = {
-        f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html": not triangle.has_data(look),
+        f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html": not has_data(look),
         f"Attention on a text is {missing}: it needs a model that takes token ids, and --text FILE.": not kept,
         f"Only the first {kept} of {tokens} tokens are kept, for the size of {count:,} heads; the JSON has all.": 0
         < kept
@@ -189,7 +218,10 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
         f"Spectra are cut to their {OUTERMOST} outermost values, for the size of {count:,} heads; the JSON has all.": (
             count > MANY and longest > OUTERMOST
         ),
-        f"{cross} heads of cross-attention have no split on data.": cross > 0 and triangle.has_data(look),
+        f"{cross} heads of cross-attention have no shares on data: their bars are left out.": cross > 0
+        and has_data(look),
     }
+    few = (look.provenance.get("data") or {}).get("note")
+    said |= {f"{few}.": True} if few else {}
     versions = look.provenance.get("versions", {})
     return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]

@@ -19,7 +19,7 @@ from keyquery.reading import Reading
 from keyquery.report.between import between
 from keyquery.report.carried import carried
 from keyquery.report.changed import changed
-from keyquery.report.colours import DOES, LIGHT, depth_colour
+from keyquery.report.colours import LIGHT, PLAIN, depth_colour
 from keyquery.report.curves import curves
 from keyquery.report.depths import depths_figure
 from keyquery.report.dials import PICTURES
@@ -36,9 +36,10 @@ from keyquery.report.panels import panels
 from keyquery.report.plane import plane
 from keyquery.report.ranks import ranks
 from keyquery.report.seen import seen
+from keyquery.report.shares import has_data
 from keyquery.report.starts import starts
 from keyquery.report.stretches import stretches
-from keyquery.report.triangle import HINT, PARTS, barycentric, check_joined, dots, has_data, radius, svg
+from keyquery.report.triangle import CORNERS, HINT, LEGEND, about, barycentric, check_joined, dots, strength, svg
 from keyquery.report.ways import ways
 from keyquery.report.worth import worth
 from keyquery.studies import (
@@ -180,7 +181,8 @@ def _triangles(looks: list[Look], pyplot: Any, title: str | None = None, joined:
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for axis, look in zip(axes[0], panels, strict=True):
         _frame(axis, look)
-        axis.set_title(title or look.model["name"], pad=14)
+        axis.set_title(title or look.model["name"], pad=24)
+        axis.text(0.5, 1.045, about(look), transform=axis.transAxes, ha="center", color="#59636e", size=6.5)
         if joined:
             _arrows(axis, *looks)
         else:
@@ -197,10 +199,10 @@ def _frame(axis: Any, look: Look) -> None:
     tall = math.sqrt(3) / 2
     axis.set(xlim=(-0.08, 1.08), ylim=(-0.13, tall + 0.06), aspect="equal")
     axis.axis("off")
-    names = {"reciprocal": (-0.06, -0.03, "left"), "directional": (1.06, -0.03, "right")}
+    names = {"symmetric": (-0.06, -0.03, "left"), "skew": (1.06, -0.03, "right")}
     for part, (x, y, side) in names.items():
         axis.text(x, y, part, color=LIGHT[part], weight="bold", ha=side, va="top")
-        axis.text(x, y - 0.055, DOES[part], color="#59636e", ha=side, va="top")
+        axis.text(x, y - 0.055, PLAIN[part], color="#59636e", ha=side, va="top")
     if not has_data(look):
         axis.plot([0, 1], [0, 0], color="#8b949e", lw=0.8)
         axis.text(0.5, tall + 0.02, HINT, color="#59636e", ha="center", size=6.5)
@@ -211,21 +213,23 @@ def _frame(axis: Any, look: Look) -> None:
             xs, ys = zip(*(barycentric(*(end[-i:] + end[:-i])) for end in ends), strict=True)
             axis.plot(xs, ys, color="#d8dee4", lw=0.5, zorder=0)
     axis.plot([0, 1, 0.5, 0], [0, 0, tall, 0], color="#8b949e", lw=0.8, zorder=1)
-    words = f"{PARTS[2]}: {DOES[PARTS[2]]}"
-    axis.text(0.5, tall + 0.02, words, color=LIGHT[PARTS[2]], weight="bold", ha="center")
+    top = CORNERS[2]
+    axis.text(0.5, tall + 0.02, f"{top}: {PLAIN[top]}", color=LIGHT[top], weight="bold", ha="center")
 
 
 def _dots(axis: Any, look: Look) -> None:
+    """A bubble per head, filled by how much of its variance the triangle shows, and its 95 % region."""
     found = dots(look)
     xs, ys = [dot.x for dot in found], [dot.y for dot in found]
     colours = [depth_colour(dot.depth) for dot in found]
-    axis.scatter(xs, ys, s=16, c=colours, edgecolors="white", linewidths=0.4, zorder=3)
-    rings = [dot for dot in found if dot.position > 0]
-    sizes = [radius(dot.position, 2.0, 6.5) ** 2 * math.pi for dot in rings]
-    places = [dot.x for dot in rings], [dot.y for dot in rings]
-    if rings:
-        axis.text(0.5, -0.03, "ring: position share", color="#59636e", ha="center", va="top", size=7)
-    axis.scatter(*places, s=sizes, facecolors="none", edgecolors=LIGHT["position"], linewidths=0.4, alpha=0.6, zorder=2)
+    for dot in found:
+        if dot.region:
+            axis.fill(*zip(*dot.region, strict=True), color=depth_colour(dot.depth), alpha=0.13, lw=0.3, zorder=2)
+    axis.scatter(xs, ys, s=[40 * dot.filled for dot in found], c=colours, linewidths=0, zorder=3)
+    rims = [f"{depth_colour(dot.depth)}{round(255 * strength(dot)):02x}" for dot in found]
+    axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=rims, linewidths=0.6, zorder=3)
+    if has_data(look):
+        axis.text(0.5, -0.03, LEGEND.replace("; ", "\n"), color="#59636e", ha="center", va="top", size=6.5)
 
 
 def _arrows(axis: Any, first: Look, second: Look) -> None:
@@ -233,14 +237,15 @@ def _arrows(axis: Any, first: Look, second: Look) -> None:
     for dot in dots(first):
         end = after[dot.layer, dot.head]
         style = {"arrowstyle": "-|>", "color": depth_colour(dot.depth), "lw": 0.8, "shrinkA": 0, "shrinkB": 0}
+        style["alpha"] = strength(end)
         axis.annotate("", (end.x, end.y), (dot.x, dot.y), arrowprops={**style, "mutation_scale": 6})
 
 
 def _maps(looks: list[Look], pyplot: Any, title: str | None = None) -> Any:
-    """Symmetry of the weights, layers by heads."""
+    """Symmetry of the weights (raw), layers by heads."""
     shapes = [[1 + max(head[way] for head in look.heads) for way in ("layer", "head")] for look in looks]
     width, height = sum(1.1 + 0.25 * s[1] for s in shapes), 1.0 + 0.25 * max(s[0] for s in shapes)
-    steps = [LIGHT["directional"], "#f2f4f6", LIGHT["reciprocal"]]
+    steps = [LIGHT["skew"], "#f2f4f6", LIGHT["symmetric"]]
     colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("parts", steps)
     figure, axes = pyplot.subplots(1, len(looks), figsize=(width + 0.8, height), layout="constrained", squeeze=False)
     for axis, look, (rows, columns) in zip(axes[0], looks, shapes, strict=True):
@@ -251,5 +256,6 @@ def _maps(looks: list[Look], pyplot: Any, title: str | None = None) -> Any:
         axis.set(xlabel="head", ylabel="layer", title=title or look.model["name"])
         axis.locator_params(integer=True, nbins=12)
     bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1])
-    bar.ax.set_yticklabels(["points (−1)", "random (0)", "compares (1)"])
+    bar.ax.set_yticklabels(["skew (−1)", "random (0)", "symmetric (1)"])
+    bar.set_label("symmetry of the weights, raw")
     return figure

@@ -23,8 +23,8 @@ KNOWN: dict[str, tuple[int, int, str]] = {
 }
 ASIDE = {"above": (0, 4, "center", "bottom"), "below": (4, -4, "left", "top"), "left": (-5, 0, "right", "center")}
 BUDGETS = (1e7, 1e8, 1e9, 1e10, 1e11, 1e12)
-LAW, GREY, INK = LIGHT["reciprocal"], "#8c959f", "#24292f"
-HERE = LIGHT["directional"]
+LAW, GREY, INK = LIGHT["symmetric"], "#8c959f", "#24292f"
+HERE = LIGHT["skew"]
 
 
 def plane(reading: Depth, pyplot: Any) -> Any:

@@ -11,17 +11,17 @@ from rich.text import Text
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.geometry import Look
 
-MOST = 80  # lines that leave the verdicts in sight
+MOST = 80  # lines that leave the labels in sight
 CELL = 35  # two of them and the head fit into 80 columns
 
 
 def tokens_tables(reading: Look) -> list[Any]:
-    """A line for each direction that was described: the tokens at both its ends, and what points at what.
+    """A line for each direction that was described: the tokens at both its ends, and pairs of query and key.
 
     Long cells end in an ellipsis. Nothing where nothing was described.
     """
     table = Table(box=None, pad_edge=False, header_style="")
-    for title in ("head", "compares, from one end to the other", "points: query → key"):
+    for title in ("head", "symmetric: from one end to the other", "skew: query → key"):
         table.add_column(title, no_wrap=True)
     for head in reading.heads:
         name = Text(name_of(reading.model, head["layer"], head["head"]))

@@ -1,68 +1,114 @@
-"""The triangle: one dot a head, between comparing, pointing and following the crowd. SVG, written by hand."""
+"""The triangle: one bubble per head, between symmetric, skew and popularity. SVG, written by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from keyquery.checkpoints.labels import name_of
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.geometry import Look
-from keyquery.report.colours import DARK, DOES, LIGHT, depth_colour
+from keyquery.report.colours import DARK, LIGHT, PLAIN, depth_colour
+from keyquery.report.shares import has_data, window
 
-SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 516.0  # of one panel, in user units
+SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
 TALL = SIDE * math.sqrt(3) / 2
-DOT, RING = 4.5, 15.0  # radius of a dot, and of the ring of a head that minds nothing but the place
-PARTS = ("reciprocal", "directional", "popularity")
-HINT = "Popularity shows on data: keyquery look MODEL --text FILE"
+BUBBLE, SMALL, MANY = 7.5, 4.5, 300  # radius of a bubble, and of one among many heads
+CORNERS = PARTS[:3]
+JOINT = 1.249  # a 95 % region of two figures is wider than their intervals: √5.99/1.96
+CORNER_POINTS = 20  # of the outline of a 95 % region
+HINT = "Shares of the scores need data: keyquery look MODEL --text FILE"
+LEGEND = "filled: these three parts; open: position, query_only"
 STYLE = f"""
 .triangle text {{ font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }}
 .triangle .title {{ font-size: 17px; font-weight: 600 }} .triangle .note {{ fill: #59636e }}
 .triangle .corner {{ font-size: 14px; font-weight: 600 }} .triangle .frame {{ fill: none; stroke: #8b949e }}
 .triangle .grid {{ stroke: #d8dee4; stroke-width: 1 }}
-.triangle .dot {{ stroke: #1f2328; stroke-opacity: .45; stroke-width: .8 }}
-.triangle .ring {{ fill: none; stroke: {LIGHT["position"]}; stroke-opacity: .5 }}
-{" ".join(f".triangle .{part} {{ fill: {LIGHT[part]} }}" for part in PARTS)}
+.triangle .bubble {{ fill: #fff; fill-opacity: .01; stroke-width: 1.1 }}
+.triangle .region {{ fill-opacity: .13; stroke-opacity: .35; stroke-width: .7 }}
+{" ".join(f".triangle .{part} {{ fill: {LIGHT[part]} }}" for part in CORNERS)}
 @media (prefers-color-scheme: dark) {{
   .triangle text {{ fill: #f0f6fc }} .triangle .note {{ fill: #9198a1 }} .triangle .frame {{ stroke: #6e7681 }}
-  .triangle .grid {{ stroke: #2d333b }} .triangle .dot {{ stroke: #f0f6fc; stroke-opacity: .75 }}
-  .triangle .ring {{ stroke: {DARK["position"]} }}
-  {" ".join(f".triangle .{part} {{ fill: {DARK[part]} }}" for part in PARTS)}
+  .triangle .grid {{ stroke: #2d333b }} .triangle .region {{ fill-opacity: .22 }}
+  {" ".join(f".triangle .{part} {{ fill: {DARK[part]} }}" for part in CORNERS)}
 }}
 """
+Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One head: x to the right and y upwards, in sides of the triangle; depth and position share in [0, 1]."""
+    """One head: x to the right and y upwards, in sides of the triangle; depth and what is filled in [0, 1].
+
+    What is filled is the share of its variance that the triangle shows; `region` holds its place with 95 %.
+    """
 
     layer: int
     head: int
     x: float
     y: float
     depth: float
-    position: float
+    filled: float
     title: str
+    region: tuple[tuple[float, float], ...] = ()
 
 
-def barycentric(reciprocal: float, directional: float, popularity: float) -> tuple[float, float]:
-    """Where three shares stand in a triangle of side 1: x = (d + p/2)/(r + d + p), y = (√3/2)·p/(r + d + p).
+def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float, float]:
+    """Where three shares stand in a triangle of side 1: x = (a + p/2)/(s + a + p), y = (√3/2)·p/(s + a + p).
 
-    Reciprocal is the corner (0, 0), directional (1, 0), popularity the one on top. What is left to 1, the position
-    share, is taken out; a head that has no other stands in the middle.
+    Symmetric is the corner (0, 0), skew (1, 0), popularity the one on top. Shares below 0 count as 0; a head that has
+    none of the three stands in the middle.
 
     >>> barycentric(1, 0, 0), barycentric(0, 1, 0), barycentric(0.2, 0.2, 0)
     ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0))
     """
-    total = reciprocal + directional + popularity
-    r, d, p = (share / total for share in (reciprocal, directional, popularity)) if total > 0 else (1 / 3,) * 3
-    return (d + p / 2) / (r + d + p), math.sqrt(3) / 2 * p / (r + d + p)
+    shares = [max(share, 0.0) for share in (symmetric, skew, popularity)]
+    total = sum(shares)
+    _, a, p = (share / total for share in shares) if total > 0 else (1 / 3,) * 3
+    return a + p / 2, math.sqrt(3) / 2 * p
 
 
-def has_data(look: Look) -> bool:
-    """Whether any head was seen on data, so that there is a triangle and not a line."""
-    return any(head["on_data"] for head in look.heads)
+def filled(data: Mapping[str, float]) -> float:
+    """Of the parts of a head, how much the triangle shows: all but position and query_only.
+
+    >>> filled({"symmetric": 0.1, "skew": -0.01, "popularity": 0.1, "query_only": 0.2, "position": 0.6})
+    0.2
+    """
+    shares = {part: max(data[part], 0.0) for part in PARTS}
+    return sum(shares[part] for part in CORNERS) / (sum(shares.values()) or 1.0)
+
+
+def region(data: Mapping[str, Any]) -> Points:
+    """The outline of where a head stands with 95 %, from the intervals of its shares, taken as independent.
+
+    With J the derivative of x and y by the shares and h the half widths of their intervals, an ellipse of
+    covariance J·diag(h²)·Jᵀ, cut off at the triangle. Empty where there are no intervals.
+    """
+    intervals = data.get("intervals") or {}
+    ends = [intervals[part] for part in CORNERS if intervals.get(part)]
+    total = sum(max(data[part], 0.0) for part in CORNERS)
+    if len(ends) < len(CORNERS) or total <= 0:
+        return []
+    x, y = barycentric(*(data[part] for part in CORNERS))
+    xx = xy = yy = 0.0
+    for (low, high), at in zip(ends, ((0, 0), (1, 0), (0.5, math.sqrt(3) / 2)), strict=True):
+        dx, dy = ((corner - here) * JOINT * (high - low) / 2 / total for corner, here in zip(at, (x, y), strict=True))
+        xx, xy, yy = xx + dx * dx, xy + dx * dy, yy + dy * dy
+    # Of the Cholesky factor: the circle of radius 1 becomes the ellipse.
+    wide = math.sqrt(xx)
+    across = xy / wide if wide > 0 else 0.0
+    tall = math.sqrt(max(yy - across**2, 0.0))
+    turns = [2 * math.pi * i / CORNER_POINTS for i in range(CORNER_POINTS)]
+    return [_inside(x + wide * math.cos(t), y + across * math.cos(t) + tall * math.sin(t)) for t in turns]
+
+
+def _inside(x: float, y: float) -> tuple[float, float]:
+    """A point in the triangle, or that of its border towards which it lies."""
+    p = y / (math.sqrt(3) / 2)
+    return barycentric(1 - (x + p / 2), x - p / 2, p)
 
 
 def dots(look: Look) -> list[Dot]:
@@ -75,14 +121,15 @@ def dots(look: Look) -> list[Dot]:
         place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
         depth, data = depths[head["layer"]], head["on_data"]
         if data:
-            x, y = barycentric(*(data[part] for part in PARTS))
-            told = ", ".join(f"{part} {data[part]:.0%}" for part in (*PARTS, "position") if data[part] > 0)
-            found.append(Dot(head["layer"], head["head"], x, y, depth, data["position"], f"{place}: {told}"))
+            x, y = barycentric(*(data[part] for part in CORNERS))
+            parts = ", ".join(f"{part} {data[part]:.0%}" for part in PARTS if data[part] >= 0.005)
+            title, outline = f"{place}: {head['label']}; {parts}", tuple(region(data))
+            found.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, outline))
         elif not on_data:
             symmetry = head["raw"]["symmetry"]
             y = (0.95 - 0.9 * depth) * math.sqrt(3) / 2 if len(numbers) > 1 else 0.0  # the first layer on top
             title = f"{place}: symmetry {symmetry:+.2f}"
-            found.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 0.0, title))
+            found.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 1.0, title))
     return found
 
 
@@ -101,16 +148,18 @@ def svg(*looks: Look, joined: bool = False) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {_size(looks, width)}>\n{style}\n{body}</svg>\n'
 
 
-def inline(look: Look, heading: bool = True) -> str:
+def inline(look: Look, named: bool = True) -> str:
     """One panel as an element of a page, whose own style has STYLE in it."""
-    return f"<svg {_size([look], WIDTH, 0 if heading else 50)}>{panel(look, heading)}</svg>"
+    return f"<svg {_size([look], WIDTH, 0 if named else 26)}>{panel(look, named)}</svg>"
 
 
-def panel(look: Look, heading: bool = True) -> str:
-    """Heading, frame, dots, rings and legend of one look, as SVG without its outer element."""
+def panel(look: Look, named: bool = True) -> str:
+    """Heading, frame, 95 % regions, bubbles and legend of one look, as SVG without its outer element."""
     found = dots(look)
-    rings = [_ring(dot) for dot in found if dot.position > 0]
-    return "".join([_heading(look) if heading else "", _frame(look), *rings, *map(_dot, found), _legend(look, found)])
+    radius = BUBBLE if len(found) <= MANY else SMALL
+    regions = [_region(dot, radius) for dot in found]
+    bubbles = [_bubble(dot, radius) for dot in found]
+    return "".join([_heading(look, named=named), _frame(look), *regions, *bubbles, _legend(look, found)])
 
 
 def check_joined(looks: Sequence[Look]) -> None:
@@ -127,13 +176,14 @@ def _joined(*looks: Look) -> str:
     before, after = (dots(look) for look in looks)
     there = {(dot.layer, dot.head): dot for dot in after}
     arrows = "".join(_arrow(dot, there[dot.layer, dot.head]) for dot in before)
-    return _heading(looks[1], f"from {looks[0].model['name']}") + _frame(looks[1]) + arrows + _legend(looks[1], after)
+    heading = _heading(looks[1], f"from {looks[0].model['name']}")
+    return heading + _frame(looks[1]) + arrows + _legend(looks[1], after, joined=True)
 
 
 def _size(looks: Sequence[Look], width: float, top: float = 0) -> str:
     names = " and ".join(look.model["name"] for look in looks)
-    label = escape(f"What every head of {names} does: one dot a head, between comparing and pointing")
-    label += ", and following the crowd" if any(map(has_data, looks)) else ""
+    corners = "symmetric, skew and popularity" if any(map(has_data, looks)) else "symmetric and skew"
+    label = escape(f"Every head of {names} between {corners}: one bubble per head")
     tall = HEIGHT - top
     box = f'viewBox="0 {top:.0f} {width:.0f} {tall:.0f}" width="{width:.0f}" height="{tall:.0f}"'
     return f'class="triangle" {box} role="img" aria-label="{label}"'
@@ -148,22 +198,38 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _heading(look: Look, note: str = "") -> str:
-    data, name = look.provenance.get("data"), str(look.model["name"])
-    name = name if len(name) <= 44 else name[:20] + " … " + name[-20:]
-    of = f"on {data['from']}, {data['tokens']:,} tokens" if data else "from the weights alone"
-    about = ", ".join(part for part in (note, f"{len(look.heads)} heads", of) if part)
-    return _text(LEFT + SIDE / 2, 24, name, "title") + _text(LEFT + SIDE / 2, 44, about, "note")
+def short_name(name: str, most: int) -> str:
+    """A long name with its middle left out.
+
+    >>> short_name("a-name-that-is-long", 11)
+    'a-na … long'
+    """
+    half = (most - 3) // 2
+    return name if len(name) <= most else name[:half] + " … " + name[-half:]
+
+
+def about(look: Look) -> str:
+    """How many heads, and over which window of which data, in one line."""
+    shown, data = len(dots(look)), look.provenance.get("data")
+    heads = f"{shown} heads" if shown == len(look.heads) else f"{shown} of {len(look.heads)} heads"
+    return f"{heads}; {short_name(str(data['from']), 20)}: {window(look)}" if data else f"{heads}; weights only"
+
+
+def _heading(look: Look, note: str = "", named: bool = True) -> str:
+    middle = LEFT + SIDE / 2
+    said = ", ".join(part for part in (note, about(look)) if part)
+    title = _text(middle, 24, short_name(str(look.model["name"]), 43), "title") if named else ""
+    return title + _text(middle, 44, said, "note")
 
 
 def _frame(look: Look) -> str:
     left, right, top = _at(0, 0), _at(1, 0), _at(0.5, math.sqrt(3) / 2)
     below = TOP + TALL
     parts = [
-        _text(LEFT - 20, below + 24, "reciprocal", "corner reciprocal", "start"),
-        _text(LEFT - 20, below + 42, DOES["reciprocal"], "note", "start"),
-        _text(LEFT + SIDE + 20, below + 24, "directional", "corner directional", "end"),
-        _text(LEFT + SIDE + 20, below + 42, DOES["directional"], "note", "end"),
+        _text(LEFT - 20, below + 24, "symmetric", "corner symmetric", "start"),
+        _text(LEFT - 20, below + 42, PLAIN["symmetric"], "note", "start"),
+        _text(LEFT + SIDE + 20, below + 24, "skew", "corner skew", "end"),
+        _text(LEFT + SIDE + 20, below + 42, PLAIN["skew"], "note", "end"),
     ]
     if not has_data(look):
         middle = LEFT + SIDE / 2
@@ -176,32 +242,33 @@ def _frame(look: Look) -> str:
             (x1, y1), (x2, y2) = (_at(*barycentric(*(end[-i:] + end[:-i]))) for end in ends)
             parts.insert(0, f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
     parts.append(_text(top[0], top[1] - 26, "popularity", "corner popularity"))
-    parts.append(_text(top[0], top[1] - 10, DOES["popularity"], "note"))
+    parts.append(_text(top[0], top[1] - 10, PLAIN["popularity"], "note"))
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (left, right, top))
     return "".join(parts) + f'<path class="frame" d="M{path}Z"/>'
 
 
-def _dot(dot: Dot) -> str:
+def _bubble(dot: Dot, radius: float) -> str:
     x, y = _at(dot.x, dot.y)
-    name, circle = f"{dot.layer}.{dot.head}", f'cx="{x:.1f}" cy="{y:.1f}" r="{DOT}" fill="{depth_colour(dot.depth)}"'
-    return f'<circle class="dot" data-head="{name}" {circle}><title>{escape(dot.title)}</title></circle>'
+    place, colour = f'cx="{x:.1f}" cy="{y:.1f}"', depth_colour(dot.depth)
+    inner = f'<circle class="dot" {place} r="{radius * math.sqrt(dot.filled):.1f}" fill="{colour}"/>'
+    rim = f'stroke="{colour}" stroke-opacity="{strength(dot):.2f}"'
+    outer = f'<circle class="bubble" {place} r="{radius}" {rim}/>'
+    title = f"<title>{escape(dot.title)}</title>"
+    return f'<g class="head" data-head="{dot.layer}.{dot.head}">{inner}{outer}{title}</g>'
 
 
-def radius(position: float, dot: float = DOT, most: float = RING) -> float:
-    """A ring whose area beyond the dot is as the share: r² = dot² + share·(most² − dot²).
-
-    >>> radius(0.0), radius(1.0)
-    (4.5, 15.0)
-    """
-    return math.sqrt(dot**2 + position * (most**2 - dot**2))
-
-
-def _ring(dot: Dot) -> str:
+def _region(dot: Dot, radius: float) -> str:
+    """The 95 % region of a dot, where any of it is outside its bubble."""
     x, y = _at(dot.x, dot.y)
-    return f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="{radius(dot.position):.1f}"/>'
+    points = [_at(*point) for point in dot.region]
+    if all(math.hypot(px - x, py - y) <= radius for px, py in points):
+        return ""
+    path, colour = "L".join(f"{px:.0f} {py:.0f}" for px, py in points), depth_colour(dot.depth)
+    return f'<path class="region" d="M{path}Z" fill="{colour}" stroke="{colour}"/>'
 
 
 def _arrow(start: Dot, end: Dot) -> str:
+    """From one place to another; the fainter, the less of the head the triangle shows."""
     (x1, y1), (x2, y2) = _at(start.x, start.y), _at(end.x, end.y)
     colour, long = depth_colour(end.depth), math.hypot(x2 - x1, y2 - y1)
     dx, dy = ((x2 - x1) / long, (y2 - y1) / long) if long > 0 else (0.0, 0.0)
@@ -209,26 +276,35 @@ def _arrow(start: Dot, end: Dot) -> str:
     head = f"M{x2:.1f} {y2:.1f}L{bx - 3.2 * dy:.1f} {by + 3.2 * dx:.1f}L{bx + 3.2 * dy:.1f} {by - 3.2 * dx:.1f}Z"
     line = f'<path d="M{x1:.1f} {y1:.1f}L{bx:.1f} {by:.1f}" stroke="{colour}" stroke-width="1.6" fill="none"/>'
     tail = f'<circle cx="{x1:.1f}" cy="{y1:.1f}" r="2" fill="{colour}"/>'
-    return f'<g class="arrow">{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
+    faint = f'opacity="{strength(end):.2f}"'
+    return (
+        f'<g class="arrow" {faint}>{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
+    )
 
 
-def _legend(look: Look, found: Sequence[Dot]) -> str:
-    """Depth as a bar of one step a layer, sizes of rings where there are any, and what was left out."""
-    numbers, y = sorted({layer["layer"] for layer in look.layers}), HEIGHT - 22
-    step, parts = 96 / len(numbers), [_text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start")]
+def strength(dot: Dot) -> float:
+    """How opaque a head is drawn: the less of it the triangle shows, the fainter."""
+    return 0.35 + 0.65 * dot.filled
+
+
+def _legend(look: Look, found: Sequence[Dot], joined: bool = False) -> str:
+    """What is filled and what is open, depth as a bar of one step per layer, and what ellipses are."""
+    y = HEIGHT - 46
+    parts = []
+    if has_data(look) and joined:
+        parts = [_text(LEFT + SIDE / 2, y, "pale: mostly position and query_only", "note")]
+    elif has_data(look):
+        sample = f'<circle class="note" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE * math.sqrt(0.4):.1f}"/>'
+        rim = f'<circle fill="none" stroke="#8b949e" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE}"/>'
+        parts = [sample, rim, _text(LEFT + 2, y, LEGEND, "note", "start")]
+    numbers, y = sorted({layer["layer"] for layer in look.layers}), HEIGHT - 20
+    step = 96 / len(numbers)
+    parts.append(_text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start"))
     for i in range(len(numbers)):
         colour, x = depth_colour(i / max(len(numbers) - 1, 1)), LEFT + 34 + i * step
         parts.append(f'<rect x="{x:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11" fill="{colour}"/>')
     parts.append(_text(LEFT + 136, y, str(numbers[-1]), "note", "start"))
     missing = len(look.heads) - len(found)
-    if any(dot.position > 0 for dot in found):
-        x = LEFT + SIDE + 20 - 104
-        parts.append(_text(x - 8, y, "position", "note", "end"))
-        for share in (0.25, 0.75):
-            size = radius(share)
-            parts.append(f'<circle class="ring" cx="{x + size:.1f}" cy="{y - 5}" r="{size:.1f}"/>')
-            parts.append(_text(x + 2 * size + 4, y, f"{share:.0%}", "note", "start"))
-            x += 2 * size + 36
-    elif missing:
-        parts.append(_text(LEFT + SIDE + 20, y, f"{missing} cross-attention heads left out", "note", "end"))
-    return "".join(parts)
+    regions = not joined and any(dot.region for dot in found)
+    said = f"{missing} cross-attention heads left out" if missing else "ellipses: 95 % intervals" if regions else ""
+    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, said, "note", "end")] if said else [])])

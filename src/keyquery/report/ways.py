@@ -21,8 +21,8 @@ def ways(reading: Transport, pyplot: Any, title: str | None = None) -> Any:
     shape = {"figsize": (7.6 if several else 6.4, 2.4), "width_ratios": (1.25, *([1] * (2 + several)))}
     figure, axes = pyplot.subplots(1, 3 + several, layout="constrained", **shape)
     _cloud(axes[0], reading)
-    _lines(axes[1], reading, {"distance": INK, "wasserstein": LIGHT["reciprocal"]}, "how far")
-    _lines(axes[2], reading, {"optimality": LIGHT["reciprocal"], "efficiency": LIGHT["directional"]}, "how well")
+    _lines(axes[1], reading, {"distance": INK, "wasserstein": LIGHT["symmetric"]}, "how far")
+    _lines(axes[2], reading, {"optimality": LIGHT["symmetric"], "efficiency": LIGHT["skew"]}, "how well")
     axes[2].set_ylim(0, 1.05)
     if several:
         _heads(axes[3], reading)

@@ -10,7 +10,7 @@ function fill(node, attributes, children) {
     else if (name.startsWith("aria-")) node.setAttribute(name, String(value));
     else if (value !== null && value !== false) node.setAttribute(name, value);
   }
-  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
@@ -22,7 +22,7 @@ const put = (id, ...children) => document.getElementById(id).replaceChildren(...
 
 const minus = (text) => text.replace("-", "−");
 const figure3 = (value) => minus(String(Number(value.toPrecision(3))));
-const percent = (value) => `${(100 * value).toFixed(0)} %`;
+const percent = (value) => `${minus(String(Math.round(100 * value) + 0))} %`;  // + 0: no minus before 0
 function signed(value) {
   const text = value.toFixed(2);
   return Number(text) === 0 ? "0.00" : (value > 0 ? "+" : "−") + text.replace("-", "");
@@ -41,6 +41,10 @@ function unpack(text) {
     if (size < 0) return 0;
     return (code & 32768 ? -1 : 1) * Number(`${100 + (size % 900)}e${Math.floor(size / 900) - 20}`);
   });
+}
+
+function unpackBytes(text) {  // each a count of steps, -127 to 127
+  return Array.from(atob(text), (letter) => (letter.charCodeAt(0) << 24) >> 24);
 }
 
 // Spaces that begin a token, as tokenizers write them, and line ends are made visible.

@@ -29,7 +29,7 @@ function cell(layer, head, most) {
     class: kinds.filter(Boolean).join(" "), role: "gridcell", tabindex: chosen ? 0 : -1,
     title: `${layer}.${head}: ${told}`, "data-head": `${layer}.${head}`, "data-focus": "cell", "aria-selected": chosen,
     "aria-label": `layer ${layer}, head ${head}: ${told}`,
-    "--tone": `var(--${value > 0 ? "reciprocal" : "directional"})`,
+    "--tone": `var(--${value > 0 ? "symmetric" : "skew"})`,
     "--amount": `${(100 * Math.sqrt(Math.abs(value ?? 0) / most)).toFixed(0)}%`,  // so that small figures show too
     onclick: () => choose({ layer, head }),
   });
@@ -83,7 +83,7 @@ function chosen() {
   const figures = told.map(([name, value]) => el("span", { class: "muted", title: DATA.units[name] ?? null },
     `${title(name)} `, el("b", { "data-figure": name },
       /above/.test(name) ? above(value) : /symmetry|reciprocity/.test(name) ? (value === null ? "–" : signed(value)) : share(value))));
-  const head = el("div", { class: "verdict" }, el("h2", {}, `Layer ${state.layer}, head ${state.head}`));
+  const head = el("div", { class: "headline" }, el("h2", {}, `Layer ${state.layer}, head ${state.head}`));
   if (!one) {
     put("chosen", head, el("div", { class: "told" }, figures),
       el("p", { class: "muted" }, "The map of this head is not in this page."));

@@ -1,99 +1,169 @@
-// One head: what it does, its figures, spectra and directions, and its attention on the text. And one layer.
+// One head: its parts, its figures, spectra and directions, and its attention on the text. And one layer.
 
-const DOES = {
-  reciprocal: "compares", directional: "points", popularity: "follows the crowd", position: "minds the place",
-};
 const SPECTRA = [
-  ["S", "what is alike: eigenvalues", "reciprocal"],
-  ["A", "what points: singular values", "directional"],
+  ["S", "symmetric part: eigenvalues", "symmetric"],
+  ["A", "skew part: singular values", "skew"],
   ["M", "the whole: singular values", "whole"],
 ];
 
 function head() {
   const one = find(state.layer, state.head), at = layerRow(one.layer);
   const about = [`${at.name}.${one.head}`, `rank ${one.rank}`, `scale ${figure3(one.scale)}`,
-    one.kind === "cross" ? "cross-attention" : null, at.causal ? "looks back only" : null, ...(at.notes ?? [])];
+    one.kind === "cross" ? "cross-attention" : null, at.causal ? "causal" : null, ...(at.notes ?? [])];
   const curves = offsets(one);
+  const window = one.changes?.includes("label") ? el("span", { class: "window", title: `label: ${CHANGES}` }, "~") : null;
   put("chosen",
-    el("div", { class: "verdict" }, el("h2", {}, `L${layerName(one.layer).slice(1)}, head ${one.head}`),
-      el("b", {}, one.verdict), el("span", {}, one.reason)),
+    el("div", { class: "headline" }, el("h2", {}, `L${layerName(one.layer).slice(1)}, head ${one.head}`),
+      el("b", { class: one.label }, one.label), window, el("span", {}, one.reason),
+      (one.properties ?? []).map((property) => el("span", { class: "property" }, property))),
     el("p", { class: "muted" }, about.filter(Boolean).join(" · ")),
     el("div", { class: "figures" },
-      el("div", { class: "left" }, whatItDoes(one), whatIsLost(one), whatIsCounted(one), curves ?? spectra(one)),
+      el("div", { class: "left" }, partsOfScores(one), lossWithout(one), overLengths(one), corpusOf(one), curves ?? spectra(one)),
       numbers(one),
       attention(one), curves ? spectra(one) : null, directions(one)));
 }
 
-function whatItDoes(one) {
-  const values = shares(one), parts = PARTS.filter((_, i) => i < 2 || (one.on_data && (i < 3 || values[i] > 0)));
-  const labels = parts.map((part, i) => el("span", { class: `tag ${part}` }, `${part} `,
-    el("b", { "data-share": part }, percent(values[i])), el("span", { class: "muted" }, ` ${DOES[part]}`)));
-  const note = one.on_data ? "of the variance of its scores on data"
-    : "of the energy of its weights; popularity shows on data";
-  const rows = () => [["part", "share"], ...parts.map((part, i) => [part, values[i]])];
-  return framed("What it does", note, rows, "half",
-    stack(values, "shares", "shares"), el("div", { class: "labels" }, labels));
+// A line per part: its name, what is drawn between `low` and `high`, and what is written.
+const WHOLE = { zero: "head to 0", mean: "head to mean" };  // ablations of whole heads
+const [FROM, TO, LINE] = [96, 272, 22];
+function lines(rows, low, high, label) {
+  const x = (value) => FROM + ((TO - FROM) * (value - low)) / (high - low || 1), tall = LINE * rows.length + 6;
+  const drawn = rows.map(({ name, kind, words, attributes, marks }, i) => {
+    const y = 14 + LINE * i;
+    return [draw("text", { x: 0, y: y + 4, class: kind }, name), marks(x, y),
+      draw("text", { x: TO + 14, y: y + 4, ...attributes }, words)];
+  });
+  const zero = draw("line", { x1: x(0), x2: x(0), y1: 0, y2: tall, class: "zero" });
+  return draw("svg", { viewBox: `0 0 480 ${tall}`, role: "img", "aria-label": label }, zero, drawn);
+}
+const whisker = (x, y, ends, kind) =>
+  ends ? draw("line", { x1: x(ends[0]), x2: x(ends[1]), y1: y, y2: y, class: `range ${kind}` }) : null;
+
+// Shares of a head with their 95 % intervals; the interaction is what is missing to 100 %, and may be below 0.
+function partsOfScores(one) {
+  const all = shares(one), names = one.on_data ? [...PARTS, "interaction"] : PARTS.slice(0, 2);
+  const sink = number(one, "on_data", "sink");
+  if (sink >= 0.01) names.splice(5, 0, "sink");
+  const value = (name) => (one.on_data ? number(one, "on_data", name) : all[PARTS.indexOf(name)]);
+  const ends = (name) => (one.on_data ? interval(one, "on_data", name) : null);
+  const low = Math.min(0, ...names.flatMap((name) => ends(name) ?? [value(name)]));
+  const high = Math.max(1, ...names.flatMap((name) => ends(name) ?? [value(name)]));
+  const whole = (number) => percent(number).replace(" %", "");
+  const rows = names.map((name) => {
+    const kind = name === "sink" ? "position" : PARTS.includes(name) ? name : "whole", between = ends(name);
+    const words = percent(value(name)) + (between ? ` (${whole(between[0])} to ${whole(between[1])})` : "");
+    return {
+      name: name === "sink" ? "– first key" : name, kind, words, attributes: { "data-share": name },
+      marks: (x, y) => {
+        const start = name === "interaction" ? Math.min(0, value(name)) : 0, size = Math.abs(x(value(name)) - x(0));
+        const shown = name === "interaction" || value(name) > 0 ? size : 0, tall = name === "sink" ? 5 : 12;
+        return [draw("rect", { class: kind, x: x(start), y: y - tall / 2, width: shown, height: tall }),
+          whisker(x, y, between, "ink")];
+      },
+    };
+  });
+  const csvRows = () => [["part", "share", "low", "high"],
+    ...names.map((name) => [name, value(name), ...(ends(name) ?? [null, null])])];
+  const between = (one.between ?? []).slice(0, 3).map(([pair, size]) => `${pair} ${percent(size)}`).join(", ");
+  const note = model().of + (one.intervals ? ", 95 % intervals" : "");
+  return framed("Parts of its scores", note, csvRows, "half", lines(rows, low, high, "shares"),
+    between ? el("p", { class: "muted" }, `interaction, most: ${between}`) : null);
 }
 
-// What the loss becomes when a part of this head is turned off: the mean change and its interval, a line a part.
-function whatIsLost(one) {
+// What the loss becomes when a part of this head is turned off: the mean change and its interval, a line per part.
+function lossWithout(one) {
   if (!one.off) return null;
-  const parts = PARTS.filter((part) => one.off[part]), [left, right] = [100, 270];
-  const ends = parts.flatMap((part) => one.off[part]).filter((value) => value !== null);
-  const low = Math.min(0, ...ends), wide = Math.max(0, ...ends) - low || 1;
-  const x = (value) => left + ((right - left) * (value - low)) / wide;
+  const place = (part) => (PARTS.includes(part) ? PARTS.indexOf(part) : PARTS.length);  // whole heads stand last
+  const parts = Object.keys(one.off).sort((a, b) => place(a) - place(b));
+  const numbers = parts.flatMap((part) => one.off[part]).filter((value) => value !== null);
   const figure2 = (value) => minus(String(Number(value.toPrecision(2))));
   const change = (value) => (value > 0 ? "+" : "") + figure2(value);
-  const lines = parts.map((part, i) => {
-    const [mean, from, to] = one.off[part], y = 14 + 22 * i, sure = from > 0 || to < 0;
-    const told = from === null ? change(mean) : `${change(mean)} (${figure2(from)} to ${figure2(to)})`;
-    return [
-      draw("text", { x: 0, y: y + 4, class: part }, part),
-      from === null ? null : draw("line", { x1: x(from), x2: x(to), y1: y, y2: y, class: `range ${part}` }),
-      draw("circle", { cx: x(mean), cy: y, r: 4, class: sure ? part : "unsure" }),
-      draw("text", { x: 284, y: y + 4, "data-off": part }, told)];
+  const rows = parts.map((part) => {
+    const [mean, from, to] = one.off[part], sure = from > 0 || to < 0, kind = PARTS.includes(part) ? part : "whole";
+    return {
+      name: WHOLE[part] ?? part, kind, attributes: { "data-off": part },
+      words: from === null ? change(mean) : `${change(mean)} (${figure2(from)} to ${figure2(to)})`,
+      marks: (x, y) => [whisker(x, y, from === null ? null : [from, to], kind),
+        draw("circle", { cx: x(mean), cy: y, r: 4, class: sure ? kind : "unsure" })],
+    };
   });
-  const tall = 22 * parts.length + 6;
-  const zero = draw("line", { x1: x(0), x2: x(0), y1: 0, y2: tall, class: "zero" });
-  const rows = () => [["part", "change", "low", "high"], ...parts.map((part) => [part, ...one.off[part]])];
-  return framed("What the model loses", "change of its loss with one part of this head off, 95 % interval", rows, "half",
-    draw("svg", { viewBox: `0 0 480 ${tall}`, role: "img", "aria-label": "change of the loss" }, zero, lines));
+  const csvRows = () => [["part", "change", "low", "high"], ...parts.map((part) => [part, ...one.off[part]])];
+  return framed("Loss without a part", "change of the loss, nats per token, with one part of this head off, 95 % interval", csvRows, "half",
+    lines(rows, Math.min(0, ...numbers), Math.max(0, ...numbers), "change of the loss"));
+}
+
+// Shares and symmetry over the length of the window, each with its interval.
+function overLengths(one) {
+  if (!one.lengths || !one.on_data) return null;
+  const names = [...PARTS, "interaction", "symmetry"];
+  const own = [model().longest, ...names.map((name) =>
+    [number(one, "on_data", name), interval(one, "on_data", name)])];
+  const rows = [...one.lengths.filter(([length]) => length !== own[0]), own].sort((a, b) => a[0] - b[0]);
+  const logs = rows.map(([length]) => Math.log2(length)), span = logs[logs.length - 1] - logs[0] || 1;
+  const chart = (shown, low, high, left, right) => {
+    const x = (i) => left + ((right - left) * (logs[i] - logs[0])) / span, y = (value) => 116 - (104 * (value - low)) / (high - low);
+    const grid = [low, (low + high) / 2, high].map((value) => [
+      draw("path", { class: "axis", d: `M${left} ${y(value)}H${right}` }),
+      draw("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, low < 0 ? minus(String(value)) : percent(value))]);
+    const at = rows.map(([length], i) => draw("text", { x: x(i), y: 136, "text-anchor": "middle" }, String(length)));
+    const curves = shown.map((name) => {
+      const values = rows.map((one) => one[1 + names.indexOf(name)]), kind = PARTS.includes(name) ? name : "ink";
+      const path = values.map(([value], i) => `${i ? "L" : "M"}${round(x(i))} ${round(y(value))}`).join("");
+      return [draw("path", { class: `curve ${kind}`, d: path }), values.map(([, ends], i) => ends
+        ? draw("line", { class: `range ${kind}`, x1: x(i), x2: x(i), y1: y(ends[0]), y2: y(ends[1]) }) : null)];
+    });
+    const ends = shown.map((name) => [name, y(rows[rows.length - 1][1 + names.indexOf(name)][0]) + 4]);
+    let free = 122;  // names at the right end, apart from each other, from below
+    const apart = ends.sort((a, b) => b[1] - a[1]).map(([name, wanted]) => {
+      const place = Math.min(wanted, free);
+      free = place - 12;
+      return draw("text", { class: name, x: right + 6, y: place }, name);
+    });
+    return [grid, at, curves, apart];
+  };
+  const csvRows = () => [["length", ...names], ...rows.map(([length, ...figures]) => [length, ...figures.map(([value]) => value)])];
+  return framed("Over the length of the window", "shares, and symmetry on data; tokens, 95 % intervals", csvRows, "half",
+    draw("svg", { viewBox: "0 0 560 142", role: "img", class: "lengths", "aria-label": "shares over the window" },
+      chart(PARTS, 0, 1, 40, 250), chart(["symmetry"], -1, 1, 370, 490)));
 }
 
 // How alike this head is to the co-occurrence of a corpus: its cosines on a line, and what chance stays within.
-function whatIsCounted(one) {
+function corpusOf(one) {
   if (!one.corpus) return null;
-  const given = one.corpus, [left, right] = [100, 270];
+  const given = one.corpus, names = { compares: "symmetric", points: "skew" };
   const least = (name) => Math.max(given[`${name}_chance`], given[`${name}_random`]);
-  const names = { compares: "reciprocal", points: "directional" };
   const wide = Math.max(0.1, ...Object.keys(names).flatMap((name) => [Math.abs(given[name]), least(name)]));
-  const x = (value) => (left + right) / 2 + ((right - left) / 2) * (value / wide);
-  const lines = Object.entries(names).map(([name, part], i) => {
-    const y = 14 + 22 * i, sure = Math.abs(given[name]) > least(name);
-    return [
-      draw("text", { x: 0, y: y + 4, class: part }, name),
-      draw("line", { x1: x(-least(name)), x2: x(least(name)), y1: y, y2: y, class: "range position" }),
-      draw("circle", { cx: x(given[name]), cy: y, r: 4, class: sure ? part : "unsure" }),
-      draw("text", { x: 284, y: y + 4, "data-corpus": name }, `${signed(given[name])} (chance ${least(name).toFixed(2)})`)];
-  });
+  const rows = Object.entries(names).map(([name, part]) => ({
+    name: part, kind: part, attributes: { "data-corpus": name },
+    words: `${signed(given[name])} (chance ${least(name).toFixed(2)})`,
+    marks: (x, y) => [whisker(x, y, [-least(name), least(name)], "position"),
+      draw("circle", { cx: x(given[name]), cy: y, r: 4, class: Math.abs(given[name]) > least(name) ? part : "unsure" })],
+  }));
   const told = `both explain ${(100 * given.explained).toFixed(1)} % of its scores ` +
     `(chance ${(100 * least("explained")).toFixed(1)} %)`;
-  const zero = draw("line", { x1: x(0), x2: x(0), y1: 0, y2: 50, class: "zero" });
-  const rows = () => [["figure", "value"], ...Object.entries(given)];
-  return framed("How much of it is co-occurrence", "cosines with the PPMI of the corpus; the bar is chance", rows, "half",
-    draw("svg", { viewBox: "0 0 480 50", role: "img", "aria-label": "beside the corpus" }, zero, lines),
+  return framed("How much of it is co-occurrence", "cosines with the PPMI of the corpus; the bar is chance",
+    () => [["figure", "value"], ...Object.entries(given)], "half", lines(rows, -wide, wide, "beside the corpus"),
     el("p", { class: "muted", "data-corpus": "explained" }, told));
 }
 
 function numbers(one) {
   const seen = views().filter((view) => one[view]);
-  const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => !PARTS.includes(name));
-  const body = names.map((name) => row(measure(name), seen.map((view) =>
-    el("td", { "data-figure": `${view}.${name}` }, figure(name, number(one, view, name))))));
-  const top = row(heading(""), seen.map((view) => heading(VIEWS[view])));
+  const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => ![...PARTS, "interaction", "sink"].includes(name));
+  const sure = (view, name) => {
+    const ends = interval(one, view, name);
+    return ends ? el("span", { class: "muted" }, ` ${figure(name, ends[0])} to ${figure(name, ends[1])}`) : null;
+  };
+  const window = (view, name) => (view === "on_data" && one.changes?.includes(name)
+    ? el("span", { class: "window", title: `${name}: ${CHANGES}: ${signed(one.half)}` }, "~") : null);
+  const body = names.map((name) => row(measure(name), seen.map((view) => el("td", {},
+    el("span", { "data-figure": `${view}.${name}` }, figure(name, number(one, view, name))), window(view, name),
+    sure(view, name)))));
+  const about = { raw: "of the weights", folded: "of the weights with biases and LayerNorm gains in them",
+    on_data: "of the contents of queries and keys, on data" };
+  const top = row(heading(""), seen.map((view) => el("th", { scope: "col", title: about[view] }, VIEWS[view])));
   const rows = () => [["figure", ...seen],
     ...names.map((name) => [name, ...seen.map((view) => number(one, view, name))])];
-  return framed("Figures", "three views, never mixed", rows, "half",
+  return framed("Figures", "three views: weights (raw), with biases and norms (folded), on data with 95 % intervals", rows, "half",
     el("div", { class: "wide" }, el("table", {}, el("thead", {}, top), el("tbody", {}, body))));
 }
 
@@ -154,61 +224,37 @@ function directions(one) {
   const relationRows = () => [["value", "query", "key"],
     ...one.relations.flatMap(([value, pairs]) => pairs.map((two) => [value, ...two]))];
   return [
-    framed("What is alike", "eigenvectors of S, by the tokens at both ends", objectRows, "half",
+    framed("Symmetric directions", "eigenvectors of S, by the tokens at both ends", objectRows, "half",
       el("div", { class: "pairs" }, objects)),
-    framed("What points at what", "planes of A: query token → key token", relationRows, "half",
+    framed("Skew planes", "planes of A: query token → key token", relationRows, "half",
       el("div", { class: "pairs" }, relations))];
 }
 
-// Attention on the text: n numbers are the same for every query, n² all pairs, n(n + 1)/2 those that look back.
-function matrix(text, n) {
-  const values = unpack(text), lower = values.length < n * n;
-  if (values.length === n) return Array.from({ length: n }, () => values);
-  const at = (i, j) => (lower ? (j > i ? 0 : values[(i * (i + 1)) / 2 + j]) : values[i * n + j]);
+// Attention on the text and the parts of its scores: all pairs, or n(n + 1)/2 that a causal head sees.
+function matrix([step, text], n, causal) {
+  const values = unpackBytes(text).map((count) => step * count);
+  const at = (i, j) => (causal ? (j > i ? 0 : values[(i * (i + 1)) / 2 + j]) : values[i * n + j]);
   return Array.from({ length: n }, (_, i) => Array.from({ length: n }, (_, j) => at(i, j)));
-}
-
-function softmax(values) {
-  const most = Math.max(...values), raised = values.map((value) => Math.exp(value - most));
-  const sum = raised.reduce((a, b) => a + b, 0);
-  return raised.map((value) => value / sum);
-}
-
-function partsOf(one, n, seen) {
-  const [pairs, popularity, position] = one.maps.map((text) => (text ? matrix(text, n) : null));
-  const by = (rule) => pairs.map((values, i) => values.map((_, j) => rule(i, j)));
-  const score = (i, j) => pairs[i][j] + popularity[i][j] + (position ? position[i][j] : 0);
-  return {
-    attention: by((i, j) => (seen(i, j) ? score(i, j) : -Infinity)).map(softmax),
-    reciprocal: by((i, j) => (pairs[i][j] + pairs[j][i]) / 2),
-    directional: by((i, j) => (pairs[i][j] - pairs[j][i]) / 2),
-    popularity,
-    ...(position ? { position } : {}),
-  };
 }
 
 function attention(one) {
   if (!one.maps) return null;
   const texts = model().tokens, n = texts.length, causal = layerRow(one.layer).causal;
   const seen = (i, j) => i >= 0 && j >= 0 && i < n && j < n && (!causal || j <= i);
-  const parts = partsOf(one, n, seen), names = Object.keys(parts);
-  const visible = (values, i) => values.filter((_, j) => seen(i, j));
-  const centred = (values, i) => {  // softmax does not see what is the same for all keys of a query
-    const mean = visible(values, i).reduce((a, b) => a + b, 0) / visible(values, i).length;
-    return values.map((value) => value - mean);
-  };
-  const shown = Object.fromEntries(
-    names.map((name) => [name, name === "attention" ? parts[name] : parts[name].map(centred)]));
-  const sizes = names.slice(1).flatMap((name) => shown[name].flatMap((values, i) => visible(values, i).map(Math.abs)));
-  const most = Math.max(...sizes, 1e-30);
+  const names = ["attention", ...PARTS];
+  const shown = Object.fromEntries(names.map((name, k) => [name, matrix(one.maps[k], n, causal)]));
+  const most = Math.max(...PARTS.flatMap((part) => shown[part].flat().map(Math.abs)), 1e-30);
+  // As many digits as a step of the numbers that the page carries has.
+  const digits = names.map((_, k) => Math.max(0, -Math.floor(Math.log10(one.maps[k][0]))));
+  const written = (value, k) => minus(String(Number(value.toFixed(digits[k])) + 0));
   const readout = el("p", { class: "readout", "aria-live": "polite" });
   const spots = [], at = { i: Math.min(1, n - 1), j: 0 };
   const point = (i, j) => {
     if (!seen(i, j)) return;
     Object.assign(at, { i, j });
     for (const spot of spots) fill(spot, { x: EDGE + CELL * j, y: EDGE + CELL * i }, []);
-    const told = names.map((name) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
-      el("b", { "data-part": name }, (name === "attention" ? percent : figure3)(shown[name][i][j]))));
+    const told = names.map((name, k) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
+      el("b", { "data-part": name }, (name === "attention" ? percent : written)(shown[name][i][j], k))));
     readout.replaceChildren(el("span", {}, tokens([texts[i]]), "looks at ", tokens([texts[j]])), ...told);
   };
   const pictures = names.map((name) => el("div", {},
@@ -222,7 +268,7 @@ function attention(one) {
     "each part less its row’s mean, which softmax does not see", ...model().caveats,
     model().cut ? `the first ${n} of ${model().cut} tokens${causal ? "" : ", as if there were no others"}` : null];
   return framed("Attention on the text, and what makes it", note.filter(Boolean).join("; "), rows, "",
-    el("div", { class: names.length > 4 ? "maps five" : "maps" }, pictures), readout);
+    el("div", { class: "maps" }, pictures), readout);
 }
 
 const EDGE = 62, CELL = 10;  // of a map: room for words, and a pair of tokens
@@ -262,7 +308,7 @@ function heat(name, values, texts, seen, most, point, at, spots) {
 
 function layer() {
   const at = layerRow(state.layer), heads = ofLayer(state.layer), names = Object.keys(at.raw);
-  const about = [at.name, at.causal ? "looks back only" : null, ...(at.notes ?? [])].filter(Boolean).join(" · ");
+  const about = [at.name, at.causal ? "causal" : null, ...(at.notes ?? [])].filter(Boolean).join(" · ");
   const body = names.map((name) =>
     row(measure(name), [el("td", { "data-figure": `layer.${name}` }, signed(at.raw[name]))]));
   const own = framed("All heads together", "the one M of the layer, M = Σ M_h, raw",
@@ -272,15 +318,15 @@ function layer() {
     const go = { class: "number", type: "button", onclick: () => choose({ head: one.head }) };
     return row(el("th", { scope: "row" }, el("button", go, `head ${one.head}`)), [
       el("td", { class: "words" }, stack(shares(one), "stack", `head ${one.head}`)),
-      el("td", {}, signed(number(one, "raw", "symmetry"))), el("td", { class: "words" }, one.verdict)]);
+      el("td", {}, signed(number(one, "raw", "symmetry"))), el("td", { class: "words" }, labelled(one))]);
   });
   const top = row(heading(""),
-    [heading("what it does", "words"), heading("symmetry, raw"), heading("verdict", "words")]);
-  const rows = () => [["head", ...PARTS, "symmetry_raw", "verdict"],
-    ...heads.map((one) => [one.head, ...shares(one), number(one, "raw", "symmetry"), one.verdict])];
-  const all = framed("Its heads", hasData() ? "shares on data" : "shares of energy", rows, "rest",
+    [heading("parts", "words"), heading("symmetry, raw"), heading("label", "words")]);
+  const rows = () => [["head", ...PARTS, "symmetry_raw", "label"],
+    ...heads.map((one) => [one.head, ...shares(one), number(one, "raw", "symmetry"), one.label])];
+  const all = framed("Its heads", model().of, rows, "rest",
     el("div", { class: "wide heads" }, el("table", {}, el("thead", {}, top), el("tbody", {}, lines))));
   put("chosen",
-    el("div", { class: "verdict" }, el("h2", {}, `L${layerName(at.layer).slice(1)}`), el("span", { class: "muted" }, about)),
+    el("div", { class: "headline" }, el("h2", {}, `L${layerName(at.layer).slice(1)}`), el("span", { class: "muted" }, about)),
     el("div", { class: "figures" }, own, all));
 }

@@ -1,11 +1,13 @@
-// The map of layers by heads, in the colours of any figure, and the scale of these colours.
+// The map of layers by heads: the parts of each head, or the colours of any figure and their scale.
 
-const ENDS = { symmetry: ["points", "compares"] };  // what a scale's two ends mean
+const ENDS = { symmetry: ["skew", "symmetric"] };  // what a scale's two ends mean
+const SECOND = "symmetry";  // the figure that stands in where a view has not the one that is asked for
 
-// The figure that is shown; one of a view is looked for in the view that is chosen, and symmetry stands in.
+// The figure that is shown, null for the parts; one of a view is looked for in the view that is chosen.
 function shown() {
+  if (state.figure === FIRST) return null;
   const all = measures(), by = (key) => all.find((one) => one.key === key);
-  return by(state.figure) ?? by(`${state.view}.${state.figure}`) ?? by(`${state.view}.${FIRST}`) ?? all[0];
+  return by(state.figure) ?? by(`${state.view}.${state.figure}`) ?? by(`${state.view}.${SECOND}`) ?? all[0];
 }
 
 // From values to colours, the same for all models. With a minus among them: two colours that meet at 0, up to ±1 where
@@ -35,31 +37,33 @@ function scaleOf(measure) {
 const tone = (scale, value) => (scale.two && value < 0 ? "var(--below)" : "var(--above)");
 
 function cell(layer, head, measure, scale) {
-  const one = find(layer, head);
-  const value = one ? measure.of(one) : null;
-  if (!Number.isFinite(value)) return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no figure" });
+  const one = find(layer, head), parts = measure === null && one ? split([one]).map(shares)[0] : null;
+  const value = one && measure ? measure.of(one) : null;
+  if (!parts && !Number.isFinite(value)) {
+    return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no figure" });
+  }
   const chosen = layer === state.layer && head === state.head;
-  const crowd = state.view === "on_data" && one.verdict === "popularity";
-  const words = `${title(measure.key.slice(measure.key.indexOf(".") + 1))} ${told(measure, one)}, ${one.verdict}`;
+  const words = (parts ? listed(parts)
+    : `${title(measure.key.slice(measure.key.indexOf(".") + 1))} ${told(measure, one)}`) + `; ${labelled(one)}`;
   return el("span", {
-    class: crowd ? "cell crowd" : "cell",
+    class: parts ? "cell split" : "cell",
     role: "gridcell",
     tabindex: chosen ? 0 : -1,
     title: `${layer}.${head}: ${words}`,
     "data-head": `${layer}.${head}`,
     "data-focus": "cell",
     "aria-selected": chosen,
-    "aria-label": `layer ${layer}, head ${head}: ${words}`,
-    "--tone": tone(scale, value),
-    "--amount": `${(100 * scale.amount(value)).toFixed(0)}%`,
+    "aria-label": `${layerName(layer)}, head ${head}: ${words}`,
+    "--tone": parts ? "var(--middle)" : tone(scale, value),
+    "--amount": parts ? "0%" : `${(100 * scale.amount(value)).toFixed(0)}%`,
     onclick: () => choose({ layer, head }),
-  });
+  }, parts ? PARTS.map((part, i) => el("span", { class: part, "--share": parts[i] })) : []);
 }
 
 function mapRow(layer, columns, measure, scale) {
   const pressed = layer === state.layer && state.head === null;
   const number = el("button", {
-    class: "number", type: "button", "aria-label": `layer ${layer}`, "aria-pressed": pressed,
+    class: "number", type: "button", "aria-label": layerName(layer), "aria-pressed": pressed,
     "data-focus": `layer ${layer}`, onclick: () => choose({ layer, head: null }),
   }, String(layer));
   const cells = Array.from({ length: columns }, (_, head) => cell(layer, head, measure, scale));
@@ -69,7 +73,7 @@ function mapRow(layer, columns, measure, scale) {
 
 function picker(measure) {
   const all = measures(), option = (one) =>
-    el("option", { value: one.key, selected: one.key === measure.key && "selected" }, one.label);
+    el("option", { value: one.key, selected: one.key === (measure?.key ?? FIRST) && "selected" }, one.label);
   const groups = [...new Set(all.map((one) => one.group))].map((group) =>
     el("optgroup", { label: group }, all.filter((one) => one.group === group).map(option)));
   return el("select", {
@@ -78,10 +82,15 @@ function picker(measure) {
       const [view, ...name] = event.target.value.split(".");
       choose(view in VIEWS ? { view, figure: name.join(".") } : { figure: event.target.value });
     },
-  }, groups);
+  }, option({ key: FIRST, label: "parts" }), groups);
 }
 
 function legend(measure, scale) {
+  const how = el("span", {}, "click, or arrow keys; a layer’s number shows the layer");
+  if (!measure) {
+    return el("div", { class: "scale" }, el("span", {}, model().of),
+      partsShown().map((part) => el("span", { class: `tag ${part}` }, part)), how);
+  }
   const [left, right] = ENDS[measure.name] ?? [];
   const end = (value, words) => el("span", {}, [figure(measure.name, value), words].filter(Boolean).join(" "));
   const ramp = el("span", { class: scale.two ? "ramp two" : "ramp" });
@@ -90,29 +99,34 @@ function legend(measure, scale) {
     el("span", { class: "ends-of", role: "img", "aria-label": span },
       end(scale.low, left), ramp, end(scale.high, right), scale.logs ? ", by powers of ten" : null),
     DATA.units[measure.name] ? el("span", {}, DATA.units[measure.name]) : null,
-    state.view === "on_data" ? el("span", { class: "crowded" }, "verdict popularity") : null,
-    el("span", {}, "click, or arrow keys; a layer’s number shows the layer"));
+    how);
 }
 
 function map() {
-  const { heads, layers } = model(), measure = shown(), scale = scaleOf(measure);
+  const { heads, layers } = model(), measure = shown(), scale = measure && scaleOf(measure);
   const columns = 1 + Math.max(...heads.map((one) => one.head));
   const buttons = views().map((view) => el("button", {
-    type: "button", "aria-pressed": measure.key.startsWith(`${view}.`), "data-focus": view,
-    onclick: () => choose({ view, figure: measure.key.startsWith(`${state.view}.`) ? state.figure : FIRST }),
+    type: "button", "aria-pressed": Boolean(measure?.key.startsWith(`${view}.`)), "data-focus": view,
+    onclick: () => choose({ view, figure: measure?.key.startsWith(`${state.view}.`) ? state.figure : SECOND }),
   }, VIEWS[view]));
+  const parts = el("button", {
+    type: "button", "aria-pressed": measure === null, "data-focus": FIRST, onclick: () => choose({ figure: FIRST }),
+  }, FIRST);
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
   const means = () => [["layer", ...PARTS], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
-  const bars = el("span", {}, hasData() ? "shares, by layer " : "energy, by layer ", copyButton("the layers", means));
+  const bars = el("span", {}, "mean by layer ", copyButton("the layers", means));
   const grid = el("div", {
-    class: "grid", role: "grid", "aria-label": `${measure.label} of every head`, "--tall": tall, onkeydown: walk,
+    class: "grid", role: "grid", "aria-label": `${measure?.label ?? "parts"} of every head`, "--tall": tall, onkeydown: walk,
   }, layers.map(({ layer }) => mapRow(layer, columns, measure, scale)));
-  const rows = () => [["layer", "head", measure.key], ...heads.map((one) => [one.layer, one.head, measure.of(one)])];
+  const rows = () => (measure
+    ? [["layer", "head", measure.key], ...heads.map((one) => [one.layer, one.head, measure.of(one)])]
+    : [["layer", "head", ...PARTS], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]);
   put("map",
-    el("div", { class: "bar" }, el("label", {}, el("h3", {}, "Layers by heads, coloured by"), picker(measure)),
-      el("div", { class: "switch", role: "group", "aria-label": "view" }, buttons), copyButton("the map", rows)),
+    el("div", { class: "bar" }, el("label", {}, el("h3", {}, "Layers by heads:"), picker(measure)),
+      el("div", { class: "switch", role: "group", "aria-label": "view" }, parts,
+        measure ? null : el("span", { class: "muted" }, "symmetry:"), buttons), copyButton("the map", rows)),
     el("div", { class: "row top" }, el("span"), numbers, bars), grid, legend(measure, scale));
 }
 

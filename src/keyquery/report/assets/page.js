@@ -14,7 +14,7 @@ function render() {
 }
 
 function settle() {  // a change of model or layer may leave the state without its view or head
-  if (!views().includes(state.view)) state.view = "raw";
+  if (!views().includes(state.view)) state.view = firstView();
   if (!layerRow(state.layer)) state.layer = model().layers[0].layer;
   if (state.head !== null && !find(state.layer, state.head)) state.head = ofLayer(state.layer)[0].head;
 }

@@ -2,10 +2,12 @@
 
 let drawn = "";  // what the rows were drawn for: a choice alone does not draw thousands of them anew
 
+const described = (one) => [labelled(one), ...(one.properties ?? [])].join(", ");
+
 function sorted(columns) {
   const by = columns.find((one) => one.key === state.sort), heads = [...model().heads];
-  if (!by && state.sort !== "verdict") return state.down ? heads.reverse() : heads;
-  const value = by ? by.of : (one) => one.verdict, missing = (one) => (value(one) ?? null) === null;
+  if (!by && state.sort !== "label") return state.down ? heads.reverse() : heads;
+  const value = by ? by.of : described, missing = (one) => (value(one) ?? null) === null;
   const words = new Intl.Collator("en", { numeric: true }).compare, way = state.down ? -1 : 1;
   const order = (one, other) => way * (by ? value(one) - value(other) : words(value(one), value(other)));
   // Heads without the figure stand at the end, both ways; equal ones stay in their order.
@@ -42,14 +44,15 @@ function heads(columns) {
   const body = sorted(columns).map((one) => {
     const place = `${one.layer}.${one.head}`, go = { type: "button", "data-focus": `row ${place}` };
     return el("tr", { "data-head": place, onclick: () => choose({ layer: one.layer, head: one.head }) },
-      el("th", { scope: "row" }, el("button", go, place)), el("td", { class: "words" }, one.verdict),
+      el("th", { scope: "row" }, el("button", go, place)), el("td", { class: "words", title: one.reason ?? null }, described(one)),
       columns.map((each) =>
         el("td", { title: each.ends(one) ? told(each, one) : null }, figure(each.name, each.of(one)))));
   });
-  const top = el("tr", {}, sorter("", "head", "words"), sorter("verdict", "verdict", "words"),
+  const top = el("tr", {}, sorter("", "head", "words"), sorter("label", "label", "words"),
     columns.map((each) => sorter(each.key, each.label, "")));
-  const rows = () => [["layer", "head", "verdict", ...columns.map((each) => each.key.replace(".", "_"))],
-    ...sorted(columns).map((one) => [one.layer, one.head, one.verdict, ...columns.map((each) => each.of(one))])];
+  const rows = () => [["layer", "head", "label", "evidence", "properties", ...columns.map((each) => each.key.replace(".", "_"))],
+    ...sorted(columns).map((one) => [one.layer, one.head, one.label, one.evidence,
+      (one.properties ?? []).join(" "), ...columns.map((each) => each.of(one))])];
   return [copyButton("all heads", rows),
     el("p", { class: "muted" }, "A column’s name sorts by it; a row shows its head above."),
     el("div", { class: "wide" }, el("table", { "aria-label": `every head of ${model().name}` },

@@ -237,8 +237,8 @@ whole();
 cloud();
 const far = Math.max(...curves.distance, ...curves.wasserstein) * 1.05 || 1;
 put("curves",
-  plotted("How far", { distance: "var(--ink)", wasserstein: "var(--reciprocal)" }, far),
-  plotted("How well", { optimality: "var(--reciprocal)", efficiency: "var(--directional)" }, 1),
+  plotted("How far", { distance: "var(--ink)", wasserstein: "var(--symmetric)" }, far),
+  plotted("How well", { optimality: "var(--symmetric)", efficiency: "var(--skew)" }, 1),
   headCurves());
 table();
 put("notes", DATA.notes.map((note) => el("p", {}, note)));

@@ -1,0 +1,283 @@
+"""A look, or several side by side, as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from keyquery.checkpoints.labels import name_of
+from keyquery.forms.parts import PARTS
+from keyquery.instruments import Comparison, Look
+from keyquery.report.counted import corpus_tables
+from keyquery.report.differences import difference_lines
+from keyquery.report.shares import (
+    CHANGES,
+    EVIDENCE,
+    OF_DATA,
+    OF_WEIGHTS,
+    changes,
+    has_data,
+    leading,
+    mean_shares,
+    window,
+    with_bars,
+)
+from keyquery.report.tokens import tokens_tables
+
+# Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
+MARKS = dict(
+    zip(PARTS, (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("▞", "green"), ("░", "white")), strict=True)
+)
+WIDEST, NARROWEST = 24, 8  # letters of a bar
+MOST_HEADS = 160
+
+
+def look_lines(reading: Look) -> list[Any]:
+    """What the bars are shares of, a row per head (or per layer, of many heads), footnotes, and the labels."""
+    few = len(reading.heads) <= MOST_HEADS
+    table = _heads_table(reading) if few else _layers_table(reading)
+    more = [*tokens_tables(reading), *corpus_tables(reading)] if few else []
+    return [
+        Group(*_title(reading), legend(reading), table, *_footnotes([reading], few, few), *_lengths(reading), *more),
+        *_summary(reading),
+    ]
+
+
+def comparison_lines(reading: Comparison) -> list[Any]:
+    """What differs, then bars side by side, where they are of the same heads and the same kind; else one by one."""
+    looks, differences = reading.looks, [*difference_lines(reading, columns_table), ""]
+    alike = {(len(look.layers), len(look.heads), has_data(look)) for look in looks}
+    if len(alike) > 1:
+        shown = (part for look in looks for part in (*look_lines(look), ""))
+        return [*shown, *differences, *map(_in_short, looks)]
+    moved = bool(reading.changes) and all(change["rows"] is not None for change in reading.changes)
+    if moved and not has_data(looks[0]):
+        return [*differences, *map(_in_short, looks)]
+    few = len(looks[0].heads) <= MOST_HEADS
+    everything = list(zip(*(look.heads if few else look.layers for look in looks), strict=True))
+    unequal = [rows for rows in everything if any(_figures(row) != _figures(rows[0]) for row in rows[1:])]
+    tables = _side_by_side(looks, unequal, few) if unequal else []
+    equal, what = len(everything) - len(unequal), "heads" if few else "layers"
+    same = [f"{equal} of {len(everything)} {what} have equal figures and are not shown."] if equal else []
+    lengths = (part for look in looks for part in _lengths(look))
+    beside = (part for look in looks if few for part in corpus_tables(look))
+    return [*differences, *tables, *same, *lengths, "", *map(_in_short, looks), *beside]
+
+
+def _figures(row: Mapping[str, Any]) -> Any:
+    return row["raw"], row.get("folded"), row.get("on_data")
+
+
+def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> list[Any]:
+    """Bars, symmetry and labels of the same heads (or layers) of several looks."""
+    view = "on_data" if has_data(looks[0]) else "raw"
+    over = window(looks[0]) if len({window(look) for look in looks}) == 1 else None
+    table = plain_table("head" if few else "layer")
+    for look in looks:
+        under = "" if over else f"\n{window(look) or ''}"  # else it stands above the table
+        table.add_column(Text(f"{look.model['name']}{under}".rstrip()))
+        table.add_column(f"symmetry\n{view.replace('_', ' ')}", justify="right", no_wrap=True)
+        if few:
+            table.add_column("label")
+    for rows in everything:
+        cells: list[Any] = [Text(name_of(looks[0].model, rows[0]["layer"], rows[0]["head"] if few else None))]
+        for look, row in zip(looks, rows, strict=True):
+            heads = [row] if few else [head for head in with_bars(look) if head["layer"] == row["layer"]]
+            cells += [_bar_of(heads, look), _symmetry(heads, view), *([_label(row)] if few else [])]
+        table.add_row(*cells)
+    return [legend(looks[0], over), table, *_footnotes(looks, few)]
+
+
+def legend(look: Look, over: str | None = None) -> Text:
+    """What bars are shares of, over which window, and their marks."""
+    on_data = has_data(look)
+    parts = [Text.assemble(mark, f" {name}") for name, mark in MARKS.items() if on_data or name in PARTS[:2]]
+    of = ", ".join(part for part in (OF_DATA if on_data else OF_WEIGHTS, over) if part)
+    return Text.assemble(f"bars: {of}\n", Text("  ").join(parts))
+
+
+class Bar:
+    """Shares as one bar, as wide as there is room; what is missing to its full width is blank."""
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        self.shares = shares
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(NARROWEST, WIDEST).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        wide = min(options.max_width, WIDEST)
+        sums = (sum(self.shares[: i + 1]) for i in range(len(self.shares)))
+        ends = [round(wide * min(max(at, 0.0), 1.0)) for at in sums]
+        pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
+        yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
+
+
+def columns_table(first: str, *columns: Any) -> Table:
+    """A table without lines: names of columns that are figures, or texts, which may wrap."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(first)
+    for column in columns:
+        figures = isinstance(column, str)
+        table.add_column(column, justify="right" if figures else "left", no_wrap=figures)
+    return table
+
+
+def plain_table(first: str) -> Table:
+    """A table without lines, with its first column."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _title(reading: Look) -> list[Text]:
+    model = reading.model
+    family = f", family {model['family']}" if model.get("family") else ""
+    shown = f"{len(reading.layers)} of " if len(reading.layers) < model["layers"] else ""
+    layers = f"{shown}{model['layers']} layers, {len(reading.heads)} heads"
+    lines = [Text(f"{model['name']}{family}: {layers}, width {model['width']}", style="bold")]
+    data = reading.provenance.get("data")
+    return [*lines, Text(f"on {data['from']}: {window(reading)}, {data['tokens']:,} tokens")] if data else lines
+
+
+def _heads_table(reading: Look) -> Table:
+    on_data = has_data(reading)
+    table = plain_table("head")
+    table.add_column("parts")
+    figures = ["largest\nshare"] * on_data + ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data
+    for name in [*figures, "rank\nraw"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("label")
+    for head in reading.heads:
+        views = ("raw", "folded", "on_data") if on_data else ("raw", "folded")
+        table.add_row(
+            Text(name_of(reading.model, head["layer"], head["head"])),
+            _bar_of([head], reading),
+            *([_largest(head["on_data"])] if on_data else []),
+            *(_symmetry([head], view) for view in views),
+            f"{head['raw']['effective_rank']:.0f}",
+            ", ".join([_label(head), *head.get("properties", [])]),
+        )
+    return table
+
+
+def _layers_table(reading: Look) -> Table:
+    table = plain_table("layer")
+    table.add_column("parts, mean over its heads")
+    for name in ("symmetry raw\nof the layer", "directionality\nraw", "symmetry raw\nof its heads"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in reading.layers:
+        heads = [head for head in reading.heads if head["layer"] == layer["layer"]]
+        values = sorted(head["raw"]["symmetry"] for head in heads)
+        table.add_row(
+            Text(name_of(reading.model, layer["layer"])),
+            _bar_of([head for head in with_bars(reading) if head["layer"] == layer["layer"]], reading),
+            f"{layer['raw']['symmetry']:+z.2f}",
+            f"{layer['raw']['directionality']:+z.2f}",
+            f"{values[0]:+z.2f} … {values[-1]:+z.2f}",
+        )
+    return table
+
+
+def _bar_of(heads: Sequence[Mapping[str, Any]], look: Look) -> Bar | Text:
+    """The mean bar of heads; none for cross-attention in a look on data, whose bar would be of something else."""
+    shown = [head for head in heads if head["on_data"] or not has_data(look)]
+    return Bar(mean_shares(shown)) if shown else Text("not on data", style="dim")
+
+
+def _largest(data: Mapping[str, Any] | None) -> str:
+    if data is None:
+        return "–"
+    _, share, half = leading(data)
+    return f"{100 * share:.0f} %" if half is None else f"{100 * share:.0f} ±{100 * half:.0f} %"
+
+
+def _symmetry(heads: Sequence[Mapping[str, Any]], view: str) -> str:
+    """The mean symmetry of heads in a view, with a mark if the window decides its sign."""
+    values = [head[view]["symmetry"] for head in heads if head[view]]
+    if not values:
+        return "–"
+    mark = CHANGES if view == "on_data" and any(changes(head, "symmetry") for head in heads) else ""
+    return f"{sum(values) / len(values):+z.2f}{mark}"
+
+
+def _label(head: Mapping[str, Any]) -> str:
+    return head["label"] + EVIDENCE.get(head.get("evidence", ""), "") + CHANGES * changes(head, "label")
+
+
+def _footnotes(looks: Sequence[Look], labels: bool, shares: bool = False) -> list[str]:
+    """What the marks of a table mean, those that occur; it may hold `labels` and the largest of the `shares`."""
+    heads, notes = [head for look in looks for head in look.heads], []
+    data = [head["on_data"] for head in heads if head["on_data"]]
+    evidence = {head.get("evidence") for head in heads} if labels else set()
+    if "variance" in evidence:
+        notes.append("* label from variance only: not tested by ablation")
+    if "weights" in evidence:
+        notes.append("° label from the weights alone")
+    if labels and any(changes(head, "symmetry") or changes(head, "label") for head in heads):
+        notes.append(f"{CHANGES} sign or label is another within the first half of each window")
+    if shares and any(figures.get("intervals") for figures in data):
+        notes.append("± half of a 95 % interval over sequences")
+    if data:
+        low, high = (end(figures["interaction"] for figures in data) for end in (min, max))
+        between = f"2·covariances between parts, here {100 * low:+z.0f} to {100 * high:+z.0f} %"
+        notes.append(f"parts and interaction ({between}) sum to 100 %")
+    return ["", *(f"{note}." for note in notes)] if notes else []
+
+
+def _lengths(reading: Look) -> list[Any]:
+    """Mean shares over heads for each window, where other windows were measured, too."""
+    heads = [head for head in reading.heads if head.get("lengths") and head["on_data"]]
+    data = reading.provenance.get("data")
+    if not heads or not data:
+        return []
+    own = data.get("longest", data["length"])
+    rows: dict[int, list[Mapping[str, Any]]] = {own: [head["on_data"] for head in heads]}
+    for head in heads:
+        for row in head["lengths"]:
+            rows.setdefault(row["length"], []).append(row) if row["length"] != own else None
+    table = plain_table("window")
+    for name in (*PARTS, "interaction", "symmetry\non data"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for length, figures in sorted(rows.items()):
+        mean = {name: sum(row[name] for row in figures) / len(figures) for name in (*PARTS, "interaction", "symmetry")}
+        shares = (f"{100 * mean[name]:z.0f} %" for name in (*PARTS, "interaction"))
+        table.add_row(f"{length:,}", *shares, f"{mean['symmetry']:+z.2f}")
+    title = f"{reading.model['name']}: shares by window in tokens, mean over heads"
+    return [Text(""), Text(title, style="bold"), table]
+
+
+def _summary(reading: Look) -> list[str]:
+    symmetry = median(layer["raw"]["symmetry"] for layer in reading.layers)
+    direction = median(layer["raw"]["directionality"] for layer in reading.layers)
+    together = f"symmetry {symmetry:+z.2f}, directionality {direction:+z.2f}"
+    lines = [f"\nAll heads of a layer together, raw, median over layers: {together}."]
+    if not has_data(reading):
+        lines.append(f"Weights drawn at random have symmetry 1/width = {1 / reading.model['width']:.3f}.")
+        lines.append("Shares of the scores, popularity and position: --text FILE.")
+    lines.append(f"Labels: {_counts(reading)}.")
+    if len(reading.heads) > MOST_HEADS:
+        lines.append("Each head: --layers to choose some, --csv or --json for all.")
+    notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
+    few = (reading.provenance.get("data") or {}).get("note")
+    notes += [few] if few else []
+    return lines + [f"Note: {note}." for note in notes]
+
+
+def _counts(reading: Look) -> str:
+    return ", ".join(f"{count} {label}" for label, count in reading.summary.items())
+
+
+def _in_short(look: Look) -> str:
+    """One line: labels, mean shares, and symmetry of the weights."""
+    shares = zip(PARTS, mean_shares(with_bars(look)), strict=True)
+    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+    middle = median(row["raw"]["symmetry"] for row in look.layers)
+    of = f"mean shares, {window(look)}" if has_data(look) else OF_WEIGHTS
+    return f"{look.model['name']}: {_counts(look)} ({of}: {told}; raw symmetry of layers, median: {middle:+z.2f})."

@@ -1,0 +1,76 @@
+"""What every display of a look shares: the parts of a bar, what they are shares of, and over which window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keyquery.forms.parts import PARTS
+from keyquery.instruments.geometry import Look
+
+# How a label is known, as a mark behind it; a label from ablation has none.
+EVIDENCE = {"variance": "*", "weights": "°"}
+CHANGES = "~"  # behind what differs between half and whole window
+OF_DATA, OF_WEIGHTS = "shares of score variance", "‖S‖² and ‖A‖² of the weights, as shares of ‖M‖²"
+CLOSE = 0.95  # of the longest window: sequences that reach it on average have that window
+
+
+def has_data(look: Look) -> bool:
+    """Whether any head was measured on data."""
+    return any(head["on_data"] for head in look.heads)
+
+
+def with_bars(look: Look) -> list[dict[str, Any]]:
+    """The heads whose bars are shares of the same thing: on data, those measured on data."""
+    return [head for head in look.heads if head["on_data"]] if has_data(look) else look.heads
+
+
+def bar_shares(head: Mapping[str, Any]) -> list[float]:
+    """The parts of a head's bar, none below 0: shares on data, or ‖S‖² and ‖A‖² of its weights.
+
+    Parts that covary negatively have shares of more than 1 in all; these are drawn in proportion.
+
+    >>> bar_shares({"on_data": None, "raw": {"symmetry": 0.5}})
+    [0.75, 0.25, 0.0, 0.0, 0.0]
+    """
+    data = head["on_data"]
+    symmetric = (1 + head["raw"]["symmetry"]) / 2
+    shares = [data[part] for part in PARTS] if data else [symmetric, 1 - symmetric, 0.0, 0.0, 0.0]
+    shares = [max(share, 0.0) for share in shares]
+    return [share / max(sum(shares), 1.0) for share in shares]
+
+
+def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The mean of the bars of some heads.
+
+    >>> mean_shares([{"on_data": None, "raw": {"symmetry": symmetry}} for symmetry in (1.0, 0.0)])
+    [0.75, 0.25, 0.0, 0.0, 0.0]
+    """
+    return [sum(values) / len(heads) for values in zip(*map(bar_shares, heads), strict=True)]
+
+
+def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
+    """The largest part of a head on data, its share, and half the width of its interval, where there is one.
+
+    >>> leading({"symmetric": 0.1, "skew": 0.2, "popularity": 0, "query_only": 0, "position": 0.7})
+    ('position', 0.7, None)
+    """
+    part = max(PARTS, key=lambda part: data[part])
+    ends = data.get("intervals", {}).get(part)
+    return part, data[part], None if ends is None else (ends[1] - ends[0]) / 2
+
+
+def window(look: Look) -> str | None:
+    """The window that shares are of, such as "128-token windows, 160 sequences"; None without data."""
+    data = look.provenance.get("data")
+    if not data:
+        return None
+    length, longest = data["length"], data.get("longest", data["length"])
+    said = f"{longest if length >= CLOSE * longest else length}-token windows"
+    said += f", {data['sequences']:,} sequences" if "sequences" in data else ""
+    return said + (", independent pairs" if data.get("pairs") == "independent" else "")
+
+
+def changes(head: Mapping[str, Any], what: str) -> bool:
+    """Whether the label, or the sign of symmetry, differs between the half and the whole window."""
+    return what in ((head["on_data"] or {}).get("changes_with_window") or [])

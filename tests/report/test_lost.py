@@ -1,0 +1,38 @@
+"""Ablations as tables and maps, with all parts and whole heads."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from keyquery.forms.parts import PARTS
+from keyquery.instruments import Ablation
+from keyquery.report import terminal
+
+KINDS = (*PARTS, "zero", "mean")
+
+
+def ablation(parts):
+    change = {"change": 0.0123, "low": 0.0023, "high": 0.0223}
+    rows = [
+        {"layer": layer, "head": head, "part": part, **change} for layer in (0, 1) for head in (0, 1) for part in parts
+    ]
+    return Ablation(model={"name": "a model", "layers": 2, "width": 8}, loss=3.0, sequences=32, by="head", rows=rows)
+
+
+@pytest.mark.parametrize("parts", [PARTS, KINDS])
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_table_shows_every_head_part_and_interval(parts, width):
+    out = io.StringIO()
+    terminal.show(ablation(parts), Console(file=out, width=width))
+    text = out.getvalue()
+    assert [text.count(f"{layer}.{head} ") for layer in (0, 1) for head in (0, 1)] == [1] * 4
+    assert text.count("+0.0123") == text.count("±0.0100*") == 4 * len(parts)
+    assert width < 100 or "…" not in text  # seven names are wider than 80 letters; the numbers are all there
+
+
+def test_a_map_has_a_panel_for_each_part_and_whole_heads():
+    pytest.importorskip("matplotlib")
+    figure = ablation(KINDS).plot()
+    names = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert names == [*(f"{part} off" for part in PARTS), "head to 0", "head to mean"]
