@@ -1,4 +1,4 @@
-"""The study of the dial as pictures: what is lost when a part of the scores is turned off, and in which layers."""
+"""The study of the dial as pictures: what is lost without a part of the scores, and in which layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from keyquery.forms.checks import check_choice
-from keyquery.report.colours import DOES, LIGHT
+from keyquery.report.colours import LIGHT
 from keyquery.studies.dial import Abilities
 
 # The two abilities of each kind of model that are set side by side, and what stands above them.
@@ -17,12 +17,12 @@ SHOWN = {
     "decoders": {"next token": "plain text", "repeated tokens": "repeated random tokens"},
     "encoders": {"masked words": "masked words", "sentence halves": "sentence halves"},
 }
-CHANGE = {"decoders": "rise in loss (nats a token)", "encoders": "change of accuracy"}
+CHANGE = {"decoders": "rise in loss (nats per token)", "encoders": "change of accuracy"}
 GREY = "#59636e"
 
 
 def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
-    """A row a model, two abilities side by side: the change by each part turned off in all heads, and its interval."""
+    """One row per model, two abilities side by side: the change without each part in all heads, and its interval."""
     of, models, shown = _chosen(reading, of)
     figure, axes = _panels(pyplot, models, shown, 0.34 + 0.24 * len(LIGHT))
     summary = [row for row in reading.summary() if row["means"] == "data" and row["part"] != "none"]
@@ -40,7 +40,7 @@ def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
         for axis in line:  # one scale, or lengths could not be compared
             axis.set_xlim(min(ends), max(ends) * 1.16)
         _label(line, model)
-    figure.supxlabel(f"{CHANGE[of]} when the part is turned off in all heads; 95 % intervals", color=GREY, size=8)
+    figure.supxlabel(f"{CHANGE[of]} without the part in all heads; 95 % intervals", color=GREY, size=8)
     return figure
 
 
@@ -50,7 +50,7 @@ def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
     summary = [row for row in reading.summary("layer") if row["means"] == "data"]
     models = [model for model in models if any(row["model"] == model["name"] for row in summary)]
     if not models:
-        raise ValueError("this study turned parts off in all heads only: --by layer tells of layers")
+        raise ValueError("this study left parts out in all heads only: --by layer tells of layers")
     figure, axes = _panels(pyplot, models, shown, 0.4 + 0.19 * len(LIGHT))
     for line, model in zip(axes, models, strict=True):
         for axis, ability in zip(line, shown, strict=True):
@@ -92,7 +92,7 @@ def _label(line: Any, model: Mapping[str, Any]) -> None:
 
 
 def _bars(axis: Any, rows: list[dict[str, Any]], pale: bool) -> None:
-    shown = _named(axis, rows, told=True)
+    shown = _named(axis, rows)
     for row in rows:
         y, error = shown.index(row["part"]), [[row["change"] - row["low"]], [row["high"] - row["change"]]]
         axis.barh(y, row["change"], height=0.7, color=LIGHT[row["part"]], alpha=0.25 if pale else 1)
@@ -103,11 +103,11 @@ def _bars(axis: Any, rows: list[dict[str, Any]], pale: bool) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _named(axis: Any, rows: list[dict[str, Any]], told: bool) -> list[str]:
-    """A line for each part that was measured, named in its colour; what it does is `told` if there is room."""
+def _named(axis: Any, rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each part that was measured, named in its colour."""
     shown = [part for part in LIGHT if any(row["part"] == part for row in rows)]
     axis.set_ylim(len(shown) - 0.5, -0.5)
-    axis.set_yticks(range(len(shown)), [f"{part} ({DOES[part]})" if told else part for part in shown])
+    axis.set_yticks(range(len(shown)), shown)
     axis.tick_params(axis="y", length=0)
     for label, part in zip(axis.get_yticklabels(), shown, strict=True):
         label.set_color(LIGHT[part])
@@ -117,7 +117,7 @@ def _named(axis: Any, rows: list[dict[str, Any]], told: bool) -> list[str]:
 def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> None:
     """A strip a part, in its colour; one scale for all, so that they can be compared."""
     most = max((worse * row["change"] for row in rows), default=0.0)
-    shown = _named(axis, rows, told=False)
+    shown = _named(axis, rows)
     colours = import_module("matplotlib.colors").LinearSegmentedColormap
     for y, part in enumerate(shown):
         found = {row["layer"]: row["change"] for row in rows if row["part"] == part}

@@ -11,7 +11,7 @@ from rich.text import Text
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.geometry import Look
 
-MOST = 80  # lines that leave the verdicts in sight
+MOST = 80  # lines that leave the labels in sight
 CELL = 35  # two of them and the head fit into 80 columns
 
 
