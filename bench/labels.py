@@ -1,19 +1,25 @@
-"""Do labels predict what can be left out of a head? Labels from variance, held against ablation, head by head.
+"""Do labels predict? What each head's label says can be left out is left out, and the loss is measured.
 
-    python bench/labels.py MODEL ... --text FILE --out labels.json     # folders or .gguf files; default: what ships
+For every head (or some, by --heads) of every model:
 
-For every head: its label from variance alone; the cost of leaving out each of its five parts; the label that follows
-from that; and the test of the label itself: all parts but the label's own are left out at once, and, as a control, the
-label's own part alone. Costs are changes of the cross-entropy in nats per token, with 95 % intervals over sequences.
+    the label from variance alone      kq.look on the text
+    the label from ablation            kq.ablate, each of the five parts left out alone
+    the test of both                   all parts but the label's left out at once: the label holds where that costs less
+                                       than a limit, by the upper end of its 95 % interval over sequences
+    the control                        the label's own parts left out
+
+    python bench/labels.py MODEL ... --device cuda --tokens 16384 --out labels.json
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 from collections import Counter
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,106 +34,137 @@ from keyquery.instruments.intervals import paired
 from keyquery.instruments.labels import LABELS, Thresholds, label_head
 from keyquery.instruments.losses import default_loss
 from keyquery.reading import provenance, short
-from keyquery.surgery.dial import Means
+from keyquery.surgery.dial import Means, dial
 
-KEPT = {
-    "position": ("position", "query_only"),
-    "sink": ("position", "query_only"),
-    "pairwise": ("symmetric", "skew"),
-    **{part: (part,) for part in ("popularity", "symmetric", "skew")},
-}
+# The parts that a label keeps; what a query does with positions counts as position, as in `label_head`. Mixed and
+# undecided heads have a label that says nothing can be left out.
+KEPT = {"position": ("query_only", "position"), "sink": ("query_only", "position"), "pairwise": ("symmetric", "skew")}
+KEPT |= {part: (part,) for part in ("popularity", "symmetric", "skew")}
+NOTHING = "nothing needed"  # of an ablation by which each part alone can be left out
 LIMITS = (0.001, 0.01)  # nats per token
 
 
-def rows_of(name: str, source: str, text: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per head of a model."""
-    device = pick_device(options.device)
-    model, tokenizer = load_model(source, speaking=True)
-    model = model.to(device).eval()
-    lines = read_lines(text)
-    look = kq.look(model, inputs=_batches(lines, tokenizer, options, options.tokens), length=options.length, name=name)
-    heads = {(head["layer"], head["head"]): head for head in look.heads if head["on_data"] is not None}
-    chosen = sorted(heads)
-    if options.heads and options.heads < len(chosen):
-        chosen = sorted(random.Random(options.seed).sample(chosen, options.heads))
-    _, loss = default_loss(model, tokenizer)
-    batches = _batches(lines, tokenizer, options, options.ablated)
-    means, before = Means(model, batches), losses_of(model, batches, loss)
-    rows = []
-    with kq.dial(model, data=means) as dial:
+def main() -> None:
+    """Read the command line, measure every model, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help="folders or .gguf files; default: the two that ship")
+    parser.add_argument("--text", default=kq.models.LONG_TEXT, help="default: the long text that ships")
+    parser.add_argument("--heads", type=int, help="of each model so many, drawn at random; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="of that draw")
+    parser.add_argument("--tokens", type=int, default=16_384, help="of the text, at most")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a window")
+    parser.add_argument("--batch", type=int, default=32, help="windows that are run at a time")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="a JSON file; what it holds of other models is kept")
+    asked = parser.parse_args()
+    facts = {name: str(getattr(asked, name)) for name in ("heads", "seed", "tokens", "length", "device")}
+    found = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {"models": {}}
+    for source in asked.models or [kq.models.DECODER, kq.models.ENCODER]:
+        name = Path(source).name.removesuffix(".gguf")
+        rows, known = measure(source, asked)
+        found["models"][name] = {**known, **provenance(**facts, text=Path(asked.text).name), "rows": short(rows, 5)}
+        found["models"][name] |= summary(rows)
+        show(name, found["models"][name])
+        if asked.out:
+            asked.out.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
 
-        def cost(place: tuple[int, int], gains: dict[str, float]) -> list[float]:
-            dial.turn([place], **gains)
+
+def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One row per head: its two labels, and what leaving out costs; and what was measured on."""
+    start = perf_counter()
+    model, tokenizer = load_model(source, speaking=True)
+    model.eval()
+    lines = read_lines(asked.text)
+    batches = list(text_batches(lines, tokenizer, asked.length, asked.tokens, asked.batch))
+    objective, loss = default_loss(model, tokenizer)
+    look = kq.look(copy.deepcopy(model), inputs=batches, length=asked.length)
+    print(f"{source}: looked at after {perf_counter() - start:.0f} s", flush=True)
+    heads = [(head["layer"], head["head"]) for head in look.heads if head["on_data"] is not None]
+    if asked.heads is not None:
+        heads = sorted(random.Random(asked.seed).sample(heads, min(asked.heads, len(heads))))
+    model.to(pick_device(asked.device))
+    means, before = Means(model, batches, "position"), losses_of(model, batches, loss)
+    known = {(head["layer"], head["head"]): head for head in look.heads}
+    rows = []
+    with dial(model, data=means) as turning:
+
+        def cost(at: tuple[int, int], off: tuple[str, ...]) -> list[float]:
+            """The change of the loss without some parts of one head, with its interval."""
+            turning.turn([at], **dict.fromkeys(off, 0.0))
             return list(paired(before, losses_of(model, batches, loss)))
 
-        for place in chosen:
-            head = heads[place]
-            single = {part: cost(place, {part: 0.0}) for part in PARTS}
-            row = {"model": name, "layer": place[0], "head": place[1], "variance": head["label"], "costs": single}
-            row |= {"shares": {part: head["on_data"][part] for part in (*PARTS, "interaction", "sink")}}
-            limits = Thresholds(loss=LIMITS[0])
-            row["ablation"] = label_head(head["raw"], head["on_data"], single, limits)._asdict()
-            if head["label"] in KEPT:
-                kept = KEPT[head["label"]]
-                row["others_out"] = cost(place, {part: 0.0 for part in PARTS if part not in kept})
-                row["own_out"] = cost(place, dict.fromkeys(kept, 0.0))
-            row["all_out"] = cost(place, dict.fromkeys(PARTS, 0.0))
-            rows.append(row)
-    print(f"{name}: loss {float(before.mean()):.3f}, {len(before)} sequences, {len(rows)} heads", flush=True)
-    return rows
+        for count, at in enumerate(heads, 1):
+            rows.append(tested(known[at], lambda off, at=at: cost(at, off)))
+            if count % 10 == 0:
+                print(f"  {count} of {len(heads)} heads after {perf_counter() - start:.0f} s", flush=True)
+    sequences = {"sequences": len(before), "tokens_run": int(sum(b["attention_mask"].sum() for b in batches))}
+    return rows, {**sequences, "objective": objective, "loss": float(before.mean()), "seconds": perf_counter() - start}
 
 
-def _batches(lines: list[str], tokenizer: Any, options: argparse.Namespace, tokens: int) -> list[Any]:
-    return list(text_batches(lines, tokenizer, options.length, tokens, options.batch))
+def tested(head: dict[str, Any], cost: Any) -> dict[str, Any]:
+    """A head's labels, the cost of each part, and for each label that claims something the test and its control."""
+    alone = {part: cost((part,)) for part in PARTS}
+    by_ablation = label_head(head["raw"], head["on_data"], alone)
+    labels = {
+        "variance": label_head(head["raw"], head["on_data"]).label,
+        "ablation": by_ablation.label if by_ablation.evidence == "ablation" else NOTHING,
+    }
+    row = {"layer": head["layer"], "head": head["head"], **labels, "without": alone, "test": {}, "control": {}}
+    row["shares"] = {name: head["on_data"][name] for name in (*PARTS, "interaction", "sink")}
+    for label in {*labels.values()} & set(KEPT):
+        kept = KEPT[label]
+        row["test"][label] = cost(tuple(part for part in PARTS if part not in kept))
+        row["control"][label] = cost(kept)
+    if "position" in row["test"]:  # strictly: position alone, without what queries do with positions
+        row["test"]["position alone"] = cost(PARTS[:4])
+    return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Label from variance by label from ablation, and how many labels hold."""
-    text = []
-    for name in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == name]
-        decided = [row for row in own if row["ablation"]["evidence"] == "ablation"]
-        counts = Counter((row["variance"], row["ablation"]["label"]) for row in decided)
-        across = [label for label in LABELS if any(label == b for _, b in counts)]
-        text += [f"\n{name}: {len(own)} heads; no part alone costs {LIMITS[0]} nats in {len(own) - len(decided)}"]
-        text += ["variance \\ ablation  " + "".join(f"{label:>11}" for label in across)]
-        for label in LABELS:
-            if any(a == label for a, _ in counts):
-                text.append(f"{label:20} " + "".join(f"{counts[label, other]:11}" for other in across))
-        labelled = [row for row in own if "others_out" in row]
-        for limit in LIMITS:
-            held = sum(row["others_out"][2] <= limit for row in labelled)
-            free = sum(row["own_out"][2] <= limit for row in labelled)
-            text.append(
-                f"other parts out costs at most {limit} nats (upper end): {held} of {len(labelled)} labelled heads; "
-                f"own part out, the control: {free}"
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The table of labels from variance by labels from ablation, and how many labels hold."""
+    table = Counter((row["variance"], row["ablation"]) for row in rows)
+    confusion = {one: {other: table[one, other] for other in (*LABELS, NOTHING)} for one in LABELS}
+    held = {}
+    for evidence in ("variance", "ablation"):
+        groups: dict[str, list[dict[str, Any]]] = {"all": []}
+        for row in (row for row in rows if row[evidence] in KEPT):
+            groups["all"].append(row)
+            groups.setdefault(row[evidence], []).append(row)
+        held[evidence] = {label: _held(some, evidence) for label, some in groups.items()}
+    agree = sum(row["variance"] == row["ablation"] for row in rows)
+    return {"confusion": confusion, "agree": [agree, len(rows)], "held": held}
+
+
+def _held(rows: list[dict[str, Any]], evidence: str) -> dict[str, Any]:
+    """Of `n` labels, how many hold at each limit, and of how many the control costs more than the limit."""
+    ends = [(row["test"][row[evidence]][2], row["control"][row[evidence]][1]) for row in rows]
+    found: dict[str, Any] = {"n": len(rows)}
+    for limit in LIMITS:
+        found[f"hold_{limit:g}"] = sum(high <= limit for high, _ in ends)
+        found[f"control_{limit:g}"] = sum(low > limit for _, low in ends)
+    return found
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print what was found of one model."""
+    agree, count = found["agree"]
+    print(f"\n{name}: {count} heads, {found['sequences']} windows, loss {found['loss']:.3f} ({found['seconds']:.0f} s)")
+    used = [label for label in (*LABELS, NOTHING) if any(row[label] for row in found["confusion"].values())]
+    print(f"labels from variance (rows) by labels from ablation at {Thresholds().loss:g} nats; {agree} agree")
+    print(" " * 12 + "".join(f"{label:>15}" for label in used))
+    for label, row in found["confusion"].items():
+        if any(row.values()):
+            print(f"{label:12}" + "".join(f"{row[other]:15}" for other in used))
+    for evidence, groups in found["held"].items():
+        for label, one in groups.items():
+            told = (
+                f"{one[f'hold_{limit:g}']} hold at {limit:g} (control costs more: {one[f'control_{limit:g}']})"
+                for limit in LIMITS
             )
-    return "\n".join(text)
-
-
-def main() -> None:
-    """Measure, print the tables, and write every row."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("models", nargs="*", default=[str(kq.models.ENCODER), str(kq.models.DECODER)])
-    asked.add_argument("--text", type=Path, default=kq.models.LONG_TEXT)
-    asked.add_argument("--tokens", type=int, default=20_000, help="for the shares")
-    asked.add_argument("--ablated", type=int, default=8_192, help="tokens that losses are of")
-    asked.add_argument("--length", type=int, default=128)
-    asked.add_argument("--batch", type=int, default=16, help="sequences at a time")
-    asked.add_argument("--heads", type=int, default=0, help="a random sample of so many; default: all")
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--device", default="auto")
-    asked.add_argument("--out", type=Path)
-    options = asked.parse_args()
-    rows = []
-    for source in options.models:
-        rows += rows_of(Path(source).name, source, options.text, options)
-        if options.out is not None:
-            facts = {"text": options.text.name, "length": options.length, "tokens": options.ablated}
-            options.out.write_text(json.dumps({"rows": short(rows, 4), "provenance": provenance(**facts)}))
-    print(table(rows))
+            print(f"  from {evidence}, {label}: n {one['n']}, {', '.join(told)}")
+    print(flush=True)
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
     main()

@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 import keyquery as kq
+from keyquery.forms.parts import PARTS
 from keyquery.instruments import Look
 from keyquery.report.colours import DARK, LIGHT, depth_colour
-from keyquery.report.triangle import PARTS, STYLE, Dot, barycentric, dots, has_data
+from keyquery.report.triangle import STYLE, Dot, barycentric, dots, has_data
 
 HERE = Path(__file__).parent
 ROWS = (  # those that see both ways, and those that see only what came before; then those that were not run
@@ -24,10 +25,10 @@ BASE, UNIT = 280.0, 76.0  # where symmetry is 0, and how tall 1 would be
 OWN = f"""
 .atlas text {{ font-size: 11px }} .atlas .title {{ font-size: 14px }} .atlas .corner {{ font-size: 11px }}
 .atlas .mean {{ fill: none; stroke: #1f2328; stroke-width: 2 }} .atlas .axis {{ stroke: #8b949e }}
-.atlas .up {{ fill: {LIGHT["reciprocal"]} }} .atlas .down {{ fill: {LIGHT["directional"]} }}
+.atlas .up {{ fill: {LIGHT["symmetric"]} }} .atlas .down {{ fill: {LIGHT["skew"]} }}
 @media (prefers-color-scheme: dark) {{
   .atlas .mean {{ stroke: #f0f6fc }} .atlas .axis {{ stroke: #6e7681 }}
-  .atlas .up {{ fill: {DARK["reciprocal"]} }} .atlas .down {{ fill: {DARK["directional"]} }}
+  .atlas .up {{ fill: {DARK["symmetric"]} }} .atlas .down {{ fill: {DARK["skew"]} }}
 }}
 """
 
@@ -43,7 +44,7 @@ def main() -> None:
     body.append(f'<g transform="translate({5 * WIDE:.0f} {HIGH:.0f})">{legend()}</g>')
     wide, high = 6 * WIDE, len(ROWS) * HIGH + 6
     style = f"<style>:root {{ color-scheme: light dark }}{STYLE}{OWN}</style>"
-    label = "Every head of eleven models between comparing, pointing and following the crowd; below, symmetry by layer"
+    label = "Every head of eleven models between symmetric, skew and popularity; below, symmetry by layer"
     box = f'viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" height="{high:.0f}" role="img" aria-label="{label}"'
     text = f'<svg xmlns="http://www.w3.org/2000/svg" class="triangle atlas" {box}>\n{style}\n' + "\n".join(body)
     Path(__file__).with_suffix(".svg").write_text(text + "\n</svg>\n", encoding="utf-8")
@@ -64,13 +65,13 @@ def panel(look: Look) -> str:
 def frame(look: Look) -> str:
     """The triangle, or without data the line between its lower corners."""
     left, right, top = (at(*corner) for corner in ((0, 0), (1, 0), (0.5, math.sqrt(3) / 2)))
-    names = text(left[0] - 10, left[1] + 14, "compares", "corner reciprocal", "start")
-    names += text(right[0] + 10, right[1] + 14, "points", "corner directional", "end")
+    names = text(left[0] - 10, left[1] + 14, "symmetric", "corner symmetric", "start")
+    names += text(right[0] + 10, right[1] + 14, "skew", "corner skew", "end")
     if not has_data(look):
         middle = LEFT + SIDE / 2
         lines = f"M{left[0]:.1f} {left[1]:.1f}H{right[0]:.1f}M{middle:.1f} {TOP:.1f}V{left[1]:.1f}"
         return f'<path class="grid" d="{lines}"/>{names}'
-    names += text(top[0], top[1] - 5, "follows the crowd", "corner popularity")
+    names += text(top[0], top[1] - 5, "popularity", "corner popularity")
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (left, right, top))
     return f'<path class="frame" d="M{path}Z"/>{names}'
 
@@ -87,12 +88,12 @@ def mean(look: Look) -> str:
     shares = [head["on_data"] for head in look.heads if head["on_data"]]
     if not shares:
         return ""
-    x, y = at(*barycentric(*(fmean(each[part] for each in shares) for part in PARTS)))
+    x, y = at(*barycentric(*(fmean(each[part] for each in shares) for part in PARTS[:3])))
     return f'<circle class="mean" cx="{x:.1f}" cy="{y:.1f}" r="7"><title>mean of all heads</title></circle>'
 
 
 def layers(look: Look) -> str:
-    """A bar a layer: the mean symmetry of its heads, up for comparing and down for pointing."""
+    """One bar per layer: the mean symmetry of its heads, up for symmetric and down for skew."""
     groups: dict[str, list[int]] = {}
     for layer in look.layers:
         kind = "cross" if layer["kind"] == "cross" else "decoder" if layer["causal"] else "encoder"

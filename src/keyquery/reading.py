@@ -45,6 +45,7 @@ class Reading:
     kind: ClassVar[str] = "reading"
     schema: ClassVar[int] = 1
     units: ClassVar[Mapping[str, str]] = {}
+    former: ClassVar[Mapping[str, str]] = {}  # names in files that former versions wrote, and what they are now
 
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,6 +120,7 @@ class Reading:
             )
         data.pop("units", None)
         try:
+            data = renamed(data, cls.former) if cls.former else data
             check_fields(cls, data)
         except ValueError as error:
             raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
@@ -209,6 +211,19 @@ def plain(value: Any) -> Any:
         numbers = set(map(type, value)) <= {float}  # long spectra are common, and plain already
         return list(value) if numbers else [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Plain data in which keys and texts that are one of `names` have their new name.
+
+    >>> renamed({"part": "directional", "directional": [1.0]}, {"directional": "skew"})
+    {'part': 'skew', 'skew': [1.0]}
+    """
+    if isinstance(value, dict):
+        return {names.get(key, key): renamed(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [renamed(item, names) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def short(value: Any, digits: int) -> Any:

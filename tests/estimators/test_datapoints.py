@@ -327,7 +327,7 @@ def test_keyquery_look_reads_what_was_saved(tmp_path):
     assert [head["name"] for head in reading.heads[::2]] == [f"encoder.layers.{i}.block.attention.0" for i in (0, 1)]
     assert min(head["raw"]["symmetry"] for head in reading.heads) > 1 - 1e-6
     on_data = kq.look(model.network_, inputs=[model.context_.within()._asdict()])
-    assert all(head["on_data"]["directional"] < 1e-6 for head in on_data.heads)
+    assert all(head["on_data"]["skew"] < 1e-6 for head in on_data.heads)
 
 
 # What a prediction leans on

@@ -285,7 +285,7 @@ def test_places_far_beyond_float16_are_kept(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_heads_are_followed_and_one_that_turns_is_directional_since_then():
+def test_heads_are_followed_and_one_that_turns_is_skew_since_then():
     torch.manual_seed(0)
     model, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(6, 3, 16)
     lens = kq.TransportLens(model, inputs=(x, x, x))

@@ -238,10 +238,10 @@ def brute_force_parts(layer, x):
     scores = kernels.scores(layer, x)[0]
     mean_query, mean_key = query.mean(1, keepdim=True), key.mean(1, keepdim=True)
     pairs = (query - mean_query) @ (key - mean_key).mT
-    reciprocal, directional = (pairs + pairs.mT) / 2, (pairs - pairs.mT) / 2
+    symmetric, skew = (pairs + pairs.mT) / 2, (pairs - pairs.mT) / 2
     rest = scores - pairs  # popularity, and what is the same for every key
     popularity = rest - rest.mean(2, keepdim=True)
-    energies = torch.stack([part.square().mean((1, 2)) for part in (reciprocal, directional, popularity)])
+    energies = torch.stack([part.square().mean((1, 2)) for part in (symmetric, skew, popularity)])
     return energies / energies.sum(0)
 
 
@@ -252,7 +252,7 @@ def test_parts_are_those_of_the_scores(kernel):
         nn.init.normal_(weight, std=0.5)
     x = torch.randn(1, 400, 12, dtype=torch.float64) + 1
     found = layer.parts(x)
-    ours = torch.stack([found[name] for name in ("reciprocal", "directional", "popularity")])
+    ours = torch.stack([found[name] for name in ("symmetric", "skew", "popularity")])
     assert torch.allclose(ours, brute_force_parts(layer, x), atol=1e-9)
     assert found["position"].abs().max() == 0
 

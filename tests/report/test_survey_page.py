@@ -23,7 +23,7 @@ def model(name, symmetry, run=None, step=None, family="llama", parameters=1_000_
     facts = {"name": name, "file": f"f {name}", "run": run, "step": step, "family": family, "model_type": family}
     facts |= {"parameters": parameters, "layers": 2, "heads": 4, "width": 8, "attention": attention, "source": "/none"}
     layers = {"by_layer": [symmetry, symmetry / 3], "together_by_layer": [0.0, symmetry], "notes": []}
-    return {**facts, **figures, **layers, "verdicts": {"general": 4}}
+    return {**facts, **figures, **layers, "labels": {"mixed": 4}}
 
 
 @pytest.fixture

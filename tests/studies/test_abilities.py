@@ -216,8 +216,8 @@ class Bag(nn.Module):
 
 
 def test_halves_are_found_by_what_they_share():
-    # Passage i holds the letters 6i … 6i + 5, over and over, in both halves.
-    letters = torch.arange(6).repeat(40).reshape(8, 30) + 6 * torch.arange(8)[:, None]
+    # Of 48 windows four are taken, evenly spread; each holds six letters of its own, over and over, in both halves.
+    letters = torch.arange(6).repeat(240).reshape(48, 30) + 6 * (torch.arange(48) // 6)[:, None]
     tale = "".join(chr(200 + int(n)) for n in letters.flatten())
     given = halves(Material({"tale": tale}, Letters(), False, SIZE), "tale", 4, 32)
     assert given.inputs["input_ids"].shape == (8, 17)
@@ -237,8 +237,8 @@ def test_windows_never_overlap_and_are_framed():
     tale = "".join(chr(200 + n % 50) for n in range(1000))
     stuff = Material({"tale": tale}, Letters(), False, SIZE)
     stuff.texts["tale"] = torch.arange(10, 1010)  # ids that tell where they stood
-    first, second = (stuff.windows("tale", 6, 52, other) for other in (False, True))
-    assert first.shape == second.shape == (6, 52)
+    first, second = (stuff.windows("tale", count, 22, count > 6) for count in (6, 33))
+    assert (first.shape, second.shape) == ((6, 22), (33, 22))
     inner = torch.cat((first, second))[:, 1:-1].flatten()
     assert len(inner.unique()) == len(inner)
     assert (first[:, 0] == 1).all()
@@ -247,9 +247,10 @@ def test_windows_never_overlap_and_are_framed():
 
 def test_a_short_text_gives_short_windows_rather_than_few():
     stuff = material(size=100)
-    assert stuff.windows("tale", 16, 60).shape == (4, 1 + 12)
-    with pytest.raises(ValueError, match="tale is too short: 10 tokens, expected at least 16"):
-        material(size=10).windows("tale", 16, 60)
+    assert stuff.windows("tale", 64, 60).shape == (16, 1 + 2)
+    assert stuff.windows("tale", 64, 60, True).shape == (32, 1 + 2)
+    with pytest.raises(ValueError, match="tale is too short: 90 tokens, expected at least 96"):
+        material(size=90).windows("tale", 16, 60)
 
 
 def test_random_tokens_are_of_the_text_and_never_twice():

@@ -18,6 +18,7 @@ from keyquery.layers import LanguageModel
 from keyquery.report import terminal
 from keyquery.studies.depth import DepthStudy, Plan, best_rate, depths, parabola, text_in
 from keyquery.studies.shaped import ShapedTraining, width_of
+from keyquery.studies.texts import SHARES
 
 TINY = Plan(budgets=(2000,), depths=(1, 2), rates=(1e-3, 4e-3), seeds=(0, 1), steps=4, vocabulary=300, length=8)
 
@@ -72,10 +73,10 @@ def _place(row):
 
 def test_shares_of_heads_are_means_over_layers(study):
     row = next(row for row in study[0].chosen() if row["layers"] == 2)
-    for name in ("reciprocal", "directional", "popularity"):
+    for name in SHARES:
         assert row[name] == pytest.approx(np.mean([layer[name] for layer in row["mix"]]))
-    assert row["reciprocal"] + row["directional"] + row["popularity"] == pytest.approx(1)
-    assert row["symmetric"] == pytest.approx(row["reciprocal"] / (row["reciprocal"] + row["directional"]))
+    assert sum(row[name] for name in SHARES) == pytest.approx(1)
+    assert row["pairwise_symmetric"] == pytest.approx(row["symmetric"] / (row["symmetric"] + row["skew"]))
     assert 0 < row["raw_symmetric"] < 1
 
 
@@ -123,7 +124,7 @@ def test_a_rate_that_diverges_is_told_and_not_taken(corpus, tmp_path, monkeypatc
 
 def made(budget, layers, rate, seed, loss, validation=None, symmetry=0.0):
     """A row by hand."""
-    parts = {"reciprocal": 0.4 + symmetry, "directional": 0.4 - symmetry, "popularity": 0.2}
+    parts = {"symmetric": 0.4 + symmetry, "skew": 0.4 - symmetry, "popularity": 0.2}
     mix = [{"raw_symmetry": symmetry, "symmetry": 0.0, **parts}]
     sizes = {"width": width_of(budget, layers), "parameters": budget, "steps": 1, "text": "", "mix": mix}
     place = {"budget": budget, "layers": layers, "rate": rate, "seed": seed}
@@ -174,7 +175,7 @@ def test_a_parabola_is_numpys():
 def test_a_trend_of_the_mix_is_found():
     rows = [made(10**6, n, 1e-3, s, 3.0, symmetry=0.05 * math.log(n)) for n in (1, 2, 4, 8) for s in (0, 1)]
     (found,) = DepthStudy(rows=rows).trends()
-    assert found["symmetric"]["change"] == pytest.approx(0.05 / 0.8)
+    assert found["pairwise_symmetric"]["change"] == pytest.approx(0.05 / 0.8)
     assert found["raw_symmetric"]["change"] == pytest.approx(0.05 / 2)
     noisy = [{**row, "mix": [{**row["mix"][0], "raw_symmetry": 0.1 * (i % 3)}]} for i, row in enumerate(rows)]
     (found,) = DepthStudy(rows=noisy).trends()
@@ -227,7 +228,7 @@ def test_the_picture_has_three_panels():
     assert [axis.get_title() for axis in figure.axes] == [
         "loss less the best of the budget",
         "best depth (hollow: of those tried)",
-        "share that compares, not points",
+        "symmetric share of the pairwise parts",
     ]
     law = optima.get_lines()[0]
     assert law.get_ydata() == pytest.approx([Law().layers(params) for params in law.get_xdata()])

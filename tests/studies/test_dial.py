@@ -41,8 +41,9 @@ def changes(subject, ability):
 )
 def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, levels):
     rows = list(study(subject(causal=True), {"tale": TALE}, by, [0, 1], 2, 16))
-    # Without rotary positions there are three parts; all heads: a dial of ones and each part, about two kinds of means.
-    wanted = {"all": 2 * 4, "layer": 3 * 2, "head": 3 * 8}
+    # All heads: a dial of ones and each part, about three kinds of means. Only those by position have all five parts in
+    # a model without rotary positions.
+    wanted = {"all": 4 + 4 + 6, "layer": 5 * 2, "head": 5 * 8}
     sources = {"next token": 1, "repeated tokens": 2, "copying": 2, "look-ups": 2, "duplicates": 2}
     sources["first-token mass"] = 1
     assert {row["ability"] for row in rows} == set(sources)
@@ -57,10 +58,10 @@ def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, leve
 
 def test_a_dial_of_ones_changes_nothing_and_parts_do(reading):
     ones = [row for row in reading.rows if row["part"] == "none"]
-    assert len(ones) == 2 * 12
+    assert len(ones) == 3 * 12
     assert max(abs(row["change"]) for row in ones) < 1e-5
     plain = [r for r in reading.rows if (r["ability"], level_of(r)) == ("next token", "all") and r["part"] != "none"]
-    assert min(abs(row["change"]) for row in plain) > 0.01
+    assert min(abs(row["change"]) for row in plain) > 1e-4
 
 
 def test_a_row_is_what_a_dial_of_its_heads_does():
@@ -72,11 +73,57 @@ def test_a_row_is_what_a_dial_of_its_heads_does():
         if (r["ability"], r["means"]) == ("next token", "data")
     }
     trial = next(t for t in trials_of(own, {"tale": TALE}, [0], 4, 32) if t.ability.name == "next token")
-    for part, layer, head in (("popularity", None, None), ("popularity", 1, None), ("reciprocal", 0, 2)):
+    for part, layer, head in (
+        ("popularity", None, None),
+        ("popularity", 1, None),
+        ("symmetric", 0, 2),
+        ("position", 0, None),
+    ):
         heads = None if layer is None else f"{layer}.{'*' if head is None else head}"
-        with torch.no_grad(), kq.dial(own.model, **{part: 0}, heads=heads, data=[trial.others.inputs]):
+        with (
+            torch.no_grad(),
+            kq.dial(own.model, **{part: 0}, heads=heads, data=[trial.others.inputs], means="position"),
+        ):
             value = float(next_token_loss(own.model, trial.given.inputs).mean())
         assert rows[part, layer, head]["value"] == pytest.approx(value, abs=1e-6)
+
+
+def test_means_are_of_enough_other_sequences_for_means_by_position():
+    for causal in (True, False):
+        for trial in trials_of(subject(causal=causal), {"tale": TALE}, [0], 4, 256):
+            assert len(trial.others.inputs["input_ids"]) >= 32
+            rows = [{tuple(row) for row in some.inputs["input_ids"].tolist()} for some in (trial.given, trial.others)]
+            assert not rows[0] & rows[1]
+
+
+def test_a_study_that_was_interrupted_is_resumed(tmp_path):
+    def interrupted(items, what, total):
+        for count, item in enumerate(items):
+            if count == 50:
+                raise KeyboardInterrupt
+            yield item
+
+    settings = (subject(causal=True), {"tale": TALE}, "layer", [0], 2, 16)
+    whole = list(study(*settings))
+    with pytest.raises(KeyboardInterrupt):
+        list(study(*settings, interrupted, tmp_path))
+    kept = len(list(tmp_path.iterdir()))
+    assert 0 < kept < 6
+    told = []
+    again = list(study(*settings, lambda items, what, total: told.append(total) or items, tmp_path))
+    assert again == whole
+    assert told == [len(whole) - 24 * kept]
+    assert list(study(*settings, lambda items, what, total: told.append(total) or items, tmp_path)) == whole
+    assert told[1] == 0
+    other = subject(causal=True)
+    other.model.tokens.weight.data *= 2
+    assert list(study(other, *settings[1:], None, tmp_path)) != whole
+
+
+def test_studies_of_former_versions_load(made):
+    old = made.to_json().replace('"symmetric"', '"reciprocal"').replace('"skew"', '"directional"')
+    assert "reciprocal" in old
+    assert kq.Reading.load(old) == made
 
 
 def test_figures_agree_with_one_another(reading):
@@ -130,14 +177,17 @@ def test_json_holds_all_of_it(reading):
 
 def test_a_symmetric_model_has_no_direction_to_lose():
     found = changes(subject(causal=True, kernel="psd"), "next token")
-    assert max(abs(change) for (part, *_), change in found.items() if part == "directional") < 1e-5
-    assert max(abs(change) for (part, *_), change in found.items() if part == "reciprocal") > 1e-5
+    assert max(abs(change) for (part, *_), change in found.items() if part == "skew") < 1e-5
+    assert max(abs(change) for (part, *_), change in found.items() if part == "symmetric") > 1e-5
 
 
 def test_position_is_turned_off_where_places_enter_the_score():
-    assert subject(causal=True).parts == ["reciprocal", "directional", "popularity"]
+    whole = ["symmetric", "skew", "popularity", "query_only", "position"]
+    assert [subject(causal=True).parts(means) for means in ("batch", "global", "data")] == [whole[:3], whole[:3], whole]
     found = changes(subject(causal=True, rope=True), "next token")
-    assert {part for part, *_ in found} == {"none", "reciprocal", "directional", "popularity", "position"}
+    assert {(part, means) for part, _, means in found} == {
+        (part, means) for part in ("none", *whole) for means in ("batch", "global", "data")
+    }
 
 
 def test_models_are_left_as_they_were():
@@ -209,7 +259,7 @@ def made():
         | {"value": 3.0, "before": 2.0, "change": 1.0 + y, "low": 0.5 + y, "high": 1.5 + y, "sequences": 4}
         for model, count in (("one", 4), ("two", 3))
         for ability in ("next token", "repeated tokens")
-        for y, part in enumerate(("reciprocal", "directional", "popularity", "position")[:count])
+        for y, part in enumerate(("symmetric", "skew", "popularity", "position")[:count])
         for layer in (None, 0, 1)
     ]
     models = [{"name": name, "layers": 2, "causal": True, "vocabulary": 100} for name in ("one", "two")]

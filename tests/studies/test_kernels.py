@@ -121,7 +121,7 @@ def test_fresh_heads_spend_half_their_energy_on_direction():
     for (
         row
     ) in rows:  # E[symmetry] = 1/d for iid weights; one head's spread is about 1/d too, and four or more are meant
-        assert row["directional"] == pytest.approx((1 - 1 / row["width"]) / 2, abs=1.2 / row["width"])
+        assert row["skew"] == pytest.approx((1 - 1 / row["width"]) / 2, abs=1.2 / row["width"])
 
 
 def test_starts_of_queries_and_keys():
@@ -331,8 +331,8 @@ def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study
     figure = reading.plot()
     titles = [axis.get_title() for axis in figure.get_axes()]
     assert titles == [
-        "reciprocal truth: smoothing",
-        "directional truth: look-up",
+        "symmetric truth: smoothing",
+        "skew truth: look-up",
         "masked, all text",
         "masked, 50% of it",
         "next token, all text",

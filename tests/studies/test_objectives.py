@@ -7,9 +7,9 @@ import torch
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.layers import Shape
+from keyquery.layers import LanguageModel, Shape
 from keyquery.studies.objectives import Objectives, objectives, recorded
-from keyquery.studies.texts import Task
+from keyquery.studies.texts import SHARES, Task
 
 TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16)
 
@@ -25,7 +25,7 @@ def test_every_head_is_recorded_at_every_step_asked_for(study):
     places = {(r["objective"], r["seed"], r["step"], r["layer"], r["head"]) for r in reading.heads}
     assert len(places) == len(reading.heads) == 2 * 2 * len(recorded(20)) * 2 * 2
     for row in reading.heads:
-        assert row["reciprocal"] + row["directional"] + row["popularity"] == pytest.approx(1)
+        assert sum(row[name] for name in SHARES) == pytest.approx(1)
 
 
 def test_losses_fall(study):
@@ -46,13 +46,36 @@ def test_the_summary_is_mean_and_spread_over_seeds(study):
 
 def test_onsets_by_hand():
     def row(step, part):
-        shares = {name: float(name == part) for name in ("reciprocal", "directional", "popularity")}
+        shares = {name: float(name == part) for name in ("symmetric", "skew", "popularity", "position")}
         return {"objective": "masked", "seed": 0, "layer": 0, "head": 0, "step": step, "symmetry": 0.0, **shares}
 
-    rows = [row(0, "reciprocal"), row(8, "directional"), row(16, "reciprocal"), row(20, "directional")]
+    rows = [row(0, "symmetric"), row(8, "position"), row(16, "symmetric"), row(20, "position")]
     reading = Objectives(heads=rows, losses=[], shape={}, recipe={})
-    assert reading.onsets()[0]["part"] == "directional"
+    assert reading.onsets()[0]["part"] == "position"
     assert reading.onsets()[0]["since"] == 20
+
+
+def test_means_are_by_position(corpus):
+    """A model of positions alone: with means over all positions these would count as popularity."""
+    torch.manual_seed(0)
+    model = LanguageModel(TINY)
+    model.tokens.weight.data.zero_()
+    ids = torch.randint(2, 300, (5000,))
+    rows = Task("next token", ids, ids, 16, Tokenizer.load(kq.models.ENCODER)).look(model)
+    assert min(row["position"] for row in rows if row["layer"] == 0) > 0.99
+
+
+def test_studies_of_former_versions_load():
+    shares = {"reciprocal": 0.5, "directional": 0.3, "popularity": 0.2}
+    row = {"objective": "masked", "seed": 0, "layer": 0, "head": 0, "step": 9, "symmetry": 0.25, **shares}
+    rows = [row, {**row, "objective": "next token"}]
+    old = {"schema": 1, "kind": "objectives", "heads": rows, "losses": [], "shape": {}, "recipe": {}}
+    reading = kq.Reading.load(json.dumps(old))
+    assert reading.shares() == ("symmetric", "skew", "popularity")
+    assert {name: reading.summary()[0][name] for name in reading.shares()} == dict(
+        zip(reading.shares(), shares.values(), strict=True)
+    )
+    assert reading.onsets()[0]["part"] == "symmetric"
 
 
 def test_the_models_written_stand_alone(study):

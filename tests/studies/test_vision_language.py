@@ -161,7 +161,7 @@ def test_the_study_tells_every_figure(study, tmp_path, monkeypatch):
     assert row["texts_at_1"] <= row["texts_at_5"] <= row["texts_at_10"]
     assert len(row["course"]) == 2  # before the one step and after it
     assert len(row["layers"]) == 3
-    symmetric = [one for one in reading.turned() if (one["variant"], one["part"]) == ("symmetric", "directional")]
+    symmetric = [one for one in reading.turned() if (one["variant"], one["part"]) == ("symmetric", "skew")]
     assert symmetric
     assert all(abs(one["change"]) < 1e-4 for one in symmetric)  # it has none
     assert reading.correlations() == []  # one training tells nothing of spread
@@ -171,7 +171,7 @@ def test_the_study_tells_every_figure(study, tmp_path, monkeypatch):
     assert isinstance(reading, VisionLanguageStudy)
     said = io.StringIO()
     terminal.show(reading, Console(file=said, width=100))
-    assert all(word in said.getvalue() for word in ("relations", "R@10", "directional", "correlation"))
+    assert all(word in said.getvalue() for word in ("relations", "R@10", "skew", "correlation"))
     pytest.importorskip("matplotlib")
     reading.plot().savefig(tmp_path / "study.svg")
 

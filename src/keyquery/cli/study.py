@@ -179,7 +179,8 @@ def dial(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar=PATH, help="A text, packed by xz or not; may be given several times. Without: the one that ships."
+            metavar=PATH,
+            help="A text, compressed by xz or not; may be given several times. Default: the one that ships.",
         ),
     ] = None,
     by: Annotated[
@@ -187,10 +188,13 @@ def dial(
     ] = "layer",
     seed: Annotated[
         list[int] | None,
-        typer.Option(metavar=INT, help="A seed of random tokens; may be given several times. Without: 0."),
+        typer.Option(metavar=INT, help="A seed of random tokens; may be given several times. Default: 0."),
     ] = None,
     sequences: Annotated[int, typer.Option(min=2, help="How many of each text and seed.")] = 16,
     length: Annotated[int, typer.Option(min=16, help="How many tokens each has.")] = shipped.LENGTH,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Keep results here, so that an interrupted run is resumed.")
+    ] = None,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -198,7 +202,7 @@ def dial(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Turn off each part of the scores, and see which abilities go with it.
+    """Leave out each part of the scores, and measure what the model can no longer do.
 
     Decoders: the next token of a text, repeated random tokens and how many are copied, look-ups, duplicates, attention
     to the first token.
@@ -207,9 +211,9 @@ def dial(
     from keyquery.studies.dial import dial_abilities
 
     files = targets(force, json=json, csv=csv, picture=picture)
-    chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.TEXT]
+    chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.LONG_TEXT]
     with watching(quiet) as progress:
-        reading = dial_abilities(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress)
+        reading = dial_abilities(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress, out)
     deliver(reading, files, quiet)
 
 

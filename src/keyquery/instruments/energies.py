@@ -10,8 +10,8 @@ from torch import nn
 
 from keyquery.checkpoints import read
 
-# Symmetry at which a head counts as directional. Heads drawn at random are near 0, the small ones within this.
-DIRECTIONAL = -0.1
+# Symmetry at or below which a head counts as skew. Heads with random weights are near 0, small ones within this.
+SKEW = -0.1
 
 
 class Energies:
@@ -37,16 +37,16 @@ class Energies:
             self._values.append(self._measure())
 
     def told(self, records: Sequence[int], steps: Sequence[int]) -> list[dict[str, Any]]:
-        """A row a head: its energies and symmetry at some records, and since which of all `steps` it is directional.
+        """One row per head: its energies and symmetry at some records, and since which of all `steps` it is skew.
 
-        `since` is the first recorded step from which on its symmetry stays at DIRECTIONAL or below, None if it ends
+        `since` is the first recorded step from which on its symmetry stays at SKEW or below, None if it ends
         above.
         """
         rows = []
         for at, place in enumerate(self._places if self._values else []):
             every = [values[at] for values in self._values]
             shown = [every[record] for record in records]
-            points = [_symmetry(*values) <= DIRECTIONAL for values in every]
+            points = [_symmetry(*values) <= SKEW for values in every]
             first = next((k for k in range(len(points)) if all(points[k:])), None)
             curves = {"symmetric_energy": [one for one, _ in shown], "skew_energy": [two for _, two in shown]}
             curves["symmetry"] = [_symmetry(*values) for values in shown]

@@ -102,7 +102,7 @@ class TransportLens:
 
     @property
     def heads(self) -> list[dict[str, Any]]:
-        """A row a head: symmetric and skew energy and symmetry at every record, and `since` when it is directional.
+        """One row per head: symmetric and skew energy and symmetry at every record, and `since` when it is skew.
 
         `since` is the first recorded step from which on its symmetry stays at −0.1 or below; None if it ends above.
         """

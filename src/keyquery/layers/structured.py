@@ -247,12 +247,12 @@ class Attention(nn.Module):
     def parts(
         self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
     ) -> dict[str, Float[Tensor, " heads"]]:
-        """What each head's scores on x are made of: shares reciprocal, directional, popularity, position; symmetry.
+        """Shares of the variance of each head's scores on x by part, in closed form (tokens independent), and symmetry.
 
-        The split of `keyquery look`, of this layer and its own input; the layer is not run.
+        What `keyquery look` gives with pairs="independent", of this layer and its own input; the layer is not run.
 
         >>> shares = kq.Attention(8, 2, kernel="psd").parts(torch.randn(4, 16, 8))
-        >>> bool(shares["directional"].max() < 1e-12)
+        >>> bool(shares["skew"].max() < 1e-12)
         True
         """
         self._check(x, mask, None, None)

@@ -8,17 +8,17 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.colours import LIGHT
+from keyquery.forms.parts import PARTS
 from keyquery.studies.dial import Abilities
 
 NOTE = (
     "Next and repeated tokens are losses in nats, the rest shares; ± is half of a 95 % interval over sequences, for "
-    "each comparison alone. Batch means, single texts, seeds and heads: --json or --csv."
+    "each comparison alone. Means are by position; other means, single texts, seeds and heads: --json or --csv."
 )
 
 
 def abilities_tables(reading: Abilities) -> list[Any]:
-    """For each model what every ability loses by each part turned off in all heads, and where it loses most."""
+    """For each model what every ability loses by each part left out in all heads, and in which layer it loses most."""
     everywhere = [row for row in reading.summary() if row["means"] == "data"]
     by_layer = reading.summary("layer")
     found: list[Any] = []
@@ -33,22 +33,22 @@ def abilities_tables(reading: Abilities) -> list[Any]:
 
 
 def _everywhere(reading: Abilities, model: Mapping[str, Any], rows: list[dict[str, Any]]) -> Table:
-    table = _table("change by turning off", "whole", *LIGHT)
+    table = _table("change without", "whole", *PARTS)
     for ability in reading.abilities:
         own = {row["part"]: row for row in rows if (row["model"], row["ability"]) == (model["name"], ability["name"])}
         if own:
-            cells = (_change(own[part]) if part in own else "–" for part in LIGHT)
+            cells = (_change(own[part]) if part in own else "–" for part in PARTS)
             table.add_row(ability["name"], f"{own['none']['before']:.2f}", *cells)
     return table
 
 
 def _where(reading: Abilities, model: Mapping[str, Any], rows: list[dict[str, Any]]) -> Table:
-    table = _table("most in layer", *LIGHT)
+    table = _table("most in layer", *PARTS)
     for ability in reading.abilities:
         own = [row for row in rows if (row["model"], row["ability"]) == (model["name"], ability["name"])]
         if own:
             worse = -1 if ability["better"] == "higher" else 1
-            cells = (_worst([row for row in own if row["part"] == part], worse) for part in LIGHT)
+            cells = (_worst([row for row in own if row["part"] == part], worse) for part in PARTS)
             table.add_row(ability["name"], *cells)
     return table
 
@@ -61,11 +61,12 @@ def _worst(rows: list[dict[str, Any]], worse: int) -> str:
 
 
 def _change(row: Mapping[str, Any]) -> str:
-    return f"{row['change']:+z.2f}±{(row['high'] - row['low']) / 2:.2f}"
+    half = f"{(row['high'] - row['low']) / 2:.2f}".removeprefix("0")  # or five parts would not fit
+    return f"{row['change']:+z.2f}±{half}"
 
 
 def _table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="")
     table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)

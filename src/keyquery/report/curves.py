@@ -7,13 +7,11 @@ from typing import Any
 
 from keyquery.report.colours import LIGHT
 from keyquery.studies.objectives import NAMES, Objectives
-from keyquery.studies.texts import OBJECTIVES, SHARES
-
-COLOURS = dict(zip(SHARES, LIGHT.values(), strict=False))  # symmetric, skew and popularity come first
+from keyquery.studies.texts import OBJECTIVES
 
 
 def curves(reading: Objectives, pyplot: Any) -> Any:
-    """A row an objective, a panel a layer: mean shares over its heads, a line a seed, against training steps."""
+    """One row per objective, one panel per layer: mean shares over heads by training step, one line per seed."""
     layers = sorted({row["layer"] for row in reading.heads})
     figure, axes = pyplot.subplots(
         len(OBJECTIVES), len(layers), figsize=(1.75 * len(layers), 3.4), sharex=True, sharey=True, layout="constrained"
@@ -30,16 +28,22 @@ def curves(reading: Objectives, pyplot: Any) -> Any:
         line[0].set_ylabel(f"{NAMES[objective]} ({objective})\nshare of score variance")
     for axis, layer in zip(axes[0], layers, strict=True):
         axis.set_title(f"layer {layer}")
-    handles = [pyplot.Line2D([], [], color=COLOURS[share], label=share) for share in SHARES]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(SHARES), frameon=False)
+    parts = _parts(reading)
+    handles = [pyplot.Line2D([], [], color=LIGHT[part], label=part.replace("_", "-")) for part in parts]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(parts), frameon=False)
     for axis in axes[-1]:
         axis.set_xlabel("training step")
     return figure
 
 
+def _parts(reading: Objectives) -> list[str]:
+    """The parts of scores; the interaction between them is small, and left to JSON."""
+    return [share for share in reading.shares() if share in LIGHT]
+
+
 def _lines(axis: Any, reading: Objectives, objective: str, layer: int, seed: int) -> None:
     rows = [r for r in reading.heads if (r["objective"], r["layer"], r["seed"]) == (objective, layer, seed)]
     steps = sorted({row["step"] for row in rows})
-    for share in SHARES:
-        values = [mean(row[share] for row in rows if row["step"] == step) for step in steps]
-        axis.plot(steps, values, color=COLOURS[share], linewidth=1.1, alpha=0.85)
+    for part in _parts(reading):
+        values = [mean(row[part] for row in rows if row["step"] == step) for step in steps]
+        axis.plot(steps, values, color=LIGHT[part], linewidth=1.1, alpha=0.85)

@@ -22,7 +22,7 @@ def depth_study_tables(reading: DepthStudy, table: Callable[..., Table]) -> list
     shown = [Text(title, style="bold"), _by_depth(rows, table, _loss), ""]
     shown += [_optimum(found) for found in reading.optima()]
     shown += _edges(rows)
-    what = "heads on text: compares : points : follows the crowd, % of the scores' variance"
+    what = "heads on text: symmetric : skew : popularity, % of the scores' variance"
     shown += ["", Text(what, style="bold"), _by_depth(rows, table, _mix), ""]
     shown += [_trend(found) for found in reading.trends()]
     if reading.diverged:
@@ -48,7 +48,7 @@ def _loss(row: dict[str, Any]) -> str:
 
 
 def _mix(row: dict[str, Any]) -> str:
-    return " : ".join(f"{100 * row[name]:.0f}" for name in ("reciprocal", "directional", "popularity"))
+    return " : ".join(f"{100 * row[name]:.0f}" for name in ("symmetric", "skew", "popularity"))
 
 
 def _optimum(found: dict[str, Any]) -> str:
@@ -72,9 +72,10 @@ def _edges(rows: list[dict[str, Any]]) -> list[str]:
 
 def _trend(found: dict[str, Any]) -> str:
     said = []
-    for name, called in (("symmetric", "on text"), ("raw_symmetric", "of the weights")):
+    for name, called in (("pairwise_symmetric", "on text"), ("raw_symmetric", "of the weights")):
         slope = found[name]
         if slope is not None:
             said.append(f"{called} {slope['change']:+z.3f} ({slope['low']:+z.3f} to {slope['high']:+z.3f})")
     told = ", ".join(said) or "too few trainings to tell"
-    return f"{short(found['budget'])} parameters: share that compares, change for e times as many layers: {told}."
+    what = "symmetric share of the pairwise parts, change for e times as many layers"
+    return f"{short(found['budget'])} parameters: {what}: {told}."

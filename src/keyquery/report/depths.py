@@ -82,8 +82,9 @@ def _optima(axis: Any, optima: Sequence[dict[str, Any]], colours: Any) -> None:
 def _mixes(axis: Any, rows: Sequence[dict[str, Any]], colours: Any) -> None:
     for budget, colour in colours.items():
         at = [row for row in rows if row["budget"] == budget]
-        spread = [row["symmetric_sd"] or 0.0 for row in at]
+        spread = [row["pairwise_symmetric_sd"] or 0.0 for row in at]
         x = [row["layers"] for row in at]
-        axis.errorbar(x, [row["symmetric"] for row in at], spread, fmt="o-", color=colour, markersize=3.5, linewidth=1)
+        y = [row["pairwise_symmetric"] for row in at]
+        axis.errorbar(x, y, spread, fmt="o-", color=colour, markersize=3.5, linewidth=1)
     axis.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
-    axis.set(title="share that compares, not points", ylim=(0, 1), ylabel="of what is between pairs, on text")
+    axis.set(title="symmetric share of the pairwise parts", ylim=(0, 1), ylabel="symmetric/(symmetric + skew), on text")

@@ -1,4 +1,4 @@
-"""The study of the dial as pictures: what is lost when a part of the scores is turned off, and in which layers."""
+"""The study of the dial as pictures: what is lost without a part of the scores, and in which layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHOWN = {
     "decoders": {"next token": "plain text", "repeated tokens": "repeated random tokens"},
     "encoders": {"masked words": "masked words", "sentence halves": "sentence halves"},
 }
-CHANGE = {"decoders": "rise in loss (nats a token)", "encoders": "change of accuracy"}
+CHANGE = {"decoders": "rise in loss (nats per token)", "encoders": "change of accuracy"}
 GREY = "#59636e"
 
 
 def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
-    """A row a model, two abilities side by side: the change by each part turned off in all heads, and its interval."""
+    """One row per model, two abilities side by side: the change without each part in all heads, and its interval."""
     of, models, shown = _chosen(reading, of)
     figure, axes = _panels(pyplot, models, shown, 0.34 + 0.24 * len(LIGHT))
     summary = [row for row in reading.summary() if row["means"] == "data" and row["part"] != "none"]
@@ -40,7 +40,7 @@ def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
         for axis in line:  # one scale, or lengths could not be compared
             axis.set_xlim(min(ends), max(ends) * 1.16)
         _label(line, model)
-    figure.supxlabel(f"{CHANGE[of]} when the part is turned off in all heads; 95 % intervals", color=GREY, size=8)
+    figure.supxlabel(f"{CHANGE[of]} without the part in all heads; 95 % intervals", color=GREY, size=8)
     return figure
 
 
@@ -50,7 +50,7 @@ def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
     summary = [row for row in reading.summary("layer") if row["means"] == "data"]
     models = [model for model in models if any(row["model"] == model["name"] for row in summary)]
     if not models:
-        raise ValueError("this study turned parts off in all heads only: --by layer tells of layers")
+        raise ValueError("this study left parts out in all heads only: --by layer tells of layers")
     figure, axes = _panels(pyplot, models, shown, 0.4 + 0.19 * len(LIGHT))
     for line, model in zip(axes, models, strict=True):
         for axis, ability in zip(line, shown, strict=True):

@@ -9,7 +9,7 @@ from keyquery.studies.kernels import Kernels
 from keyquery.studies.synthetic import TASKS
 from keyquery.studies.texts import OBJECTIVES
 
-TRUTHS = {"smoothing": "reciprocal truth: smoothing", "look-up": "directional truth: look-up"}
+TRUTHS = {"smoothing": "symmetric truth: smoothing", "look-up": "skew truth: look-up"}
 
 
 def panels(reading: Kernels, pyplot: Any) -> Any:

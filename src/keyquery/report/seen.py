@@ -9,7 +9,7 @@ import numpy as np
 from keyquery.studies.vision_language import FEWEST, FLOWS, VisionLanguageStudy
 
 TASKS = {"directed, exchanged": "with a direction", "reciprocal, replaced": "without"}
-PARTS = {"reciprocal": "#2166ac", "directional": "#d6701c", "popularity": "#8c959f"}
+PARTS = {"symmetric": "#2166ac", "skew": "#d6701c", "popularity": "#8c959f"}
 FIGURES = {"matching": "#24292f", "relations": "#d6701c", "texts_at_1": "#2166ac", "filled_both": "#2a9d8f"}
 CALLED = {"matching": "matching", "relations": "relations", "texts_at_1": "R@1", "filled_both": "both things filled"}
 READ = {"raw": "across", "weighted": "weighted", "rollout": "rolled out", "to_text": "into words"}

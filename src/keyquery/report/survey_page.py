@@ -16,8 +16,7 @@ SCRIPTS = ("elements.js", "survey.js", "survey_table.js")
 DIGITS = 4
 FACTS = ("name", "file", "family", "attention", "run", "step", "parameters", "layers", "heads", "width")
 SPREAD = ("symmetry_low", "symmetry_high")
-LISTS = ("by_layer", "together_by_layer", "verdicts", "notes")
-WHOLE = {"low": "low rank"}  # verdicts of which a survey counts by the first word
+LISTS = ("by_layer", "together_by_layer", "labels", "notes")
 
 
 def survey_page(reading: Survey) -> str:
@@ -58,6 +57,6 @@ def _data(reading: Survey) -> dict[str, Any]:
 
 def _model(row: Mapping[str, Any]) -> dict[str, Any]:
     figures = short({name: row[name] for name in (*FIGURES, *SPREAD)}, DIGITS)
-    verdicts = ", ".join(f"{count} {WHOLE.get(name, name)}" for name, count in row["verdicts"].items())
+    labels = ", ".join(f"{count} {name}" for name, count in row["labels"].items())
     layers = {name: short(row[name], DIGITS) for name in ("by_layer", "together_by_layer")}
-    return {**{name: row[name] for name in FACTS}, **figures, **layers, "verdicts": verdicts, "notes": row["notes"]}
+    return {**{name: row[name] for name in FACTS}, **figures, **layers, "labels": labels, "notes": row["notes"]}

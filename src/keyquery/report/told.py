@@ -91,7 +91,7 @@ def _rows(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> lis
     return [
         made,
         "error grows: RMSE, or points of accuracy lost. symmetric: ‖S‖²/‖M‖² of heads' weights; on data: what is "
-        "reciprocal in their scores on the table; in brackets, before training.",
+        "symmetric in their scores on the table; in brackets, before training.",
     ]
 
 

@@ -24,10 +24,10 @@ def kernels_tables(reading: Kernels, table: Callable[..., Table]) -> list[Any]:
 
 
 def _starts(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
-    made = table("layer", "width", "seeds", "directional")
+    made = table("layer", "width", "seeds", "skew")
     for row in rows:
-        made.add_row(row["layer"], str(row["width"]), str(row["seeds"]), _spread(row, "directional", 4))
-    return [Text("fresh heads: directional share of their energy", style="bold"), made]
+        made.add_row(row["layer"], str(row["width"]), str(row["seeds"]), _spread(row, "skew", 4))
+    return [Text("heads at initialisation: skew share of their energy", style="bold"), made]
 
 
 def _synthetic(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:

@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def transport_lines(reading: Transport, table: Callable[..., Table]) -> list[Any]:
-    """A row for the whole and one a class, what the columns mean, and which heads became directional."""
+    """One row for all points and one per class, what the columns mean, and which heads became skew."""
     rows = reading.records()
     made = table("class", *COLUMNS.values())
     for row in rows[: MOST + 1]:

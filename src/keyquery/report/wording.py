@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from keyquery.instruments.energies import DIRECTIONAL
+from keyquery.instruments.energies import SKEW
 from keyquery.instruments.transport import Transport
 
 MOST = 30  # classes, and heads, that are named
-LIMIT = f"{DIRECTIONAL:g}".replace("-", "−")
+LIMIT = f"{SKEW:g}".replace("-", "−")
 
 
 def recorded(reading: Transport) -> str:
@@ -32,13 +32,13 @@ def said(reading: Transport) -> list[str]:
 
 
 def heads_said(reading: Transport) -> list[str]:
-    """Which heads became directional, and when."""
+    """Which heads became skew, and when."""
     if not reading.heads:
         return []
     found = sorted((head for head in reading.heads if head["since"] is not None), key=lambda head: head["since"])
     if not found:
-        return [f"None of {len(reading.heads)} heads ends directional (symmetry {LIMIT} or below)."]
+        return [f"None of {len(reading.heads)} heads ends skew (symmetry {LIMIT} or below)."]
     each = ", ".join(f"{head['layer']}.{head['head']} since {head['since']:,}" for head in found[:MOST])
     more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
-    share = f"{len(found)} of {len(reading.heads)} heads end directional"
+    share = f"{len(found)} of {len(reading.heads)} heads end skew"
     return [f"{share} (symmetry {LIMIT} or below), by {reading.unit}: {each}{more}."]

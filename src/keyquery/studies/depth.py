@@ -26,17 +26,20 @@ from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.jobs import check_folder, finish
 from keyquery.studies.language import prepare
-from keyquery.studies.rows import firsts, over_seeds
+from keyquery.studies.rows import FORMER, firsts, over_seeds
 from keyquery.studies.shaped import ShapedTraining
+from keyquery.studies.texts import SHARES
 
 NEAR = 2  # depths on either side of the best that a parabola is laid through
 PLACE = ("budget", "layers")
-MIX = ("reciprocal", "directional", "popularity", "symmetric", "raw_symmetric")
+MIX = (*SHARES, "pairwise_symmetric", "raw_symmetric")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthStudy(Reading, kind="depth study"):
     """How well every depth did at every budget, training by training, and what the heads were made of."""
+
+    former = FORMER
 
     rows: Sequence[Mapping[str, Any]]  # one a training; `mix` has the means over heads of each layer
     diverged: Sequence[Mapping[str, Any]] = ()  # what was given up: a learning rate too high for its shape
@@ -65,8 +68,9 @@ class DepthStudy(Reading, kind="depth study"):
     def summary(self) -> list[dict[str, Any]]:
         """A row a shape: loss on text not seen, and what its heads are made of, mean and spread over seeds.
 
-        `reciprocal`, `directional` and `popularity` are shares of the scores' variance on text, over heads and layers;
-        `symmetric` is the reciprocal share in the first two, and `raw_symmetric` that of the weights' energy.
+        `symmetric` to `interaction` are shares of the scores' variance on text, means over heads and layers;
+        `pairwise_symmetric` is symmetric/(symmetric + skew), and `raw_symmetric` that of the weights' energy. Shares
+        that a study of a former version has not are None.
         """
         return over_seeds(self.chosen(), (*PLACE, "width", "parameters", "rate", "edge"), ("loss", *MIX))
 
@@ -91,7 +95,7 @@ class DepthStudy(Reading, kind="depth study"):
         return found
 
     def trends(self) -> list[dict[str, Any]]:
-        """A row a budget: by how much `symmetric` and `raw_symmetric` change as the depth grows by a factor of e.
+        """One row per budget: change of `pairwise_symmetric` and `raw_symmetric` as the depth grows by a factor of e.
 
         Slopes of a straight line in ln L, with 95 % intervals, through all depths and seeds.
         """
@@ -99,7 +103,7 @@ class DepthStudy(Reading, kind="depth study"):
         for budget in sorted({row["budget"] for row in rows}):
             at = [row for row in rows if row["budget"] == budget]
             row: dict[str, Any] = {"budget": budget, "trainings": len(at)}
-            for name in ("symmetric", "raw_symmetric"):
+            for name in ("pairwise_symmetric", "raw_symmetric"):
                 row[name] = _slope([math.log(one["layers"]) for one in at], [one[name] for one in at])
             found.append(row)
         return found
@@ -163,12 +167,17 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
     return {"change": slope, "low": slope - half, "high": slope + half}
 
 
-def _mixed(row: Mapping[str, Any]) -> dict[str, float]:
+def _mixed(row: Mapping[str, Any]) -> dict[str, float | None]:
     """Means over the layers of a model."""
-    found = {name: mean(layer[name] for layer in row["mix"]) for name in MIX[:3]}
-    pairs = found["reciprocal"] + found["directional"]
-    found["symmetric"] = found["reciprocal"] / pairs if pairs else 0.5
-    return {**found, "raw_symmetric": mean((1 + layer["raw_symmetry"]) / 2 for layer in row["mix"])}
+    mix = row["mix"]
+    found = {name: mean(layer[name] for layer in mix) for name in SHARES if name in mix[0]}
+    pairs = found["symmetric"] + found["skew"]
+    found["pairwise_symmetric"] = found["symmetric"] / pairs if pairs else 0.5
+    return {
+        **dict.fromkeys(SHARES),
+        **found,
+        "raw_symmetric": mean((1 + layer["raw_symmetry"]) / 2 for layer in mix),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

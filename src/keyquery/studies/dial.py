@@ -1,11 +1,12 @@
-"""Study `dial`: which ability goes with which part of the scores?
+"""Study `dial`: which ability depends on which part of the scores?
 
-Each part is turned off in all heads, in every layer, in every single head, and every ability is measured before and
-after on the same sequences.
+Each part is left out in all heads, in every layer, in every single head, and every ability is measured before and after
+on the same sequences.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,35 +16,43 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from keyquery.capture import Batch
 from keyquery.capture.load import load_model, pick_device
 from keyquery.capture.watch import evaluating
 from keyquery.checkpoints import read
 from keyquery.data import read_corpus, unwrap
+from keyquery.files import write_text
 from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.intervals import Interval, paired, together
 from keyquery.progress import Progress, silent
-from keyquery.reading import Reading, provenance, short
+from keyquery.reading import Reading, digest, digests, provenance, short
 from keyquery.studies.abilities import ABILITIES, Ability
+from keyquery.studies.jobs import check_folder
+from keyquery.studies.jobs import name_of as file_name
 from keyquery.studies.material import Material, Sequences
-from keyquery.studies.rows import firsts
+from keyquery.studies.rows import FORMER, firsts
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import Means, dial
 
 LEVELS = ("all", "layer", "head")
+MEANS = {"batch": None, "global": "global", "data": "position"}  # of the batch at hand, or of other sequences
+OTHERS = 64  # sequences that means are measured on; of a short text fewer, but enough for means by position
 PLACE = ("model", "ability", "part", "layer", "head", "means")  # what tells rows apart, beside their text or seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities(Reading, kind="dial"):
-    """What every ability loses by every part that is turned off, for each model and each text or seed."""
+    """What every ability loses by every part that is left out, for each model and each text or seed."""
 
-    models: Sequence[Mapping[str, Any]]  # one a model
-    abilities: Sequence[Mapping[str, Any]]  # one an ability: its name, unit, and which way is better
-    rows: Sequence[Mapping[str, Any]]  # one a model, ability, part, place, kind of means, and text or seed
+    former = FORMER
+
+    models: Sequence[Mapping[str, Any]]  # one per model
+    abilities: Sequence[Mapping[str, Any]]  # one per ability: its name, unit, and which way is better
+    rows: Sequence[Mapping[str, Any]]  # one per model, ability, part, place, kind of means, and text or seed
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a model, ability, part, place, kind of means, and text or seed."""
+        """One row per model, ability, part, place, kind of means, and text or seed."""
         return [dict(row) for row in self.rows]
 
     def summary(self, level: str = "all") -> list[dict[str, Any]]:
@@ -82,7 +91,7 @@ class Abilities(Reading, kind="dial"):
 
 
 def level_of(row: Mapping[str, Any]) -> str:
-    """How many heads a row's part was turned off in: all, those of a layer, or one head."""
+    """In how many heads a row's part was left out: all, those of a layer, or one head."""
     return "all" if row["layer"] is None else "layer" if row["head"] is None else "head"
 
 
@@ -94,7 +103,7 @@ class Subject:
     tokenizer: Any
     facts: Mapping[str, Any]
     heads: Mapping[int, int]  # how many each layer has
-    parts: Sequence[str]  # of its scores, those that a dial reaches
+    placed: bool  # whether positions enter its scores otherwise than with the tokens
     biased: bool  # whether something is added to its scores that is in no query or key
 
     @classmethod
@@ -117,10 +126,11 @@ class Subject:
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
         facts |= {"causal": found[0].causal, "speaking": speaking, "precision": stored, "vocabulary": vocabulary}
         biased = any(site.position != "none" for site in sites.values())
-        # No position where places enter with the tokens alone.
-        placed = any(site.placed for site in sites.values())
-        parts = [part for part in PARTS if part != "position" or placed]
-        return cls(model, tokenizer, facts, heads, parts, biased)
+        return cls(model, tokenizer, facts, heads, any(site.placed for site in sites.values()), biased)
+
+    def parts(self, means: str) -> list[str]:
+        """The parts of its scores; about one mean for all positions, position needs a term of its own, as RoPE is."""
+        return [part for part in PARTS if self.placed or means == "data" or part not in ("position", "query_only")]
 
     def abilities(self) -> list[Ability]:
         """Those that can be measured of it; attention is read off queries and keys, so only where nothing is added."""
@@ -171,7 +181,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A part that is turned off (none: a dial of ones) in a layer, a head or everywhere, about means of some kind."""
+    """A part that is left out (none: a dial of ones) in a layer, a head or everywhere, about means of some kind."""
 
     trial: Trial
     means: str
@@ -180,8 +190,8 @@ class Setting:
     head: int | None = None
 
     def gains(self) -> dict[str, float]:
-        """What is turned; for "none" by so little that scores are really taken apart and put together again."""
-        return {"reciprocal": 1 + 1e-15} if self.part == "none" else {self.part: 0.0}
+        """Gains; for "none" so near to 1 that scores are really divided into parts and summed again."""
+        return {"symmetric": 1 + 1e-15} if self.part == "none" else {self.part: 0.0}
 
     def selection(self) -> str | None:
         """The heads, as a dial takes them."""
@@ -197,16 +207,18 @@ def dial_abilities(
     length: int = 256,
     device: str = "auto",
     progress: Progress | None = None,
+    out: str | Path | None = None,
 ) -> Abilities:
-    """Measure what models can do, each part of their scores turned off in turn.
+    """Measure what models can do without each part of their scores.
 
-    `models` are folders or .gguf files, `texts` files, packed by xz or not, `seeds` those of random tokens. `by` is how
-    finely parts are turned off: in "all" heads, by "layer" too, or by "head" too, which only the two losses are
-    measured for. `sequences` of `length` tokens are measured of each text and seed.
+    `models` are folders or .gguf files, `texts` files, compressed by xz or not, `seeds` those of random tokens. `by` is
+    where parts are left out: in "all" heads at once, by "layer" too, or by "head" too, which only the two losses are
+    measured for. `sequences` of `length` tokens are measured of each text and seed. With `out`, a folder, a study that
+    was interrupted is resumed: what each model can do on each text and seed is kept there.
 
     >>> study = dial_abilities([kq.models.DECODER], [kq.models.TEXT], by="all", sequences=2, length=16, device="cpu")
-    >>> [(row["ability"], row["part"], row["change"] > 0) for row in study.rows if row["means"] == "data"][:2]
-    [('next token', 'none', False), ('next token', 'reciprocal', True)]
+    >>> [(row["ability"], row["part"], row["change"] > 0.01) for row in study.rows if row["means"] == "data"][:2]
+    [('next token', 'none', False), ('next token', 'symmetric', True)]
     """
     check_choice("by", by, LEVELS)
     check_count("sequences", sequences, least=2)
@@ -219,9 +231,10 @@ def dial_abilities(
     read_texts = {Path(path).name: unwrap(read_corpus(path)) for path in texts}
     seeds, rows, facts = list(dict.fromkeys(seeds)), [], []
     used: dict[str, dict[str, str]] = {}
+    folder = None if out is None else Path(out)
     for source in models:
         subject = Subject.load(source, chosen)
-        rows += list(study(subject, read_texts, by, seeds, sequences, length, progress))
+        rows += list(study(subject, read_texts, by, seeds, sequences, length, progress, folder))
         facts.append(subject.facts)
         used |= {one.name: {"name": one.name, "unit": one.unit, "better": one.better} for one in subject.abilities()}
     settings = {"by": by, "seeds": seeds, "sequences": sequences, "length": length, "texts": list(read_texts)}
@@ -244,17 +257,42 @@ def study(
     sequences: int,
     length: int,
     progress: Progress | None = None,
+    out: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one model."""
+    """The rows of one model; those of trials that `out` holds already are read."""
     length = min(length, subject.places() or length)
     trials = list(trials_of(subject, texts, seeds, sequences, length))
-    settings = [setting for trial in trials for setting in settings_of(subject, trial, by)]
+    files = _files(subject, trials, by, out)
+    done = {trial: json.loads(path.read_text(encoding="utf-8")) for trial, path in files.items() if path.exists()}
+    settings = [setting for trial in trials if trial not in done for setting in settings_of(subject, trial, by)]
     watched = (progress or silent)(settings, subject.facts["name"], len(settings))
+    groups = groupby(watched, lambda setting: setting.trial)
     with evaluating(subject.model):
-        for trial, some in groupby(watched, lambda setting: setting.trial):
+        for trial in trials:
+            if trial in done:
+                yield from done[trial]
+                continue
             before = trial.ability.measure(subject.model, trial.given)
-            for means, same in groupby(some, lambda setting: setting.means):
-                yield from _measured(subject, trial, before, means, same)
+            by_means = groupby(next(groups)[1], lambda setting: setting.means)
+            rows = [row for means, same in by_means for row in _measured(subject, trial, before, means, same)]
+            if trial in files:
+                write_text(files[trial], json.dumps(rows))  # whole: a run may be killed at any time
+            yield from rows
+
+
+def _files(subject: Subject, trials: Sequence[Trial], by: str, folder: Path | None) -> dict[Trial, Path]:
+    """Where the rows of each trial are kept, named by all that they depend on; nowhere without a folder."""
+    if folder is None:
+        return {}
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"weights": digests(subject.model.state_dict()), "by": by, "parts": PARTS, "means": list(MEANS)}
+    names = {}
+    for trial in trials:
+        given, others = (digest(some.inputs["input_ids"]) for some in (trial.given, trial.others))
+        words = (subject.facts["name"], trial.ability.name, trial.source)
+        names[trial] = folder / file_name(words, {**settings, "given": given, "others": others})
+    return names
 
 
 def _measured(
@@ -262,13 +300,20 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     """The rows of one trial about one kind of means."""
     model, ability = subject.model, trial.ability
-    with dial(model, data=Means(model, [trial.others.inputs]) if means == "data" else None) as dialled:
+    kind = MEANS[means]
+    with dial(model, data=Means(model, _pieces(trial.others.inputs), kind) if kind else None) as dialled:
         for one in settings:
             dialled.turn(one.selection(), **one.gains())
             after = ability.measure(model, trial.given)
             row = {"model": subject.facts["name"], "ability": ability.name, "part": one.part, "layer": one.layer}
             row |= {"head": one.head, "means": means, "source": str(trial.source), "value": float(after.mean())}
             yield {**row, "before": float(before.mean()), **paired(before, after)._asdict(), "sequences": len(after)}
+
+
+def _pieces(inputs: Batch, rows: int = 16) -> list[Batch]:
+    """A batch as several of few rows: logits of many sequences need much memory."""
+    count = len(inputs["input_ids"])
+    return [{name: one[at : at + rows] for name, one in inputs.items()} for at in range(0, count, rows)]
 
 
 def trials_of(
@@ -278,22 +323,22 @@ def trials_of(
 
     A score's parts are about the mean query and key of some distribution. Means are taken over sequences of the same
     kind as those that are measured, and not over these: about the means of plain text, the queries of random tokens
-    are off-centre, what they share would count as pairwise, and turning off a pairwise part would turn off popularity.
+    are off-centre, what they share would count as pairwise, and without a pairwise part popularity would be gone, too.
     """
     material = Material(texts, subject.tokenizer, subject.facts["causal"], subject.facts["vocabulary"] or 0)
     for ability in subject.abilities():
         for source in texts if ability.source == "text" else seeds:
-            given, others = (ability.make(material, source, sequences, length, other) for other in (False, True))
-            yield Trial(ability, source, given, others)
+            given = ability.make(material, source, sequences, length, False)
+            yield Trial(ability, source, given, ability.make(material, source, OTHERS, length, True))
 
 
 def settings_of(subject: Subject, trial: Trial, by: str) -> Iterator[Setting]:
-    """All that is turned off in a trial: everywhere about both kinds of means, then layer by layer and head by head."""
+    """All that is left out in a trial: everywhere about each kind of means, then layer by layer and head by head."""
     finest = LEVELS.index(by) if trial.ability.by_head else min(LEVELS.index(by), 1)
-    for means in ("batch", "data"):
-        for part in ("none", *subject.parts):
+    for means in MEANS:
+        for part in ("none", *subject.parts(means)):
             yield Setting(trial, means, part)
     for layer, count in subject.heads.items() if finest > 0 else ():
-        for part in subject.parts:
+        for part in subject.parts("data"):
             for head in (None, *(range(count) if finest > 1 else ())):
                 yield Setting(trial, "data", part, layer, head)

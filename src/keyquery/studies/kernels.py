@@ -1,7 +1,7 @@
 """Study `kernels`: does structure pay? Every kernel on two tasks of known truth, and in language models on real text.
 
-The claims: at the start a standard head spends half its energy on direction; where the task is reciprocal, M = S ⪰ 0
-does better, the more so with less data; where it is directional, the skew part does the work.
+The claims: at the start half the energy of a standard head is skew; where the task is symmetric, M = S ⪰ 0 does better,
+the more so with less data; where it is skew, the skew part does the work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.jobs import finish
 from keyquery.studies.language import INITS, Training, first_below, prepare
-from keyquery.studies.rows import over_seeds
+from keyquery.studies.rows import FORMER, over_seeds
 from keyquery.studies.synthetic import TASKS, Trial
 from keyquery.studies.texts import OBJECTIVES
 
@@ -40,7 +40,9 @@ STARTS = ((64, 4), (256, 4), (768, 12))  # widths and heads whose start is measu
 class Kernels(Reading, kind="kernels"):
     """How every kernel did, training by training."""
 
-    starts: Sequence[Mapping[str, Any]]  # one a fresh layer and seed: the directional share of its heads' energy
+    former = FORMER
+
+    starts: Sequence[Mapping[str, Any]]  # one per fresh layer and seed: the skew share of its heads' energy
     synthetic: Sequence[Mapping[str, Any]]  # one a task, kernel, sample size and seed
     language: Sequence[Mapping[str, Any]]  # one a language model
 
@@ -59,7 +61,7 @@ class Kernels(Reading, kind="kernels"):
         Of language models, `gap` is the loss less that of the general kernel of the same seed, started as usual, with
         the same positions, and `faster` the share of steps saved in reaching the best validation loss of that one.
         """
-        rows = [{"part": "start", **row} for row in over_seeds(self.starts, ("layer", "width"), ("directional",))]
+        rows = [{"part": "start", **row} for row in over_seeds(self.starts, ("layer", "width"), ("skew",))]
         found = over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
         rows += [{"part": "synthetic", **row} for row in found]
         found = over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
@@ -181,9 +183,9 @@ def kernels(
 
 
 def starts(seeds: Iterable[int]) -> list[dict[str, Any]]:
-    """The directional share of fresh heads' energy, ½(1 − symmetry) = ‖A‖²/‖M‖²; of iid weights ½(1 − 1/d) is expected.
+    """The skew share of fresh heads' energy, ½(1 − symmetry) = ‖A‖²/‖M‖²; of iid weights ½(1 − 1/d) is expected.
 
-    >>> round(starts([0])[-1]["directional"], 2)
+    >>> round(starts([0])[-1]["skew"], 2)
     0.5
     """
     rows = []
@@ -193,7 +195,7 @@ def starts(seeds: Iterable[int]) -> list[dict[str, Any]]:
             query, key, _ = nn.MultiheadAttention(width, heads).in_proj_weight.unflatten(0, (3, heads, -1))
             forms = {"keyquery": Attention(width, heads).form(), "torch": Form(query, key)}
             rows += [
-                {"layer": layer, "width": width, "seed": seed, "directional": (1 - form.symmetry).mean().item() / 2}
+                {"layer": layer, "width": width, "seed": seed, "skew": (1 - form.symmetry).mean().item() / 2}
                 for layer, form in forms.items()
             ]
     return rows

@@ -11,9 +11,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.capture import Batch
+from keyquery.capture.scores_on_data import SEQUENCES
 
 NOTHING = -100  # a target where nothing is asked
-FEWEST = 4  # windows that a text is cut into at least, shorter ones if it must be: fewer say nothing of their spread
+# Windows that a text is cut into at least, shorter ones if it must be: a third is measured, and the rest is enough for
+# means by position.
+FEWEST = 3 * SEQUENCES // 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +42,20 @@ class Material:
         self.vocabulary = vocabulary
 
     def windows(self, text: str, count: int, length: int, second: bool = False) -> Int[Tensor, "some n"]:
-        """Windows of a text, as many as there are up to `count`, evenly spread, none over another; framed.
+        """Windows of a text, as many as there are up to `count`, evenly spread, no two overlapping; framed.
 
-        The `second` ones stand between the first, so that means can be taken of text that is not measured.
+        Every third window of the text is one of the first, and the others are the `second` ones, so that means can be
+        taken of text that is not measured.
         """
         ids, room = self.texts[text], length - len(self.before) - len(self.after)
-        pairs = min(count, max(FEWEST, len(ids) // (2 * room)))
-        room = min(room, len(ids) // (2 * pairs))
+        cut = max(FEWEST, len(ids) // room)
+        room = min(room, len(ids) // cut)
         if room < 2:
-            raise ValueError(f"{text} is too short: {len(ids)} tokens, expected at least {4 * FEWEST}")
-        stride = len(ids) // (2 * pairs)
-        starts = stride * torch.arange(int(second), 2 * pairs, 2)
+            raise ValueError(f"{text} is too short: {len(ids)} tokens, expected at least {2 * FEWEST}")
+        numbers = torch.arange(cut)
+        numbers = numbers[(numbers % 3 > 0) == second]
+        count = min(count, len(numbers))
+        starts = len(ids) // cut * numbers[torch.arange(count) * len(numbers) // count]
         return self.framed(ids[starts[:, None] + torch.arange(room)])
 
     def random(self, count: int, length: int, seed: int) -> Int[Tensor, "count length"]:

@@ -26,7 +26,8 @@ from keyquery.layers import LanguageModel, Shape
 from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
 from keyquery.studies.cards import write_model
-from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, SHARES, Task
+from keyquery.studies.rows import FORMER
+from keyquery.studies.texts import BATCH, HELD_OUT, LOOKED_AT, OBJECTIVES, SHARES, Task
 from keyquery.training import Recipe, train
 
 NAMES = {"masked": "encoder", "next token": "decoder"}
@@ -36,17 +37,23 @@ NAMES = {"masked": "encoder", "next token": "decoder"}
 class Objectives(Reading, kind="objectives"):
     """Heads over training, for both objectives and every seed, and how well the models learned."""
 
-    heads: Sequence[Mapping[str, Any]]  # one a head and recorded step
-    losses: Sequence[Mapping[str, Any]]  # one an objective and seed
+    former = FORMER
+
+    heads: Sequence[Mapping[str, Any]]  # one per head and recorded step
+    losses: Sequence[Mapping[str, Any]]  # one per objective and seed
     shape: Mapping[str, Any]
     recipe: Mapping[str, Any]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a head and recorded step."""
+        """One row per head and recorded step."""
         return [dict(row) for row in self.heads]
 
+    def shares(self) -> tuple[str, ...]:
+        """The parts of the scores whose shares were measured; a study of a former version has fewer."""
+        return tuple(name for name in SHARES if all(name in row for row in self.heads[:1]))
+
     def summary(self) -> list[dict[str, Any]]:
-        """Symmetry on data of each layer's heads at the end: mean over heads, then mean and spread over seeds."""
+        """Symmetry and shares on data of each layer at the end: mean over heads, then mean and sd over seeds."""
         last = max(row["step"] for row in self.heads)
         rows = []
         for objective in OBJECTIVES:
@@ -54,7 +61,7 @@ class Objectives(Reading, kind="objectives"):
                 at = [r for r in self.heads if (r["objective"], r["layer"], r["step"]) == (objective, layer, last)]
                 seeds = sorted({row["seed"] for row in at})
                 row: dict[str, Any] = {"objective": objective, "layer": layer, "seeds": len(seeds)}
-                for name in ("symmetry", *SHARES):
+                for name in ("symmetry", *self.shares()):
                     each = [mean(r[name] for r in at if r["seed"] == seed) for seed in seeds]
                     row |= {name: mean(each), f"{name}_sd": stdev(each) if len(each) > 1 else math.nan}
                 rows.append({key: None if value != value else value for key, value in row.items()})
@@ -77,13 +84,14 @@ class Objectives(Reading, kind="objectives"):
 
     def onsets(self) -> list[dict[str, Any]]:
         """For every head, which part is the largest in the end, and from which recorded step on it stayed so."""
+        parts = [name for name in self.shares() if name != "interaction"]
         heads: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         for row in self.heads:
             heads.setdefault((row["objective"], row["seed"], row["layer"], row["head"]), []).append(row)
         found = []
         for (objective, seed, layer, head), rows in heads.items():
             rows.sort(key=lambda row: row["step"])
-            leading = [max(SHARES, key=row.__getitem__) for row in rows]
+            leading = [max(parts, key=row.__getitem__) for row in rows]
             kept = next(i for i in range(len(rows)) if set(leading[i:]) == {leading[-1]})
             place = {"objective": objective, "seed": seed, "layer": layer, "head": head}
             found.append({**place, "part": leading[-1], "since": rows[kept]["step"]})
@@ -141,11 +149,11 @@ def _digest(text: str) -> str:
 class Place:
     """Where a study writes: models in the folder, what a resumed run needs in a part of it that is this study's own.
 
-    That part is named by text, shape and steps, so that runs of other settings never mix.
+    That part is named by text, shape, steps and what is measured, so that runs of other settings never mix.
     """
 
     def __init__(self, folder: Path, text: str, shape: Shape, steps: int, force: bool) -> None:
-        settings = json.dumps([_digest(text), shape.to_dict(), steps])
+        settings = json.dumps([_digest(text), shape.to_dict(), steps, SHARES, LOOKED_AT])
         self.folder = folder
         self.work = folder / "work" / _digest(settings)[:12]
         there = [name for name in NAMES.values() if (folder / name).exists()]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+FORMER = {"reciprocal": "symmetric", "directional": "skew"}  # parts of scores, as studies of former versions name them
+
 
 def over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
     """Rows that are alike but for the seed as one, each figure with its spread; None where a seed has none.

@@ -58,7 +58,7 @@ class ShapedTraining:
     @property
     def name(self) -> str:
         """The name of its file."""
-        fixed = {"batch": BATCH, "exam": EXAM, "head": HEAD, "recipe": asdict(self.recipe())}
+        fixed = {"batch": BATCH, "exam": EXAM, "head": HEAD, "recipe": asdict(self.recipe()), "shares": SHARES}
         return name_of((self.budget, self.layers, self.rate, self.seed), {**self._settings(), **fixed})
 
     def _settings(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@ Inputs are the same in both. A token is x = Q(z, u): z on a sphere in four unkno
 with every z its quarter turns Jz, −z and −Jz stand in the sequence too. Each token has a random label, and every token
 is to tell the labels of the other ones, weighed by the truth:
 
-    smoothing   by softmax(b·z·z'/4), which on a sphere is softmax(−b‖z − z'‖²/8): reciprocal, an unknown metric
-    look-up     by softmax(b·(Jz)·z'/4), the label of Jz, its successor, never of −Jz, its predecessor: directional
+    smoothing   by softmax(b·z·z'/4), which on a sphere is softmax(−b‖z − z'‖²/8): symmetric, an unknown metric
+    look-up     by softmax(b·(Jz)·z'/4), the label of Jz, its successor, never of −Jz, its predecessor: skew
 
 A symmetric form S cannot tell the two: (Jz)ᵀS J(Jz) = −zᵀS Jz, so if it is right about z, it is wrong about Jz.
 """

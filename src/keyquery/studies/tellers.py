@@ -109,8 +109,8 @@ def auroc(scores: Float64[np.ndarray, " n"], positive: Shaped[np.ndarray, " n"])
 def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
     """Every head between rows: how symmetric its weights are, and what its scores on a table are made of.
 
-    `symmetric` is ‖S‖²/‖M‖² of the weights, M = S + A: a half at random, but for 1/(2·width). `on_data` is the share of
-    what is reciprocal in what is reciprocal or directional, in the scores of the table.
+    `symmetric` is ‖S‖²/‖M‖² of the weights, M = S + A: a half at random, but for 1/(2·width). `on_data` is
+    symmetric/(symmetric + skew) of the scores of the table, over independent rows.
     """
     layers = [layer.block.attention for layer in network.encoder.layers if isinstance(layer, DatapointAttention)]
     between = [layer for layer in layers if isinstance(layer, Between)]
@@ -138,5 +138,5 @@ def _parts(query: Float[Tensor, "h n r"], key: Float[Tensor, "h n r"], scale: fl
     mean = joint.mean(1)
     apart = joint - mean.unsqueeze(1)
     found = shares(mean, apart.mT @ apart / joint.shape[1], scale, Visible(2, False))  # no place counts: any length
-    both = found["reciprocal"] + found["directional"]
-    return {"on_data": found["reciprocal"] / both.where(both > 0, 1.0), "popularity": found["popularity"]}
+    both = found["symmetric"] + found["skew"]
+    return {"on_data": found["symmetric"] / both.where(both > 0, 1.0), "popularity": found["popularity"]}

@@ -12,13 +12,15 @@ from torch.nn.functional import cross_entropy
 
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import windows
+from keyquery.forms.parts import PARTS
 from keyquery.instruments import look
 
 OBJECTIVES = ("masked", "next token")
 MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left
 HELD_OUT = 0.02  # of the corpus, at its end
 BATCH = 128
-SHARES = ("reciprocal", "directional", "popularity")
+LOOKED_AT = 64  # windows that heads are looked at on: means by position need at least 32
+SHARES = (*PARTS, "interaction")
 
 
 class Task:
@@ -37,7 +39,7 @@ class Task:
         self.objective, self.ids, self.length, self.tokenizer, self.batch = objective, ids, length, tokenizer, batch
         generator = torch.Generator().manual_seed(0)
         found = windows(held_out, checks, length + 1, generator)
-        self.texts = found[:16, :-1]
+        self.texts = found[:LOOKED_AT, :-1]
         self.held_out = [self._batch(part, generator) for part in found.split(32)]
 
     def draw(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -67,7 +69,7 @@ class Task:
             return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
 
     def look(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Every head's symmetry and shares on held-out text, unmasked."""
+        """Every head's symmetry and shares on held-out text, unmasked, over the pairs that the model scores."""
         still = copy.deepcopy(model).cpu().eval()
         reading = look(still, inputs=[{"input_ids": self.texts.cpu()}], length=self.length)
         return [

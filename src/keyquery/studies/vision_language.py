@@ -26,7 +26,7 @@ from keyquery.progress import Progress
 from keyquery.reading import Reading, digests, provenance
 from keyquery.studies.jobs import check_folder, device_name, finish
 from keyquery.studies.pictured import cifar
-from keyquery.studies.rows import over_seeds
+from keyquery.studies.rows import FORMER, over_seeds
 from keyquery.studies.vectors import load_dino
 from keyquery.studies.vision_trials import LEARNED, READINGS, SIZES, VARIANTS, ParserTrial
 
@@ -53,6 +53,8 @@ DRAWS = 1000  # of the bootstrap
 @dataclass(frozen=True, kw_only=True)
 class VisionLanguageStudy(Reading, kind="vision-language study"):
     """What every variant can do, what its joint encoder loses with parts of its scores, and how flow goes with loss."""
+
+    former = FORMER
 
     rows: Sequence[Mapping[str, Any]]  # one a training
 

@@ -68,7 +68,7 @@ RENAMED = {
     "attention.output.dense": "attention.o_proj",
 }
 _LATER = "encoder.layer.0.attention.q_proj.weight"
-TURNED = ("reciprocal", "directional", "popularity")
+TURNED = ("symmetric", "skew", "popularity")
 
 
 class Tested(NamedTuple):
@@ -144,7 +144,7 @@ class ParserTrial:
         """The name of its file."""
         settings = {name: value for name, value in asdict(self).items() if name != "weights"}
         design = {**LEARNED, **SIZES[self.dataset], **VARIANTS[self.variant], "checks": CHECKS, "tested": TESTED}
-        design |= {"grids": GRIDS}
+        design |= {"grids": GRIDS, "parts": TURNED}
         return name_of((self.dataset, self.variant, self.seed), {**settings, "design": design})
 
     def estimator(self, device: str) -> VisualParser:

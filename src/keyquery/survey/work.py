@@ -43,7 +43,7 @@ FIGURES = (
 PLACE = ("layer", "head", "name", "kind", "scale", "rank")
 VIEWS = ("raw", "folded")
 HERE = "here"  # the manifest of runs, in `records`: what their temporary names end in, a line each
-SCHEMA = 2  # of records
+SCHEMA = 3  # of records
 
 CHANGED = "{} changed while it was surveyed: the same command measures it again"
 RECORD = re.compile(r"layer-\d{4,}-[0-9a-f]{16}\.json|whole-[0-9a-f]{16}\.json")
@@ -274,10 +274,6 @@ def _summary(look: Look) -> dict[str, Any]:
     causal = {bool(row["causal"]) for row in look.layers if row["kind"] == "self"}
     notes = sorted({note for row in look.layers for note in row.get("notes", [])})
     symmetry = sorted(head["raw"]["symmetry"] for head in look.heads)
-    verdicts: dict[str, int] = {}
-    for head in look.heads:
-        kernel = head["verdict"].split(" ")[0]
-        verdicts[kernel] = verdicts.get(kernel, 0) + 1
     return {
         **{name: look.model.get(name) for name in ("name", "model_type", "layers", "heads", "width")},
         "family": family_of(look.model),
@@ -289,7 +285,7 @@ def _summary(look: Look) -> dict[str, Any]:
         "symmetry_together": median(row["raw"]["symmetry"] for row in look.layers),
         "directionality": median(row["raw"]["directionality"] for row in look.layers),
         "rank_used": fmean(head["raw"]["effective_rank"] / head["rank"] for head in look.heads),
-        "verdicts": dict(sorted(verdicts.items())),
+        "labels": dict(sorted(look.summary.items())),
         "by_layer": [fmean(head["raw"]["symmetry"] for head in heads) for heads in by_layer.values()],
         "together_by_layer": [row["raw"]["symmetry"] for row in look.layers],
         "notes": notes,
@@ -297,14 +293,14 @@ def _summary(look: Look) -> dict[str, Any]:
 
 
 def _columns(look: Look) -> dict[str, list[Any]]:
-    """The heads as columns: their places, single figures and verdicts, as in the records of a look."""
+    """The heads as columns: their places, single figures and labels, as in the records of a look."""
     heads = sorted(look.heads, key=lambda head: (head["layer"], head["head"]))
     causal = {row["layer"]: row["causal"] for row in look.layers}
     columns: dict[str, list[Any]] = {name: [head[name] for head in heads] for name in PLACE}
     columns["causal"] = [causal[head["layer"]] for head in heads]
     for view in VIEWS:
         columns |= {f"{view}_{name}": [head[view][name] for head in heads] for name in FIGURES}
-    return {**columns, "verdict": [head["verdict"] for head in heads]}
+    return {**columns, "label": [head["label"] for head in heads]}
 
 
 @contextmanager

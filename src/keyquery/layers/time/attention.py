@@ -112,7 +112,7 @@ class TimeAttention(nn.Module):
 
         >>> layer = kq.TimeAttention(8, 2, kq.BochnerTime(4).eval(), how="additive", kernel="psd")
         >>> shares = layer.parts(torch.randn(2, 6, 8), torch.rand(2, 6).double())
-        >>> bool(shares["directional"].max() < 1e-12)
+        >>> bool(shares["skew"].max() < 1e-12)
         True
         """
         with torch.no_grad():

@@ -15,7 +15,7 @@ const COLUMNS = [
   ["symmetry_together", "together", "", (one) => signed3(one.symmetry_together)],
   ["directionality", "directionality", "", (one) => signed3(one.directionality)],
   ["rank_used", "rank used", "", (one) => percent(one.rank_used)],
-  ["verdicts", "verdicts", "words", (one) => one.verdicts],
+  ["labels", "labels", "words", (one) => one.labels],
 ].filter(([name]) => name !== "step" || DATA.models.some((one) => one.step !== null));  // a column of nothing says nothing
 const MOST = 300;  // rows that are drawn before more are asked for
 
@@ -29,7 +29,7 @@ function order(a, b) {
 
 function matching() {
   const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = (one) => [one.name, one.family, one.attention, one.run, one.verdicts].join(" ").toLowerCase();
+  const text = (one) => [one.name, one.family, one.attention, one.run, one.labels].join(" ").toLowerCase();
   return DATA.models.filter((one) => words.every((word) => text(one).includes(word))).sort(order);
 }
 

@@ -132,7 +132,7 @@ function headCurves() {
   if (!DATA.heads.length) return [];
   const most = Math.max(0.25, ...DATA.heads.flatMap((head) => head.symmetry.map(Math.abs))) * 1.05;
   const series = DATA.heads.map((head) => {
-    const since = head.since === null ? "" : `, directional since ${unit} ${head.since}`;
+    const since = head.since === null ? "" : `, skew since ${unit} ${head.since}`;
     return { values: head.symmetry, colour: head.colour, title: `head ${head.name}: ${signed(head.symmetry[LAST])}${since}` };
   });
   const limit = (up) => draw("path", { class: "limit", d: `M${CHART.left} ${round(up(-0.1))}H${CHART.wide - CHART.right}` });
@@ -140,7 +140,7 @@ function headCurves() {
   const rows = () => [words, ...DATA.heads.flatMap((head) =>
     steps.map((step, i) => [head.name, step, head.symmetric_energy[i], head.skew_energy[i], head.symmetry[i]]))];
   const made = framed("Symmetry of each head", "", rows, "", chart(series, -most, most, [limit], true));
-  const shades = ["first layer", el("span", { class: "depth" }), "last; below the dashed line a head is directional"];
+  const shades = ["first layer", el("span", { class: "depth" }), "last; below the dashed line a head counts as skew"];
   made.querySelector(".muted").append(...shades);
   return [made];
 }
