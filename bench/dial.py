@@ -16,6 +16,7 @@ import torch
 from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
+from keyquery.forms.parts import PARTS, score_parts
 from keyquery.surgery.attach import sites_of
 from keyquery.surgery.dial import Means
 from keyquery.surgery.wide import widen
@@ -44,19 +45,20 @@ def stepper(layer, tensors, gradient):
 
 
 def check(device):
-    """Dialled attention against softmax of the four parts in float64, and the kernel against the reference."""
+    """Dialled attention against softmax of the five parts in float64, and the kernel against the reference."""
     torch.manual_seed(SEED)
-    rope, gains = kq.Rope(RANK), {"symmetric": 0.5, "skew": 0.0, "popularity": 2.0, "position": 0.7}
+    rope, gains = kq.Rope(RANK), dict(zip(PARTS, (0.5, 0.0, 2.0, 0.3, 0.7), strict=True))
     layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device).eval()
     query, key, value = inputs(2, 200, device, False)
     data = [{"x": torch.randn(2, 64, HEADS * RANK)}]
-    with kq.dial(layer, **gains, data=data), torch.no_grad():
+    with kq.dial(layer, **gains, data=data, means="global"), torch.no_grad():
         found = layer._attend(query, key, value, None, None, True)[0].double().cpu()
-    mean = Means(layer, data).of(sites_of(layer)[0])
+    mean = Means(layer, data, "global").of(sites_of(layer)[0])
     query, key, value = (t.double().cpu() for t in (query, key, value))
-    at_query, at_key = (rope.rotate(m.cpu()[:, None].expand(-1, 200, -1), torch.arange(200)) for m in mean)
-    pairs = (query - at_query) @ (key - at_key).mT
-    scores = 0.5 * (pairs + pairs.mT) / 2 + 2.0 * at_query @ (key - at_key).mT + 0.7 * query @ at_key.mT
+    back, places = (rope.rotate(t, -torch.arange(200)) for t in (query, key)), torch.arange(200)
+    at_query, at_key = (m.cpu()[0, :, None].expand(-1, 200, -1) for m in (mean.query, mean.key))
+    parts = score_parts(*back, at_query, at_key, places, rope)
+    scores = sum(gain * part for gain, part in zip(gains.values(), parts, strict=True))
     hidden = torch.ones(200, 200).triu(1).bool()
     truth = (scores / RANK**0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ value
     error, limit = float((found - truth).norm() / truth.norm()), 2e-2 if device == "cuda" else 1e-5
@@ -64,9 +66,9 @@ def check(device):
     assert error < limit, "dialled attention is wrong"
     if device == "cuda":
         given = torch.randn(4, 2, HEADS, 300, RANK, device=device)
-        gains = torch.rand(4, HEADS, dtype=torch.float64)
+        gains = torch.rand(len(PARTS), HEADS, dtype=torch.float64)
         given, gains = (*given[:2], *given[2:, :1]), gains.cuda()
-        ways = [widen(*given, gains, 123, True, True, impl) for impl in ("reference", "triton")]
+        ways = [widen(*given, gains, 123, True, True, None, impl) for impl in ("reference", "triton")]
         error = max(float((one - other).abs().max()) for one, other in zip(*ways, strict=True))
         print(f"the kernel is off by {error:.2g} of the reference, float32")
         assert error < 1e-5, "the kernel is wrong"
@@ -81,7 +83,7 @@ def ratios(rope, batch, n, device, rounds, times, gradient=False, data=True):
     found = []
     for turn in range(rounds + 2):
         before = seconds(step, times, device)
-        with kq.dial(layer, **OFF, data=batches):
+        with kq.dial(layer, **OFF, data=batches, means="global"):
             taken = seconds(step, times, device)
         after = seconds(step, times, device)
         if turn > 1:  # the first two warm up
@@ -93,7 +95,7 @@ def peak(rope, n):
     """Bytes that one dialled call takes at most beyond its inputs."""
     layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device="cuda").eval()
     step = stepper(layer, inputs(1, n, "cuda", False), False)
-    with kq.dial(layer, **OFF, data=[{"x": torch.randn(2, 64, HEADS * RANK)}]):
+    with kq.dial(layer, **OFF, data=[{"x": torch.randn(2, 64, HEADS * RANK)}], means="global"):
         step()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

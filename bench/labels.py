@@ -53,11 +53,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--tokens", type=int, default=16_384, help="of the text, at most")
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
+    parser.add_argument("--bos", action="store_true", help="begin windows with BOS, where a .gguf's tokenizer does not")
     parser.add_argument("--batch", type=int, default=32, help="windows that are run at a time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a JSON file; what it holds of other models is kept")
     asked = parser.parse_args()
-    facts = {name: str(getattr(asked, name)) for name in ("heads", "seed", "tokens", "length", "device")}
+    facts = {name: str(getattr(asked, name)) for name in ("heads", "seed", "tokens", "length", "bos", "device")}
     found = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {"models": {}}
     for source in asked.models or [kq.models.DECODER, kq.models.ENCODER]:
         name = Path(source).name.removesuffix(".gguf")
@@ -75,7 +76,9 @@ def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[st
     model, tokenizer = load_model(source, speaking=True)
     model.eval()
     lines = read_lines(asked.text)
-    batches = list(text_batches(lines, tokenizer, asked.length, asked.tokens, asked.batch))
+    batches = list(text_batches(lines, tokenizer, asked.length - asked.bos, asked.tokens, asked.batch))
+    if asked.bos:
+        batches = [begun(batch, tokenizer.bos_token_id) for batch in batches]
     objective, loss = default_loss(model, tokenizer)
     look = kq.look(copy.deepcopy(model), inputs=batches, length=asked.length)
     print(f"{source}: looked at after {perf_counter() - start:.0f} s", flush=True)
@@ -99,6 +102,12 @@ def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[st
                 print(f"  {count} of {len(heads)} heads after {perf_counter() - start:.0f} s", flush=True)
     sequences = {"sequences": len(before), "tokens_run": int(sum(b["attention_mask"].sum() for b in batches))}
     return rows, {**sequences, "objective": objective, "loss": float(before.mean()), "seconds": perf_counter() - start}
+
+
+def begun(batch: Any, bos: int) -> dict[str, torch.Tensor]:
+    """A batch in which every window begins with the token that begins a text."""
+    first = {"input_ids": bos, "attention_mask": 1}
+    return {name: torch.cat((torch.full_like(ids[:, :1], first[name]), ids), 1) for name, ids in batch.items()}
 
 
 def tested(head: dict[str, Any], cost: Any) -> dict[str, Any]:

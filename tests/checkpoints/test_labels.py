@@ -56,9 +56,9 @@ def test_a_dial_takes_the_numbers_and_labels_that_a_look_shows():
     model = tiny_model("t5")
     ids = {"input_ids": torch.randint(3, 60, (1, 6)), "decoder_input_ids": torch.randint(3, 60, (1, 6))}
     with torch.no_grad():
-        with kq.dial(model, directional=0, heads="2.1"):
+        with kq.dial(model, skew=0, heads="2.1"):
             by_number = model(**ids)[0]
-        with kq.dial(model, directional=0, heads="decoder 0.1"):
+        with kq.dial(model, skew=0, heads="decoder 0.1"):
             by_label = model(**ids)[0]
         plain = model(**ids)[0]
     assert torch.equal(by_number, by_label)

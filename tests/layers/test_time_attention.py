@@ -159,13 +159,13 @@ def test_grouped_forms_have_both_blocks():
 @pytest.mark.parametrize("how", WAYS)
 def test_look_reads_events_and_times_together(how):
     layer, (x, times) = made(how), events(8)
-    reading = kq.look(layer, inputs=[{"x": x, "times": times}])
+    reading = kq.look(layer, inputs=[{"x": x, "times": times}], pairs="independent")
     assert len(reading.heads) == 2
     own = layer.parts(x, times)
     for head in reading.heads:
-        shares = [head["on_data"][name] for name in ("reciprocal", "directional", "popularity")]
+        shares = [head["on_data"][name] for name in ("symmetric", "skew", "popularity")]
         assert sum(shares) == pytest.approx(1)
-        assert shares[0] == pytest.approx(own["reciprocal"][head["head"]].item(), abs=1e-4)
+        assert shares[0] == pytest.approx(own["symmetric"][head["head"]].item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("how", WAYS)

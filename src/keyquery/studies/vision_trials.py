@@ -338,13 +338,14 @@ class Exam:
             said = [own[i] for i in index] + [wrong[i] for i in index]
             with torch.no_grad():
                 x, real = self.network.joined(self.features[index + index], self.ids(said))
+            x, real = x[:, real.any(0)], real[:, real.any(0)]  # no means at positions that are padding throughout
             truth = (torch.arange(len(said), device=self.device) < len(index)).float()
 
             def loss(joint: nn.Module, batch: Any, truth: Tensor = truth) -> Tensor:
                 logits = self.network.match(joint(**batch))
                 return binary_cross_entropy_with_logits(logits, truth, reduction="none")
 
-            found = ablate(self.network.joint, [{"x": x, "mask": real}], loss, by="all", parts=TURNED)
+            found = ablate(self.network.joint, [{"x": x, "mask": real}], loss, by="all", parts=TURNED, means="position")
             rows += [{"task": task, "loss": found.loss, **_plain(row)} for row in found.rows]
         return rows
 

@@ -14,7 +14,8 @@ MODEL = {"model": "string", "run": "string", "step": "int64", "family": "string"
 MODEL |= {"parameters": "int64", "layers": "int32", "width": "int32"}
 KINDS = {"layer": "int32", "head": "int32", "name": "string", "kind": "string", "scale": "float64", "rank": "int32"}
 HEAD = {name: KINDS[name] for name in PLACE} | {"causal": "bool_"}
-HEAD |= {f"{view}_{name}": "float64" for view in VIEWS for name in FIGURES} | {"label": "string"}
+HEAD |= {f"{view}_{name}": "float64" for view in VIEWS for name in FIGURES}
+HEAD |= dict.fromkeys(("label", "evidence", "properties"), "string")
 GROUP = 65_536  # rows that are written at a time: many small models share a group
 
 

@@ -300,7 +300,8 @@ def _columns(look: Look) -> dict[str, list[Any]]:
     columns["causal"] = [causal[head["layer"]] for head in heads]
     for view in VIEWS:
         columns |= {f"{view}_{name}": [head[view][name] for head in heads] for name in FIGURES}
-    return {**columns, "label": [head["label"] for head in heads]}
+    columns |= {name: [head[name] for head in heads] for name in ("label", "evidence")}
+    return {**columns, "properties": [", ".join(head["properties"]) for head in heads]}
 
 
 @contextmanager
