@@ -89,12 +89,13 @@ def place(tmp_path_factory):
     for step in (500, 1000):
         _link(folder / f"runs/first/checkpoint-{step}", kq.models.DECODER)
     (folder / "models.txt").write_text("models/A  # an encoder\nmodels/B\n")
-    for name in ("FILE", "reviews.txt", "novels.txt"):
+    (folder / "FILE").write_text(kq.models.LONG_TEXT.read_text()[:20_000])  # windows enough for means by position
+    for name in ("reviews.txt", "novels.txt"):
         (folder / name).write_text(text)
     (folder / "paragraph.txt").write_text(text[:300])
-    (folder / "prompts.txt").write_text("\n".join(" ".join(map(str, range(300 + i, 316 + i))) for i in range(4)))
+    (folder / "prompts.txt").write_text("\n".join(" ".join(map(str, range(300 + i, 308 + i))) for i in range(32)))
     for name, model in (("step1", kq.models.ENCODER), ("step2", kq.models.ENCODER)):
-        (folder / f"{name}.json").write_text(kq.look(model, text=folder / "FILE").to_json())
+        (folder / f"{name}.json").write_text(kq.look(model, text=folder / "reviews.txt").to_json())
     _picture(folder / "photo.jpg")
     torch.manual_seed(0)
     weights = {f"trunk.{layer}.{one}.weight": torch.randn(16, 16) for layer in (0, 1) for one in "qk"}
