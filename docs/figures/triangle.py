@@ -1,4 +1,4 @@
-"""Draws triangle.svg: the heads of the two models that ship, on the text that ships."""
+"""Draws triangle.svg: the heads of the two models that ship, on the long text that ships."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keyquery.report.triangle import svg
 def main() -> None:
     """Look at both and write the picture beside this file."""
     names = {kq.models.ENCODER: "encoder: find the masked word", kq.models.DECODER: "decoder: tell the next word"}
-    looks = [kq.look(m, text=kq.models.TEXT, length=kq.models.LENGTH, name=name) for m, name in names.items()]
+    looks = [kq.look(m, text=kq.models.LONG_TEXT, name=name) for m, name in names.items()]
     Path(__file__).with_name("triangle.svg").write_text(svg(*looks), encoding="utf-8")
 
 

@@ -72,15 +72,17 @@ def score_variances(
 
 
 def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Every other batch; a single batch is divided by rows, where all its tensors have them.
+    """Every other batch; where that would be uneven, every other row of each, if all its tensors have rows.
 
     >>> [part[0]["x"].tolist() for part in halves([{"x": torch.arange(4)}])]
     [[0, 2], [1, 3]]
     """
-    if len(batches) > 1:
-        return list(batches[0::2]), list(batches[1::2])
-    first, second = ([part for batch in batches if (part := _rows(batch, start))] for start in (0, 1))
-    return first, second
+    first, second = list(batches[0::2]), list(batches[1::2])
+    counts = [sum(map(rows_of, part)) for part in (first, second)]
+    rows = [(_rows(batch, 0), _rows(batch, 1)) for batch in batches]
+    if min(counts) >= 0.8 * max(counts) or not all(one and other for one, other in rows):
+        return first, second
+    return [one for one, _ in rows if one], [other for _, other in rows if other]
 
 
 def _rows(batch: Batch, start: int) -> Batch | None:
