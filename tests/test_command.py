@@ -103,7 +103,7 @@ def test_usage_errors_and_help_are_typers_own(main):
 def test_layers_that_are_none_are_refused(layers, blocks, main):
     code, err = main("look", blocks, "--heads", 2, f"--layers={layers}")
     assert code == 2
-    assert err.startswith("keyquery: --layers takes numbers below 10000 and ranges")
+    assert err.startswith("keyquery: --layers takes numbers below 100000 and ranges")
 
 
 def test_layers_given_twice_are_read_once(blocks, tmp_path):
@@ -216,13 +216,11 @@ def test_wrong_options_are_one_sentence(case, blocks, main):
 def test_dial_says_what_is_lost_and_writes_it(tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "out.json"
     text.write_text("It was a long time before she spoke. He looked at her and said nothing at all.\n" * 3)
-    plain = run(cli.app, ["dial", "--text", str(text), "--samples", "0"])
+    plain = run(cli.app, ["dial", "--text", str(text), "--means", "global", "--samples", "0"])
     assert plain.exit_code == 0
     assert "change +0.000" in plain.output
-    turned = run(
-        cli.app,
-        ["dial", "--text", str(text), "--popularity", "0", "--heads", "2.*", "--json", str(out), "--samples", "1"],
-    )
+    options = ["--popularity", "0", "--heads", "2.*", "--json", str(out), "--means", "global", "--samples", "1"]
+    turned = run(cli.app, ["dial", "--text", str(text), *options])
     assert "decoder: popularity × 0 in heads 2.*" in turned.output
     assert "after" in turned.output
     assert kq.Reading.load(out).change > 0
@@ -231,9 +229,10 @@ def test_dial_says_what_is_lost_and_writes_it(tmp_path):
 def test_ablate_says_which_parts_matter(tmp_path):
     page, table = tmp_path / "page.html", tmp_path / "rows.csv"
     files = ["--html", str(page), "--csv", str(table)]
-    done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", *files])
+    done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global", *files])
     assert done.exit_code == 0, done.output
-    assert "popularity off" in done.output
+    assert "change with one part off" in done.output
+    assert "popularity" in done.output
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
     assert '"off"' in page.read_text()
 

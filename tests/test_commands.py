@@ -99,6 +99,7 @@ def place(tmp_path_factory):
     _picture(folder / "photo.jpg")
     torch.manual_seed(0)
     weights = {f"trunk.{layer}.{one}.weight": torch.randn(16, 16) for layer in (0, 1) for one in "qk"}
+    weights |= {f"trunk.{layer}.c_attn.weight": torch.randn(16, 48) for layer in (0, 1)}
     save_file(weights, folder / "odd.safetensors")
     rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 100)
     features = rng.normal(size=(1200, 8)) + 2 * rng.normal(size=(12, 8))[labels]

@@ -27,6 +27,14 @@ def sequences(path):
     return [list(map(int, line.split())) for line in path.read_text().splitlines() if line]
 
 
+def flat(figures, name=""):
+    """Every number of nested figures under its whole name."""
+    if not isinstance(figures, (dict, list)):
+        return {name: figures}
+    items = figures.items() if isinstance(figures, dict) else enumerate(figures)
+    return {whole: number for key, one in items for whole, number in flat(one, f"{name}.{key}").items()}
+
+
 def test_a_look_on_ids_is_that_of_the_same_inputs(ids, tmp_path):
     out = tmp_path / "look.json"
     done = run(cli.app, ["look", str(kq.models.DECODER), "--ids", str(ids), "--json", str(out), "-q"])
@@ -39,7 +47,11 @@ def test_a_look_on_ids_is_that_of_the_same_inputs(ids, tmp_path):
     assert found.provenance["data"]["longest"] == 180  # never cut
     assert found.provenance["data"]["tokens"] == sum(map(len, rows))
     for head, other in zip(found.heads, expected.heads, strict=True):
-        assert head["on_data"] == pytest.approx(other["on_data"], abs=1e-4)
+        given, same = flat(head["on_data"]), flat(other["on_data"])
+        words = {name: one for name, one in same.items() if isinstance(one, str)}
+        assert {name: given.pop(name, None) for name in words} == words
+        numbers = {name: one for name, one in same.items() if name not in words}
+        assert given == pytest.approx(numbers, rel=1e-4, abs=1e-4)
 
 
 def test_ids_need_no_model_and_no_tokenizer(ids, tmp_path):
@@ -49,7 +61,7 @@ def test_ids_need_no_model_and_no_tokenizer(ids, tmp_path):
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         (bare / name).write_bytes((kq.models.DECODER / name).read_bytes())
-    arguments = ["dial", str(bare), "--popularity", "0", "--ids", str(ids), "--samples", "1"]
+    arguments = ["dial", str(bare), "--popularity", "0", "--ids", str(ids), "--means", "global", "--samples", "1"]
     done = run(cli.app, arguments)
     assert done.exit_code == 0, done.output
     assert " ".join(map(str, sequences(ids)[0][:12])) in " ".join(done.output.split())
@@ -58,10 +70,12 @@ def test_ids_need_no_model_and_no_tokenizer(ids, tmp_path):
 def test_ablate_takes_ids_for_its_figures_and_its_page(ids, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "page.html"
     files = ["--json", str(out), "--html", str(page)]
-    done = run(cli.app, ["ablate", "--heads", "3.0", "--ids", str(ids), *files, "-q"])
+    done = run(cli.app, ["ablate", "--heads", "3.0", "--ids", str(ids), "--means", "global", *files, "-q"])
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text())["sequences"] == 3
-    assert "on ids.txt, 244 tokens" in page.read_text()
+    said = page.read_text()
+    assert " · ids.txt: " in said
+    assert " windows, 3 sequences, 244 tokens" in said
 
 
 WRONG = {

@@ -82,7 +82,9 @@ def test_nothing_in_a_checkpoint_reaches_the_terminal_as_a_command(hostile_model
 def test_nothing_in_an_error_reaches_the_terminal_as_a_command(hostile_model, debug):
     (hostile_model / "config.json").write_text("{}")
     wrong = "\x1b]0;owned\x07{layer}"
-    done = keyquery("look", hostile_model, "--heads", 2, "--query", wrong, "--key", wrong, KEYQUERY_DEBUG=debug)
+    done = keyquery(
+        "look", hostile_model, "--heads", 2, "--query", f"{wrong}.q", "--key", f"{wrong}.k", KEYQUERY_DEBUG=debug
+    )
     assert done.returncode == 2
     assert controls(done.stdout + done.stderr) == []
     assert "model\\x1b]0;owned" in done.stderr.decode()
@@ -113,8 +115,8 @@ def test_a_terminal_without_utf_8_is_given_ascii(encoding, tmp_path):
     done = keyquery("look", path, "--heads", 2, **plain)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode(encoding)
-    assert "# compares" in text
-    assert "= points" in text
+    assert "# symmetric" in text
+    assert "= skew" in text
     assert "###" in text  # the bars
     shown = keyquery("look", path, "--heads", 2).stdout.decode()
     assert len(text.splitlines()) == len(shown.splitlines())

@@ -178,7 +178,7 @@ def test_a_reading_of_many_fields_or_of_long_texts_is_still_a_line_or_two():
     try:
         said = repr(Wide())
         assert said.startswith("Wide(provenance={}, text='xxx")
-        assert said.endswith("x…, a='" + "a" * 50 + "', b='" + "b" * 50 + "', … 2 more)")
-        assert len(said) < 300
+        assert said.endswith("x', a='" + "a" * 50 + "', b='" + "b" * 50 + "', … 2 more)")
+        assert len(said) <= 240
     finally:
         del KINDS["wide"]

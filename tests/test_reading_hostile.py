@@ -10,12 +10,13 @@ from rich.console import Console
 import keyquery as kq
 from keyquery.reading import Reading
 from keyquery.report import terminal
+from keyquery.report.looked import WIDEST, Bar
 from tests.hostile import assert_read, assert_refused
 
 pytestmark = pytest.mark.unchecked
-SHARES = {"symmetry": 0.5, "reciprocal": 0.5, "directional": 0.25, "popularity": 0.25, "position": 0.0}
-NEW = {"symmetric": 0.5, "skew": 0.25, "popularity": 0.25, "query_only": 0.0, "position": 0.1, "interaction": -0.1}
-INTERVALS = {"intervals": {name: [0.1, 0.9] for name in NEW}}
+CONTENT = {"symmetric": 0.5, "skew": 0.25, "popularity": 0.25, "query_only": 0.0}
+SHARES = {"symmetry": 0.5, **CONTENT, "position": 0.1, "interaction": -0.1}
+INTERVALS = {"intervals": {name: [0.1, 0.9] for name in SHARES}}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,11 @@ def shown(text):
 
 
 FORGED = {
-    "a share of 1e8": ({"on_data": {**SHARES, "reciprocal": 1e8}}, "reciprocal must be a number from −100 to 100"),
-    "a new share of 1e8": ({"on_data": {**NEW, "skew": 1e8}}, "skew must be a number from −100 to 100"),
-    "an interval of 1e8": ({"on_data": {**NEW, "low": {"skew": [0, 1e8]}}}, "low.skew[1] must be a number from"),
+    "a share of 1e8": ({"on_data": {**SHARES, "symmetric": 1e8}}, "symmetric must be a number from −100 to 100"),
+    "a share of −1e8": ({"on_data": {**SHARES, "skew": -1e8}}, "skew must be a number from −100 to 100"),
+    "an interval of 1e8": ({"on_data": {**SHARES, "low": {"skew": [0, 1e8]}}}, "low.skew[1] must be a number from"),
     "a list without end": ({"on_data": {**SHARES, "more": [0.5] * 10_001}}, "at most 10000 items"),
-    "a share that is missing": ({"on_data": {"symmetry": 0.5}}, "on_data.reciprocal must be a number"),
+    "a share that is missing": ({"on_data": {"symmetry": 0.5}}, "on_data.symmetric must be a number"),
     "shares that are a list": ({"on_data": [1]}, "on_data.symmetry must be a number"),
     "a head far away": ({"head": 10**12}, "head must be from 0 to 4095"),
     "a layer below none": ({"layer": -1}, "layer must be from 0 to 4095"),
@@ -84,7 +85,7 @@ def test_a_missing_field_is_named(look):
         Reading.load(json.dumps({key: value for key, value in look.items() if key != "heads"}))
 
 
-@pytest.mark.parametrize("data", [None, SHARES, {**NEW, **INTERVALS}])
+@pytest.mark.parametrize("data", [None, SHARES, {**SHARES, **INTERVALS}])
 def test_what_a_look_holds_is_read(data, look):
     assert Reading.load(with_head(look, on_data=data)).heads[0]["on_data"] == data
 
@@ -102,13 +103,19 @@ def test_many_numbers_are_read(look):
 def test_names_bring_no_escape_codes_to_a_terminal(look):
     evil = "\x1b[2J\x1b]0;title\x07\x9b31m\r"
     model = {**look["model"], "name": f"two{evil}", "family": evil}
-    text = json.dumps({**look, "model": model, "heads": [{**head, "verdict": evil} for head in look["heads"]]})
+    text = json.dumps({**look, "model": model, "heads": [{**head, "label": evil} for head in look["heads"]]})
     said = shown(text)
-    assert "two�[2J" in said
+    assert r"two\x1b[2J" in said
     assert not any(sign in said for sign in "\x1b\x07\x9b\r")
 
 
+def bar(shares):
+    out = io.StringIO()
+    Console(file=out, width=100, force_terminal=False).print(Bar(shares))
+    return out.getvalue().rstrip("\n")
+
+
 def test_a_bar_is_no_longer_than_a_bar():
-    for shares in ([1e8, 0, 0, 0], [-1e8, 1e8, 3, 0], [0.5, 0.6, 0.7, 0.8]):
-        assert len(terminal._bar(shares)) <= terminal.BAR
-    assert str(terminal._bar([0.5, 0.25, 0.25, 0.0])) == "█" * 12 + "▓" * 6 + "▒" * 6
+    for shares in ([1e8, 0, 0, 0, 0], [-1e8, 1e8, 3, 0, 0], [0.5, 0.6, 0.7, 0.8, 0.9], [1, -1, 1, -1, 1]):
+        assert len(bar(shares)) <= WIDEST
+    assert bar([0.5, 0.25, 0.25, 0.0, 0.0]) == "█" * 12 + "▓" * 6 + "▒" * 6

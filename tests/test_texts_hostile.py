@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import keyquery as kq
+from keyquery.arrays import read_array, read_arrays
 from keyquery.capture.text import read_lines, text_batches
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.torch_files import load_pickled
 from keyquery.data import load_images, load_table, load_ts
 from keyquery.data.text import encode_corpus, read_column, read_corpus, unwrap
-from keyquery.files import read_array, read_arrays, read_text, text_pieces
+from keyquery.files import read_text, text_pieces
 from keyquery.instruments.tally import Tally, read_into
 from keyquery.studies.purchases import read_cdnow, read_retail
 from tests.hostile import assert_read, assert_refused

@@ -6,26 +6,20 @@ import codecs
 import csv
 import io
 import lzma
-import math
 import os
 import re
 import sys
 import tempfile
-import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
 
 MIB = 2**20
 WHOLE = 1024 * MIB  # of a file that is read whole
 # What a packed file may come to, so that a small one cannot fill the memory: so many bytes, and so many times its own.
 UNPACKED, RATIO = 16 * MIB, 100
-ARRAYS = 128 * MIB  # the same of arrays, of which no objects are made
 INPUT = 64 * MIB  # of standard input
 DICTIONARY = 256 * MIB  # that an .xz file may ask for; the largest that xz makes by itself is a quarter of it
 UNPACK: dict[str, Callable[[], Any]] = {
@@ -36,7 +30,6 @@ BLOCK, PART = 2**19, 2**14  # bytes of a file, as it lies there, that are one pi
 LONGEST = 2**24  # letters of a line in a table
 LINES = 1_000_000  # of a packed text, and two for each of its bytes
 BREAKS = [sign.encode() for sign in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
-NUMBERS = "biufcSU"  # kinds of arrays that are read: numbers and texts
 MARK = re.compile(r"[0-9a-f]{32}")  # what the temporary names of one run end in
 
 
@@ -200,69 +193,6 @@ def room_for(size: int, least: int | None = None) -> int:
     (16777216, 1000000000)
     """
     return max(UNPACKED if least is None else least, RATIO * size)
-
-
-def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file; with `names` those alone, of which each that is there.
-
-    Nothing in it is run, and what it says of itself is checked before memory is asked for.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     np.savez(Path(folder, "a.npz"), one=np.arange(3), two=np.eye(2))
-    ...     read_arrays(Path(folder, "a.npz"), "one", "three")
-    {'one': array([0, 1, 2])}
-    """
-    path = regular(path)
-    try:
-        with zipfile.ZipFile(path) as file:
-            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            chosen = {name: info for name, info in members.items() if not names or name in names}
-            most = room_for(path.stat().st_size, ARRAYS)
-            if sum(info.file_size for info in chosen.values()) > most:
-                raise ValueError(f"it unpacks to more than {most} bytes, which is refused")
-            return {name: _array(name, partial(file.open, info), info.file_size) for name, info in chosen.items()}
-    except OSError:
-        raise
-    except Exception as error:  # both packages raise whatever a broken file makes them stumble over
-        raise ValueError(f"{path} is no readable .npz file: {str(error) or type(error).__name__}") from None
-
-
-def read_array(path: str | Path) -> np.ndarray:
-    """The array of an .npy file, checked in the same way.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     np.save(Path(folder, "a.npy"), np.arange(3))
-    ...     read_array(Path(folder, "a.npy"))
-    array([0, 1, 2])
-    """
-    path = regular(path)
-    try:
-        return _array("it", partial(path.open, "rb"), path.stat().st_size)
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} is no readable .npy file: {str(error) or type(error).__name__}") from None
-
-
-def _array(name: str, opened: Callable[[], Any], size: int) -> np.ndarray:
-    form = np.lib.format
-    with opened() as file:
-        version = form.read_magic(file)
-        header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, _, dtype = header(file)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds objects, which could run code: refused")
-    if dtype.kind not in NUMBERS:
-        raise ValueError(f"{name} is of {dtype}; numbers and texts are read")
-    if math.prod(shape) * max(dtype.itemsize, 1) > size:
-        raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {size} bytes hold")
-    with opened() as file:
-        found = form.read_array(file, allow_pickle=False)
-    if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
-        raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
-    return found
 
 
 def beside(folder: str | Path, name: str) -> Path:

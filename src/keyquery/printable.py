@@ -16,9 +16,9 @@ BRIEF, REPR = 60, 240  # letters of a value in the repr of what holds it, and of
 WORD, TEXT, MESSAGE = 240, 400, 2000  # letters of a word in any message, of a text of a reading, of a whole message
 # What this library draws with, for terminals that cannot show it; each part of a bar keeps a sign of its own.
 ASCII = {
-    "█": "#", "▓": "=", "▒": "-", "░": ".", "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-", "↔": "<->",
+    "█": "#", "▓": "=", "▒": "-", "▞": "/", "░": ".", "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-",
     "×": "x", "·": ".", "±": "+-", "≥": ">=", "≤": "<=", "²": "^2", "³": "^3", "‖": "||", "’": "'", "‘": "'", "“": '"',
-    "”": '"', "√": "sqrt", "Δ": "delta", "Σ": "sum",
+    "↔": "<->", "”": '"', "√": "sqrt", "Δ": "delta", "Σ": "sum",
 }  # fmt: skip
 
 

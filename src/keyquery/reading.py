@@ -25,7 +25,6 @@ from keyquery.printable import REPR, brief, printable
 from keyquery.reading_schema import check_fields
 
 KINDS: dict[str, type[Reading]] = {}
-LINE = 240  # letters of a repr, about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,7 @@ class Reading:
     schema: ClassVar[int] = 1
     units: ClassVar[Mapping[str, str]] = {}
     former: ClassVar[Mapping[str, str]] = {}  # names in files that former versions wrote, and what they are now
+    nullable: ClassVar[tuple[str, ...]] = ()  # fields that may be null in files, though the class makes more of them
 
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -65,9 +65,10 @@ class Reading:
 
     def __repr__(self) -> str:
         said: list[str] = []
-        for number, f in enumerate(names := fields(self)):
+        most = REPR - len(f"{type(self).__name__}(, … {len(names := fields(self))} more)")
+        for number, f in enumerate(names):
             said.append(f"{f.name}={brief(getattr(self, f.name))}")
-            if sum(map(len, said)) > LINE:
+            if len(", ".join(said)) > most:
                 said[-1] = f"… {len(names) - number} more"
                 break
         return f"{type(self).__name__}({', '.join(said)})"

@@ -22,11 +22,11 @@ def check_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
     known = {f.name: f for f in fields(cls)}
     if unknown := sorted(set(data) - set(known)):
         raise ValueError(f"it has no field {unknown[0]!r:.60}; its fields are {', '.join(known)}")
-    hints = get_type_hints(cls)
+    hints, nullable = get_type_hints(cls), getattr(cls, "nullable", ())
     for name, f in known.items():
         if name not in data and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f"it lacks the field {name!r}")
-        if name in data:
+        if name in data and not (data[name] is None and name in nullable):
             _check(data[name], hints[name], name)
     check_places(data, "")
 
@@ -78,5 +78,6 @@ def _check_any(value: Any, hints: Sequence[Any], where: str) -> None:
 
 def _require(right: bool, words: str, value: Any, where: str) -> None:
     if not right:
-        said = f"{value!r:.60}" if not isinstance(value, (list, dict)) else f"{list(value)[:3]!r:.60}"
-        raise ValueError(f"{where} must be {words}, got {said}")
+        if isinstance(value, (list, dict)):  # the first of them, which may be many
+            value = dict(list(value.items())[:3]) if isinstance(value, dict) else value[:3]
+        raise ValueError(f"{where} must be {words}, got {value!r:.60}")

@@ -81,7 +81,7 @@ def test_where_the_cache_is(variable, value, below, tmp_path, monkeypatch):
 
 
 def test_what_is_not_cached_needs_the_hubs_library(hub):
-    with pytest.raises(ImportError, match=r"huggingface_hub is not installed: pip install 'keyquery\[hf\]'"):
+    with pytest.raises(ImportError, match=r"a hub model needs huggingface_hub: pip install 'keyquery\[hf\]'"):
         kq.read("someone/decoder")
 
 

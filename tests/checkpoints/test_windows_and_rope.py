@@ -78,7 +78,8 @@ def test_a_window_narrows_the_offsets_of_the_shares():
     batch = {"input_ids": torch.randint(3, 60, (2, 12))}
     heads = kq.read(model)
     moments = joint_moments(model, [batch], heads)[1]
-    given = [head["on_data"]["position"] for head in kq.look(model, inputs=[batch]).heads if head["layer"] == 1]
+    looked = kq.look(model, inputs=[batch], pairs="independent")
+    given = [head["on_data"]["position"] for head in looked.heads if head["layer"] == 1]
     narrow, wide = (
         shares(moments.mean, moments.covariance, heads[1].scale, Visible(12, True, window), heads[1].rope)["position"]
         for window in (3, None)

@@ -307,7 +307,7 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
             kq.SeriesClassifier.load(path)
     text = json.dumps({**head, "__metadata__": {"keyquery": "[" * 100_000}}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
-    with pytest.raises(ValueError, match="is no whole file of an estimator: maximum recursion depth"):
+    with pytest.raises(ValueError, match="is no whole file of an estimator: it is nested more than 100 deep"):
         kq.SeriesClassifier.load(path)
     for wrong, said in ((NAN, "it holds NaN or infinity"), (0.0, "mean and scale must be .*, and scale above 0")):
         tensors = load(whole)

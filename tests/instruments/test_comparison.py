@@ -153,7 +153,7 @@ def test_different_shapes_are_told_and_shown_side_by_side():
     both = kq.compare(stack(3), stack(2))
     assert (both.changes[0]["rows"], both.changes[0]["why"]) == (None, "3 attention layers and 2")
     assert "How far heads moved is not measured: 3 attention layers and 2." in printed(both)
-    assert "raw symmetry, median over layers" in printed(both)
+    assert "raw symmetry of layers, median:" in printed(both)
     grouped = kq.compare(stack(), stack(kv_heads=2))
     assert grouped.changes[0]["why"] == "layer 0 has 4 heads of width 6 in 24, and 4 heads on 2 keys of width 6 in 24"
 

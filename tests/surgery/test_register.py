@@ -69,7 +69,7 @@ def outputs(model, batch):
         lambda: kq.dial(model),
         lambda: kq.dial(model, heads="0.1"),
         lambda: kq.dial(model, **GAINS),
-        lambda: kq.dial(model, **GAINS, heads="1.*", data=[batch]),
+        lambda: kq.dial(model, **GAINS, heads="1.*", data=[batch], means="global"),
         lambda: kq.project(model, (0, 1)),
     )
     for way in ways:
@@ -186,7 +186,7 @@ def test_other_models_of_the_family_attend_as_they_do():
 def test_maps_of_a_dialled_model_are_those_that_it_attends_by():
     model, batch = decoder("llama"), text(1, 6)
     plain = attention_maps(model, batch)
-    with kq.dial(model, reciprocal=0, directional=0, popularity=0, position=0):
+    with kq.dial(model, symmetric=0, skew=0, popularity=0, query_only=0, position=0):
         flat = attention_maps(model, batch)
     assert not torch.allclose(plain[0], flat[0], atol=1e-3)
     even = torch.ones(6, 6).tril()

@@ -56,7 +56,7 @@ def test_a_compiled_model_follows_every_turn_of_its_dial(name):
         for _ in range(2):
             with kq.dial(fast, **GAINS) as dial:
                 assert agree()
-                dial.turn("0.*", directional=0.3)
+                dial.turn("0.*", skew=0.3)
                 assert agree()
                 assert not torch.allclose(fast(**batch).logits, plain, atol=1e-3)
         with kq.project(fast, (1, 0), kernel="zero"):

@@ -77,9 +77,9 @@ def test_no_answers_are_empty_however_they_are_written():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('"models": "x"', "models of a survey must be a list of objects, got 'x'"),
-        ('"models": [1]', r"models of a survey must be a list of objects, got \[1\]"),
-        ('"models": [], "broken": {}', "broken of a survey must be a list of objects"),
+        ('"models": "x"', "models must be a list, got 'x'"),
+        ('"models": [1]', r"models\[0\] must be an object, got 1"),
+        ('"models": [], "broken": {}', "broken must be a list, got {}"),
         ('"models": [], "runs": [{}]', "steps in runs of a survey must be a number, got None"),
         ('"models": [], "sizes": [{"models": 3, "smallest": 1, "largest": 2, "slope": null}]', "slope in sizes"),
     ],
@@ -87,6 +87,13 @@ def test_no_answers_are_empty_however_they_are_written():
 def test_answers_of_another_kind_are_refused(text, words):
     with pytest.raises(ValueError, match=f"not a reading of kind 'survey': .*{words}"):
         kq.Reading.load(f'{{"schema": 1, "kind": "survey", {text}}}')
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("given", ["x", [1], {}])
+def test_rows_that_are_none_are_refused_where_a_survey_is_made(given):
+    with pytest.raises(TypeError, match="broken of a survey must be a list of objects, got "):
+        Survey(models=[], broken=given)
 
 
 def test_a_model_without_its_figures_has_no_page():

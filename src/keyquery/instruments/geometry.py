@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,22 +20,18 @@ from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.fitted import opened
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.forms import Form, Rope
 from keyquery.forms.checks import check_choice, check_count
-from keyquery.forms.measures import directionality
-from keyquery.forms.offsets import energies
 from keyquery.instruments.embedded import Embedded, joined
+from keyquery.instruments.figures import figures_of, of_whole_layer
 from keyquery.instruments.labels import Thresholds, label_head, properties
-from keyquery.instruments.on_data import PAIRS, SHARES, OnData, by_head
+from keyquery.instruments.on_data import PAIRS, SHARES, OnData
 from keyquery.instruments.sample import take
 from keyquery.instruments.validity import check_look
 from keyquery.instruments.words import Cooccurrence
 from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, provenance
 
-OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # what is said of a layer, and of each of its heads
-PIECE = 2**21  # entries of a factor that are measured at a time: small enough for the cache, large enough to be fast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,10 +172,7 @@ def look(
     """
     check_count("sample", sample, least=0)
     check_choice("pairs", pairs, PAIRS)
-    for one in (lengths := list(lengths or [])):
-        check_count("lengths", one, least=2)
-    if lengths and text is None:
-        raise ValueError("lengths are windows of a text: give text, too")
+    lengths = _other_windows(lengths, text)
     source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)
@@ -290,6 +282,14 @@ def _prepare(
     return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
 
 
+def _other_windows(lengths: Sequence[int] | None, text: str | Path | None) -> list[int]:
+    for one in (lengths := list(lengths or [])):
+        check_count("lengths", one, least=2)
+    if lengths and text is None:
+        raise ValueError("lengths are windows of a text: give text, too")
+    return lengths
+
+
 def _cut(
     model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int
 ) -> list[Batch]:
@@ -319,14 +319,13 @@ def _place(layer: Layer) -> dict[str, Any]:
 def _measured(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> Measured:
     """The figures of all heads together, and of each."""
     cells = _apart(layer, found, seen, thresholds)
-    return {**_place(layer), "causal": layer.causal, "raw": _together(layer.form)}, cells
+    return {**_place(layer), "causal": layer.causal, "raw": of_whole_layer(layer.form)}, cells
 
 
 def _apart(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
     """Every head's own figures."""
     form = layer.form
-    raw = [cell for piece in _pieces(form) for cell in _figures(piece, layer.rope)]
-    folded = [cell for piece in _pieces(layer.folded) for cell in _figures(piece)]
+    raw, folded = figures_of(form, layer.rope), figures_of(layer.folded)
     cells = []
     for head, on_data in enumerate(seen.of_layer(layer, found)):
         known = label_head(raw[head], on_data, None, thresholds)
@@ -369,63 +368,3 @@ def _with_lengths(
         }
         for head, cell in enumerate(cells)
     ]
-
-
-def _pieces(form: Form) -> Iterator[Form]:
-    """Some heads at a time, in float32 at least, so that what is computed of them stays small."""
-    each = math.prod(form.batch[1:]) * form.rank * form.dim
-    count = max(PIECE // each, 1)
-    dtype = torch.promote_types(form.dtype, torch.float32)
-    return (form[start : start + count].to(dtype) for start in range(0, len(form), count))
-
-
-def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
-    """The numbers of each head in one view, with curves over offsets where there are rotary positions."""
-    symmetric, skew = form.core().energies
-    rows, columns = form.row_norms(), form.column_norms()
-    numbers = {
-        "symmetry": form.symmetry,
-        "directionality": directionality(rows, columns),
-        "directionality_norms": directionality(rows, columns, kind="norms"),
-        "symmetric_energy": symmetric,
-        "skew_energy": skew,
-        "positive_share": form.positive_share,
-        "effective_rank": form.effective_rank(),
-        "stable_rank": form.stable_rank(),
-        "eigenvalues": form.eigenvalues(),
-        "skew_values": form.skew_values(),
-        "singular_values": form.singular_values(),
-    }
-    cells = by_head(numbers, len(form.batch))
-    if rope is None:
-        return cells
-    gram = form.gram().flatten(0, len(form.batch) - 1)
-    at = energies(gram, rope, -torch.tensor(OFFSETS, dtype=torch.float64))
-    curves = by_head({"contents": at.contents_symmetry().mT, "exchange": at.exchange_symmetry().mT}, 1)
-    offsets = [-offset for offset in OFFSETS]
-    return [{**cell, "offsets": {"offset": offsets, **curve}} for cell, curve in zip(cells, curves, strict=True)]
-
-
-def _together(form: Form) -> dict[str, float]:
-    """The one M of all heads of a layer, M = Σ_h M_h: the score that is published for whole layers.
-
-    Queries that share a key are summed first. Row and column norms come from blocks of M, in the precision of the
-    weights (rounding of single entries averages out in all figures), tr(M²) from KQᵀ.
-    """
-    while form.batch:
-        form = form.sum()
-    query, key = form.query, form.key
-    if form.dtype != torch.bfloat16:  # which matrix units multiply as it is; other short floats are slow
-        query, key = form.working("query"), form.working("key")
-    wide = torch.promote_types(form.dtype, torch.float32)
-    rows, columns = [], torch.zeros(form.dim, dtype=torch.float64, device=form.device)
-    for block in query.split(512, dim=1):
-        squares = (block.mT @ key).to(wide).square()
-        rows.append(squares.sum(1).double())
-        columns += squares.sum(0)
-    cross = (key @ query.mT).to(wide)
-    energy, trace = columns.sum(), (cross * cross.mT).sum(1).double().sum()
-    norms = torch.cat(rows).sqrt(), columns.sqrt()
-    kinds = {"directionality": "excess", "directionality_norms": "norms"}
-    ways = {name: directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
-    return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **ways}

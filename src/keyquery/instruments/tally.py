@@ -16,6 +16,7 @@ from keyquery.forms.counts import count_pairs, merge_pairs
 from keyquery.progress import Progress
 
 CHUNK = 2**16  # tokens that are counted at a time
+LETTERS = 2**16  # of a text that are looked through at a time, and of a word that may wait for its end
 HOLE = -1  # a token that is not counted, and keeps its place
 Pairs = tuple[Int[ndarray, " pairs"], Int[ndarray, " pairs"]]
 
@@ -54,13 +55,13 @@ class Tally:
         self._seen = np.zeros(0, dtype=np.int64)
 
     def add(self, piece: str) -> None:
-        """More of the text that is open; what may be half a word waits, up to `CHUNK` letters or blanks."""
-        for start in range(0, len(piece), CHUNK):
-            self._add(piece[start : start + CHUNK])
+        """More of the text that is open; what may be half a word waits, up to `LETTERS` letters or blanks."""
+        for start in range(0, len(piece), LETTERS):
+            self._add(piece[start : start + LETTERS])
 
     def _add(self, piece: str) -> None:
         text = self._rest + piece
-        long = len(text) >= CHUNK
+        long = len(text) >= LETTERS
         last = max(text.rfind(sign) for sign in " \n\t")
         end = len(text[:last].rstrip()) if last >= 0 else 0  # blanks go with the word behind them
         if not end and long:  # one word, or blanks without one

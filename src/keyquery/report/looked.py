@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -114,7 +115,7 @@ class Bar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         wide = min(options.max_width, WIDEST)
         sums = (sum(self.shares[: i + 1]) for i in range(len(self.shares)))
-        ends = [round(wide * min(max(at, 0.0), 1.0)) for at in sums]
+        ends = list(accumulate((round(wide * min(max(at, 0.0), 1.0)) for at in sums), max))  # a share below 0 is none
         pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
         yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
 

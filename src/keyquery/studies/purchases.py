@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-from keyquery.files import LONGEST, read_arrays, read_text
+from keyquery.arrays import read_arrays
+from keyquery.files import LONGEST, read_text
 
 DAY = 86_400.0
 

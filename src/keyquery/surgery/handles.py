@@ -18,6 +18,16 @@ from keyquery.checkpoints.sources import bare
 H = TypeVar("H", bound="Handle")
 
 
+class _Entry(property):
+    """A property that gives a handle's own way in, and is one itself where it is taken off the class.
+
+    A `with` statement binds what it finds; `ExitStack.enter_context` calls it with the handle.
+    """
+
+    def __call__(self, handle: Handle) -> Any:
+        return self.__get__(handle)()
+
+
 class Handle:
     """What undoes a change. It is a context, too: at its end, also after an exception, the change is undone.
 
@@ -34,7 +44,7 @@ class Handle:
         def __enter__(self: H) -> H: ...
     else:
         # In C throughout: an interrupt on a line of Python would fall between the change and the block that undoes it.
-        __enter__ = property(attrgetter("_enter"))
+        __enter__ = _Entry(attrgetter("_enter"))
 
     def __init__(self, changes: ExitStack, what: str) -> None:
         self._changes: ExitStack | None = changes.pop_all()

@@ -38,6 +38,8 @@ class Survey(Reading, kind="survey"):
         "slope": "change of symmetry when parameters are ten times as many, least squares",
     }
 
+    nullable: ClassVar[tuple[str, ...]] = ("models", *NUMBERS, "broken")
+
     models: Sequence[Mapping[str, Any]]
     runs: Sequence[Mapping[str, Any]] = field(default_factory=list)
     sizes: Sequence[Mapping[str, Any]] = field(default_factory=list)
@@ -46,7 +48,7 @@ class Survey(Reading, kind="survey"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("models", *NUMBERS, "broken"):
+        for name in self.nullable:
             rows = getattr(self, name)
             if rows is None:  # no answers, as others may write it
                 object.__setattr__(self, name, [])

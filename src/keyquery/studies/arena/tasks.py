@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from keyquery.arrays import read_arrays
 from keyquery.data import load_images, read_column
-from keyquery.files import read_arrays, write_all
+from keyquery.files import write_all
 from keyquery.progress import Progress, silent
 from keyquery.studies.arena.listops import listops
 from keyquery.studies.arena.pathfinder import pathfinder

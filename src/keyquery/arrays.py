@@ -1,0 +1,80 @@
+"""Arrays of numbers and texts from NumPy's files: nothing in them is run."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyquery.files import MIB, regular, room_for
+
+ARRAYS = 128 * MIB  # that a packed file of arrays may come to, however small it is: no objects are made of them
+NUMBERS = "biufcSU"  # kinds of arrays that are read: numbers and texts
+
+
+def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; with `names` those alone, of which each that is there.
+
+    Nothing in it is run, and what it says of itself is checked before memory is asked for.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, "a.npz"), one=np.arange(3), two=np.eye(2))
+    ...     read_arrays(Path(folder, "a.npz"), "one", "three")
+    {'one': array([0, 1, 2])}
+    """
+    path = regular(path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            chosen = {name: info for name, info in members.items() if not names or name in names}
+            most = room_for(path.stat().st_size, ARRAYS)
+            if sum(info.file_size for info in chosen.values()) > most:
+                raise ValueError(f"it unpacks to more than {most} bytes, which is refused")
+            return {name: _array(name, partial(file.open, info), info.file_size) for name, info in chosen.items()}
+    except OSError:
+        raise
+    except Exception as error:  # both packages raise whatever a broken file makes them stumble over
+        raise ValueError(f"{path} is no readable .npz file: {str(error) or type(error).__name__}") from None
+
+
+def read_array(path: str | Path) -> np.ndarray:
+    """The array of an .npy file, checked in the same way.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.save(Path(folder, "a.npy"), np.arange(3))
+    ...     read_array(Path(folder, "a.npy"))
+    array([0, 1, 2])
+    """
+    path = regular(path)
+    try:
+        return _array("it", partial(path.open, "rb"), path.stat().st_size)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is no readable .npy file: {str(error) or type(error).__name__}") from None
+
+
+def _array(name: str, opened: Callable[[], Any], size: int) -> np.ndarray:
+    form = np.lib.format
+    with opened() as file:
+        version = form.read_magic(file)
+        header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, _, dtype = header(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds objects, which could run code: refused")
+    if dtype.kind not in NUMBERS:
+        raise ValueError(f"{name} is of {dtype}; numbers and texts are read")
+    if math.prod(shape) * max(dtype.itemsize, 1) > size:
+        raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {size} bytes hold")
+    with opened() as file:
+        found = form.read_array(file, allow_pickle=False)
+    if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
+        raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
+    return found
