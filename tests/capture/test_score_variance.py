@@ -10,7 +10,7 @@ from keyquery.capture.position_means import PositionMeans
 from keyquery.capture.score_shares import score_shares
 from keyquery.capture.score_variance import FOLDS, ScoreVariance
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.instruments.intervals import student
+from keyquery.instruments.on_data import interval
 
 
 def visible(n, causal=True, window=None):
@@ -140,7 +140,8 @@ def trials(sequences, repeats, rope):
     found = shares_of(query, key, rope)
     for name, expected in known.items():
         estimate = found[name]
-        held = (estimate.value - expected).abs() <= student(estimate.freedom) * estimate.error
+        ends = torch.tensor([interval(estimate, at, name in PARTS) for at in range(repeats)])
+        held = (ends[:, 0] <= expected) & (expected <= ends[:, 1])
         yield name, expected, estimate.value, float(held.double().mean())
 
 

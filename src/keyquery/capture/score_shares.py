@@ -17,11 +17,18 @@ from keyquery.forms.shares import part_ranks
 
 
 class Estimate(NamedTuple):
-    """A number per head, its standard error over sequences (NaN where there are too few), and degrees of freedom."""
+    """A number per head, with its standard error over sequences (NaN where there are too few)."""
 
     value: Float64[Tensor, " heads"]
     error: Float64[Tensor, " heads"]
-    freedom: int
+    freedom: Float64[Tensor, " heads"]  # degrees of freedom of the error
+
+
+class Spread(NamedTuple):
+    """How much a number varies from sample to sample: its variance, and how many degrees of freedom that has."""
+
+    variance: Float64[Tensor, " heads"]
+    freedom: Float64[Tensor, " heads"]
 
 
 class Shares(NamedTuple):
@@ -73,9 +80,8 @@ def _estimates(
 
     def estimate(figure: Callable[[Tensor], Tensor], slope: Tensor) -> Estimate:
         """Of a function of the shares, (..., heads, parts); `slope` is its derivative."""
-        found = jackknife(squares, total, figure)
-        moved = (through[chosen] * slope).sum(-1).var(0) / given if int(chosen.sum()) > 2 else 0.0
-        return found._replace(error=(found.error.square() + moved).sqrt())
+        by_means = _spread((through[chosen] * slope).sum(-1), given) if int(chosen.sum()) > 2 else None
+        return jackknife(squares, total, figure, by_means)
 
     unit = torch.eye(len(PARTS), dtype=torch.float64)
     out = {name: estimate(itemgetter((..., at)), unit[at]) for at, name in enumerate(PARTS)}
@@ -94,8 +100,11 @@ def jackknife(
     parts: Float64[Tensor, "sequences heads p"],
     total: Float64[Tensor, "sequences heads"],
     figure: Callable[[Tensor], Tensor] = lambda share: share[..., 0],
+    by_means: Spread | None = None,
 ) -> Estimate:
     """A function of the ratios Σ parts/Σ total over sequences: leaving out each gives its bias and its error.
+
+    `by_means` is what other sequences add to the spread, through the means that came from them.
 
     >>> ones = torch.ones(4, 1, dtype=torch.float64)
     >>> jackknife(ones[..., None] / 4, ones).value
@@ -104,10 +113,37 @@ def jackknife(
     count, sums, whole = len(parts), parts.sum(0), total.sum(0)
     value = figure(sums / _safe(whole)[:, None])
     if count < 3:
-        return Estimate(value, torch.full_like(value, math.nan), max(count - 1, 0))
+        return _unsure(value)
     without = figure((sums - parts) / _safe(whole - total)[..., None])
-    error = ((count - 1) / count * (without - without.mean(0)).square().sum(0)).sqrt()
-    return Estimate(count * value - (count - 1) * without.mean(0), error, count - 1)
+    return _estimate(count * value - (count - 1) * without.mean(0), without, by_means)
+
+
+def _estimate(value: Tensor, without: Float64[Tensor, "left_out heads"], by_means: Spread | None = None) -> Estimate:
+    """A number with its error, out of its values with each sequence left out."""
+    count = len(without)
+    spread = _spread(-(count - 1) * without, count)
+    if by_means is not None:
+        variance = spread.variance + by_means.variance
+        # Welch and Satterthwaite: the freedom of a sum of two variances.
+        unsure = spread.variance.square() / spread.freedom + by_means.variance.square() / by_means.freedom
+        spread = Spread(variance, variance.square() / _safe(unsure))
+    return Estimate(value, spread.variance.sqrt(), spread.freedom)
+
+
+def _spread(influences: Float64[Tensor, "n heads"], given: int) -> Spread:
+    """Of a mean over `given` sequences, from how much each of n sequences moves it.
+
+    The more often large ones occur (kurtosis), the less a variance is known: its freedom is 2·mean²/variance of it.
+    """
+    count, away = len(influences), influences - influences.mean(0)
+    second, fourth = away.square().mean(0), away.pow(4).mean(0)
+    excess = (fourth / _safe(second.square()) - 3).clamp(min=0)
+    freedom = 2 / (2 / (count - 1) + excess / count)
+    return Spread(second * count / (count - 1) / given, freedom)
+
+
+def _unsure(value: Tensor) -> Estimate:
+    return Estimate(value, torch.full_like(value, math.nan), torch.zeros_like(value))
 
 
 def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
@@ -115,15 +151,15 @@ def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
     assert sums.contents is not None
     filled = [group for group in range(GROUPS) if sums.tokens[group] > 0]
     whole = torch.stack(part_ranks(sums.contents.sum(0) / sums.tokens.sum()))
-    error = torch.full_like(whole, math.nan)
+    found = [_unsure(each) for each in whole]
     if len(filled) > 2:
         left = sums.contents.sum(0) - sums.contents[filled]
         tokens = sums.tokens.sum() - sums.tokens[filled]
-        without = torch.stack([torch.stack(part_ranks(one / count)) for one, count in zip(left, tokens, strict=True)])
-        groups = len(filled)
-        error = ((groups - 1) / groups * (without - without.mean(0)).square().sum(0)).sqrt()
-    names = ("effective_rank_symmetric", "effective_rank_skew")
-    return {name: Estimate(whole[at], error[at], len(filled) - 1) for at, name in enumerate(names)}
+        without = torch.stack(
+            [torch.stack(part_ranks(one / count)) for one, count in zip(left, tokens, strict=True)], 1
+        )
+        found = [_estimate(each, those) for each, those in zip(whole, without, strict=True)]
+    return dict(zip(("effective_rank_symmetric", "effective_rank_skew"), found, strict=True))
 
 
 def _safe(total: Tensor) -> Tensor:

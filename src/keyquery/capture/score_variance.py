@@ -3,15 +3,17 @@
 Every query's own mean over the keys it sees is removed first: softmax does not see it. The means that separate position
 from content come from other sequences (`PositionMeans`, four folds 0 to 3), and every part is computed twice, with
 
-    the mean query of fold 0 and the mean key of fold 1,      the mean query of fold 2 and the mean key of fold 3,
+    the mean query of fold 0 and the mean key of fold 1,      the mean query of fold 2 and the mean key of fold 3.
 
-(every other sequence: 1 and 0, 3 and 2). These four are independent, so that the product of the two parts has the
-part's square as its expectation: noise in the means adds nothing to any part, however few sequences they are of.
+These four are independent, so that the product of the two parts has the part's square as its expectation: noise in the
+means adds nothing to any part, however few sequences they are of. The folds change their roles from sequence to
+sequence, in all twelve ways, so that this noise averages out over pairs of folds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -23,6 +25,8 @@ from keyquery.forms.rope import Rope
 
 CELLS = 2**18  # scores of one part that are in memory at a time: what fits into a cache is faster
 FOLDS = 4  # of the sequences that means are of
+# Folds of (mean query, mean key, mean query, mean key); the two ways to compute a part may be exchanged.
+ROLES = [order for order in permutations(range(FOLDS)) if order[0] < order[2]]
 GROUPS = 8  # of sequences, for the jack-knife of ranks
 # From pairs and swapped pairs to symmetric and skew.
 SPLIT = torch.eye(len(PARTS), dtype=torch.float64)
@@ -83,7 +87,7 @@ class ScoreVariance:
     def _add(self, query: Tensor, key: Tensor, at: Tensor, seen: Tensor, sequence: int, slopes: Tensor | None) -> None:
         """One sequence, some heads at a time."""
         heads, n, rank = query.shape
-        means = self._means_at(at, query, sequence % 2)
+        means = self._means_at(at, query, ROLES[sequence % len(ROLES)])
         products, sinks, moves = [], [], []
         if self.by_position:
             self._reserve(int(at.max()) + 1, heads, rank, query)
@@ -105,14 +109,13 @@ class ScoreVariance:
         self._followed += 1
         self._add_contents(query, key, means, sequence % GROUPS)
 
-    def _means_at(self, at: Int[Tensor, " n"], like: Tensor, turn: int) -> Means:
+    def _means_at(self, at: Int[Tensor, " n"], like: Tensor, folds: tuple[int, ...]) -> Means:
         """Mean queries and keys at each token, for the two ways to compute a part."""
         if not self.by_position:
             query, key = (mean[:, None].to(like).expand(-1, len(at), -1) for mean in self.means.everywhere())
             return [(query, key)] * 2
         queries, keys = zip(*(self.means.at(at[None], fold) for fold in range(FOLDS)), strict=True)
-        pairs = ((0, 1), (2, 3)) if turn == 0 else ((1, 0), (3, 2))
-        return [(queries[one][0].to(like), keys[other][0].to(like)) for one, other in pairs]
+        return [(queries[one][0].to(like), keys[other][0].to(like)) for one, other in (folds[:2], folds[2:])]
 
     def _parts(
         self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, at: Tensor, chosen: slice

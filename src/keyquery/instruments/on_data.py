@@ -23,6 +23,7 @@ from keyquery.progress import Progress
 
 PAIRS = ("visible", "independent")
 SHARES = (*PARTS, "interaction", "symmetry")
+SQUARES = (*PARTS, "pairwise", "sink")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def _measured(sums: ScoreVariance) -> list[dict[str, Any] | None]:
     for head in range(heads):
         own = {name: float(estimate.value[head]) for name, estimate in found.estimates.items() if name != "pairwise"}
         half = {name: float(found.half[name].value[head]) for name in SHARES}
-        intervals = {name: interval(estimate, head) for name, estimate in found.estimates.items()}
+        intervals = {
+            name: interval(estimate, head, square=name in SQUARES) for name, estimate in found.estimates.items()
+        }
         unstable = [name for name in ("symmetry",) if own[name] * half[name] < 0]
         pairs = {name: float(value[head]) for name, value in found.interactions.items()}
         rows.append(
@@ -105,12 +108,18 @@ def _measured(sums: ScoreVariance) -> list[dict[str, Any] | None]:
     return rows
 
 
-def interval(estimate: Estimate, head: int) -> list[float] | None:
-    """The 95 % interval of one head's estimate; None where there were too few sequences."""
-    value, error = float(estimate.value[head]), float(estimate.error[head])
-    if not math.isfinite(error) or estimate.freedom < 1:
+def interval(estimate: Estimate, head: int, square: bool = False) -> list[float] | None:
+    """The 95 % interval of one head's estimate; None where there were too few sequences.
+
+    `square`: the number is a sum of squares. The larger one is, the larger its error, so that the interval is one of
+    its logarithm, unless it is too near 0 for that.
+    """
+    value, error, freedom = (float(number[head]) for number in estimate)
+    if not math.isfinite(error) or freedom < 1:
         return None
-    half = student(estimate.freedom) * error
+    half = student(int(freedom)) * error
+    if square and half < value / 2:
+        return [value * math.exp(-half / value), value * math.exp(half / value)]
     return [value - half, value + half]
 
 
