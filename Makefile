@@ -68,11 +68,12 @@ docs: $(SITE)  ## docs/ to build/docs: figures drawn anew, the reference, notebo
 clean:
 	rm -rf .venv .lens .fci build dist
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml studies/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "keyquery needs Python 3.11 or newer, not " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(INSTALL) hatchling editables
 	$(INSTALL) --no-build-isolation -e '.[dev]'
+	$(INSTALL) --no-build-isolation -e ./studies
 	touch $@
 
 $(SITE): $(READY)

@@ -9,7 +9,7 @@ from jaxtyping import config, install_import_hook
 
 import tests.shapes
 
-install_import_hook("keyquery", f"{tests.shapes.__name__}.checked")
+install_import_hook(["keyquery", "keyquery_studies"], f"{tests.shapes.__name__}.checked")
 
 import hypothesis
 import pytest

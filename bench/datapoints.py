@@ -34,12 +34,12 @@ from harness import RESULTS, publish, row, seconds
 from torch import nn
 from torch.nn.functional import dropout, gelu, layer_norm, linear
 
-from keyquery.estimators import room
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt import memory as room
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples, answers, learn
 from keyquery.layers import DatapointEncoder
-from keyquery.progress import silent
+from keyquery.support.progress import silent
 
 SEED, HEADS, SHARE = 0, 8, 0.1
 PROTEIN, BOSTON = (10, 64, 8), (14, 128, 8)  # columns with the target, embedding, depth

@@ -17,9 +17,9 @@ from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import Means
-from keyquery.surgery.wide import widen
+from keyquery.surgery.dial.dial import Means
+from keyquery.surgery.dial.widen import widen
+from keyquery.surgery.rewriting.attach import sites_of
 
 HEADS, RANK, SEED = 16, 64, 0
 OFF = {"skew": 0.0}

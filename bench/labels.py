@@ -26,15 +26,15 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import text_batches
+from keyquery.capture.batches import read_lines
 from keyquery.capture.load import load_model, pick_device
-from keyquery.capture.text import read_lines
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation import losses_of
-from keyquery.instruments.intervals import paired
-from keyquery.instruments.labels import LABELS, Thresholds, label_head
-from keyquery.instruments.losses import default_loss
+from keyquery.instruments.ablation.ablate import losses_of
+from keyquery.instruments.ablation.losses import default_loss
+from keyquery.instruments.look.labels import LABELS, Thresholds, label_head
 from keyquery.reading import provenance, short
-from keyquery.surgery.dial import Means, dial
+from keyquery.support.statistics import paired
+from keyquery.surgery.dial.dial import Means, dial
 
 # The parts that a label keeps; what a query does with positions counts as position, as in `label_head`. Mixed and
 # undecided heads have a label that says nothing can be left out.

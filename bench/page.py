@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from harness import cpu_seconds, publish, row
 
-from keyquery.files import write_text
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.geometry import Look
-from keyquery.report.page import page
+from keyquery.instruments.look.look import Look
+from keyquery.report.look.page import page
+from keyquery.support.files import write_text
 
 TOKENS, REPEATS = 24, 5
 PLAIN = ("symmetry", "directionality", "directionality_norms", "symmetric_energy", "skew_energy", "positive_share")

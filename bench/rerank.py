@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 from harness import RESULTS, publish, row, seconds
+from keyquery_studies.rerank.diffusion import Diffusion
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.estimators.search import search
-from keyquery.estimators.vectors import Asked
-from keyquery.studies.diffusion import Diffusion
+from keyquery.estimators.inputs.vectors import Asked
+from keyquery.estimators.rerank.search import search
 
 SEED, TOP, ANCHORS, ITEMS, DIM = 0, 1024, 512, 10_000, 512
 

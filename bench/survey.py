@@ -26,10 +26,10 @@ from safetensors.torch import save_file
 
 from keyquery.reading import provenance
 from keyquery.survey import run
-from keyquery.survey.crew import Cluster, gather
-from keyquery.survey.entries import find_models
+from keyquery.survey.executors import Cluster, gather
+from keyquery.survey.find_models import find_models
 from keyquery.survey.run import _prepare
-from keyquery.survey.work import Job
+from keyquery.survey.worker import Job
 
 REPEATS = 3
 MODELS, LAYERS, NODES, CORES = 10_000, 32, 100, 64

@@ -22,10 +22,10 @@ import torch
 from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
-from keyquery.estimators.event_network import EventNetwork
-from keyquery.estimators.event_training import losses
-from keyquery.estimators.streams import stream_of
-from keyquery.estimators.windows import Clock, cut
+from keyquery.estimators.events.network import EventNetwork
+from keyquery.estimators.events.training import losses
+from keyquery.estimators.events.windows import Clock, cut
+from keyquery.estimators.inputs.event_streams import stream_of
 from keyquery.training.optimisers import make_optimiser
 
 SEED, DIM, TYPES = 0, 64, 22

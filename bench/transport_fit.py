@@ -17,14 +17,23 @@ from pathlib import Path
 import numpy as np
 import torch
 from harness import publish, row
+from keyquery_studies.transport.baselines import (
+    HELD_OUT,
+    STEPS,
+    Labelled,
+    Transformer,
+    class_loss,
+    learn,
+    recipe_of,
+    standardised,
+)
+from keyquery_studies.transport.datasets import simulated, split_of
 
 from keyquery import TransportClassifier
-from keyquery.estimators.alignment import align, map_loss
 from keyquery.estimators.base import hold_out, seeded
-from keyquery.estimators.fitting import epochs_of
-from keyquery.estimators.sequences import statistics
-from keyquery.studies.rivals import HELD_OUT, STEPS, Labelled, Transformer, class_loss, learn, recipe_of, standardised
-from keyquery.studies.simulated import simulated, split_of
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.transport.alignment import align, map_loss
 from keyquery.training import train
 
 TURNS = 7

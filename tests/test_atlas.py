@@ -7,7 +7,7 @@ import pytest
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.report.triangle import dots
+from keyquery.report.look.triangle import dots
 
 ATLAS = Path(__file__).parents[1] / "docs" / "atlas"
 READINGS = sorted(ATLAS.glob("*.json.xz"))

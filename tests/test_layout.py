@@ -1,8 +1,9 @@
-"""The house itself: rooms import upwards only, importing is light, public names are the promised ones."""
+"""The package layout: imports go upwards only, importing is light, public names are the promised ones."""
 
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import jaxtyping
@@ -10,20 +11,17 @@ import pytest
 import torch
 
 import keyquery as kq
+from keyquery.reading import KINDS, MODULES
+from keyquery.report.registry import DISPLAYS, imported
+from keyquery.support.plugins import plugins
 
 SOURCE = Path(kq.__file__).parent
+STUDIES = SOURCE.parent.parent / "studies" / "keyquery_studies"
 
-# From top to bottom; a room imports only from rooms above it. Rooms that are not built yet may stand here.
-ROOMS = [
+# From top to bottom; a package imports only from packages above it.
+PACKAGES = [
     "_version",
-    "printable",
-    "extras",
-    "files",
-    "arrays",
-    "bounded_json",
-    "bounded_pickle",
-    "progress",
-    "reading_schema",
+    "support",
     "reading",
     "forms",
     "checkpoints",
@@ -34,7 +32,6 @@ ROOMS = [
     "data",
     "instruments",
     "estimators",
-    "studies",
     "survey",
     "report",
     "testing",
@@ -61,12 +58,12 @@ HEAVY = [
 ]
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(tree: ast.AST) -> set[str]:
-    """Rooms named in import statements, also inside functions."""
+def imported_packages(tree: ast.AST) -> set[str]:
+    """Packages named in import statements, also inside functions."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -74,6 +71,7 @@ def imported_rooms(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    assert not any(name.startswith("keyquery_studies") for name in names), "the library does not import studies"
     return {name.split(".")[1] for name in names if name.startswith("keyquery.")}
 
 
@@ -83,18 +81,18 @@ def modules():
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_go_upwards(path):
-    own = room_of(path)
-    assert own in ROOMS, f"{own} is no room of the house"
-    for room in imported_rooms(ast.parse(path.read_text())) - {own}:
-        if room in ROOMS:
-            assert ROOMS.index(room) < ROOMS.index(own), f"{own} imports {room}, which is below it"
+    own = package_of(path)
+    assert own in PACKAGES, f"{own} is no package of the layout"
+    for package in imported_packages(ast.parse(path.read_text())) - {own}:
+        if package in PACKAGES:
+            assert PACKAGES.index(package) < PACKAGES.index(own), f"{own} imports {package}, which is below it"
         else:
-            assert hasattr(kq, room), f"{own} imports {room}, which is neither a room nor a public name"
+            assert hasattr(kq, package), f"{own} imports {package}, which is neither a package nor a public name"
 
 
 def test_the_one_call_downwards_is_from_reading_to_report():
     calls = [
-        (room_of(path), node.args[0].value)
+        (package_of(path), node.args[0].value)
         for path in modules()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
@@ -103,6 +101,36 @@ def test_the_one_call_downwards_is_from_reading_to_report():
         and node.args[0].value.startswith("keyquery")
     ]
     assert calls == [("reading", "keyquery.report")]
+
+
+def test_folders_stay_small():
+    for folder in {path.parent for root in (SOURCE, STUDIES) for path in root.rglob("*.py")}:
+        count = len(list(folder.glob("*.py")))
+        assert count <= 16, f"{folder.name} holds {count} files"
+
+
+def test_opening_a_look_loads_no_other_kind():
+    reading = kq.look(torch.nn.MultiheadAttention(8, 2))
+    code = f"""
+import sys, keyquery as kq
+look = kq.Reading.load({reading.to_json()!r})
+assert look.kind == "look"
+left = ("keyquery.estimators", "keyquery.instruments.causes", "keyquery_studies.", "matplotlib")
+print([name for name in sys.modules if name.startswith(left) and name != "keyquery_studies.registry"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_kind_and_display_is_where_the_registries_say():
+    for plugin in (None, *plugins()):
+        kinds = MODULES if plugin is None else plugin.KINDS
+        for kind, module in kinds.items():
+            import_module(module)
+            assert KINDS[kind].__module__ == module
+        for display in (DISPLAYS if plugin is None else plugin.DISPLAYS).values():
+            for path in filter(None, (display.terminal, display.page, display.svg, *display.figures.values())):
+                assert callable(imported(path))
 
 
 COMPILER = ["torch._dynamo", "sympy"]
@@ -203,13 +231,13 @@ def public_definitions(tree):
 
 
 def test_every_public_function_and_method_has_a_docstring():
-    for path in modules():
+    for path in (*modules(), *STUDIES.rglob("*.py")):
         for node in public_definitions(ast.parse(path.read_text())):
             assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
 def test_files_and_functions_stay_small():
-    for path in modules():
+    for path in (*modules(), *STUDIES.rglob("*.py")):
         text = path.read_text()
         assert len(text.splitlines()) <= 420, f"{path.name} is too long to read in one sitting"
         for node in ast.walk(ast.parse(text)):
@@ -219,10 +247,13 @@ def test_files_and_functions_stay_small():
                 assert lines < 60, f"{path.name}: {node.name} is too long"
 
 
-# Who writes files: `keyquery.files`, which writes them whole or not at all. What else looks like it, and why it may:
+# Who writes files: `keyquery.support.files`, which writes them whole or not at all. What else seems to, and why it may:
 WRITERS = {
-    ("studies/cost.py", "write_text"),  # to the kernel, which forgets the peak of this process's memory
-    ("training/board.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
+    (
+        "keyquery_studies/transport/cost.py",
+        "write_text",
+    ),  # to the kernel: forget the peak of memory
+    ("keyquery/training/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
 }
 WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}
 INTO_MEMORY = {"save", "savez", "savez_compressed", "savefig"}  # of torch, numpy and matplotlib
@@ -270,12 +301,13 @@ def modes(call):
 
 def test_files_are_written_by_one_module():
     found = {
-        (str(path.relative_to(SOURCE)), name)
-        for path in modules()
-        if path != SOURCE / "files.py"
+        (str(path.relative_to(root.parent)), name)
+        for root in (SOURCE, STUDIES)
+        for path in root.rglob("*.py")
+        if path != SOURCE / "support" / "files.py"
         for name in writes(ast.parse(path.read_text()))
     }
-    assert found <= WRITERS, f"written past keyquery.files: {sorted(found - WRITERS)}"
+    assert found <= WRITERS, f"written past keyquery.support.files: {sorted(found - WRITERS)}"
 
 
 def test_writing_past_the_one_module_is_seen():

@@ -41,7 +41,7 @@ def is_module(path):
 
 
 def home(path):
-    """Where a name is defined, followed through the imports: keyquery.look is of keyquery.instruments.geometry."""
+    """Where a name is defined, followed through the imports: keyquery.look is of keyquery.instruments.look.look."""
     module, _, name = path.rpartition(".")
     if module and is_module(module) and name in names_in(module):
         origin = names_in(module)[name]

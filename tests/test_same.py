@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.kernels.synthetic import TASKS, Trial
+from keyquery_studies.objectives.study import objectives
 
 import keyquery as kq
 from keyquery.layers import Shape
-from keyquery.studies.objectives import objectives
-from keyquery.studies.synthetic import TASKS, Trial
 
 QUICK = {"device": "cpu", "random_state": 0}
 X, Y = np.random.default_rng(0).normal(size=(12, 6)), np.array(list("abcabcabcabc"))

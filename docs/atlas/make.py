@@ -18,16 +18,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from keyquery_studies.rerank.embeddings import MEAN, SPREAD
+from keyquery_studies.vision_language.trial import dino_model
 from onnx_file import read_backbone
 from safetensors.torch import save_file
 from torch import Tensor
 
 import keyquery as kq
-from keyquery.capture.text import read_lines
-from keyquery.instruments import Look
+from keyquery.capture.batches import read_lines
+from keyquery.instruments.look.look import Look
 from keyquery.reading import short
-from keyquery.studies.vectors import MEAN, SPREAD
-from keyquery.studies.vision_trials import dino_model
 
 HERE = Path(__file__).parent
 REACTION = re.compile(r"\[[^]]*\]|Br|Cl|>>|.")  # what a letter of a reaction is: an atom, a bond, a bracket, an arrow

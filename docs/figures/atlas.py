@@ -9,9 +9,9 @@ from statistics import fmean
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.instruments import Look
-from keyquery.report.colours import DARK, LIGHT, depth_colour
-from keyquery.report.triangle import STYLE, Dot, barycentric, dots, has_data
+from keyquery.instruments.look.look import Look
+from keyquery.report.kit.colours import DARK, LIGHT, depth_colour
+from keyquery.report.look.triangle import STYLE, Dot, barycentric, dots, has_data
 
 HERE = Path(__file__).parent
 ROWS = (  # those that see both ways, and those that see only what came before; then those that were not run

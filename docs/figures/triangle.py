@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import keyquery as kq
-from keyquery.report.triangle import svg
+from keyquery.report.look.triangle import svg
 
 
 def main() -> None:

@@ -18,13 +18,37 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
-from keyquery.bounded_json import parse_json
-from keyquery.extras import optional
-from keyquery.files import read_text, write_text
-from keyquery.printable import REPR, brief, printable
-from keyquery.reading_schema import check_fields
+from keyquery.support.bounded_json import parse_json
+from keyquery.support.extras import optional
+from keyquery.support.field_checks import check_fields
+from keyquery.support.files import read_text, write_text
+from keyquery.support.plugins import plugins
+from keyquery.support.printable import REPR, brief, printable
 
-KINDS: dict[str, type[Reading]] = {}
+KINDS: dict[str, type[Reading]] = {}  # those whose module is imported
+# Where the class of each kind is, so that nothing else is imported to open a file; plug-ins add theirs.
+MODULES = {
+    "ablation": "keyquery.instruments.ablation.ablate",
+    "causes": "keyquery.instruments.causes.causes",
+    "comparison": "keyquery.instruments.look.compare",
+    "depth": "keyquery.instruments.depth.depth",
+    "distillation": "keyquery.surgery.distill",
+    "explanation": "keyquery.instruments.causes.explain",
+    "flow": "keyquery.instruments.flow.flow",
+    "foretelling": "keyquery.estimators.events.evaluation",
+    "importance": "keyquery.estimators.series.importance",
+    "interactions": "keyquery.estimators.events.interactions",
+    "leaning": "keyquery.estimators.npt.explanation",
+    "look": "keyquery.instruments.look.look",
+    "primal": "keyquery.layers.primal.spectrum",
+    "projection": "keyquery.instruments.cooccurrence.cooccurrence",
+    "ranking scores": "keyquery.instruments.rankings.rankings",
+    "reranking": "keyquery.estimators.rerank.reading",
+    "survey": "keyquery.survey.reading",
+    "time kernel": "keyquery.layers.time.reading",
+    "transport": "keyquery.instruments.transport.transport",
+    "turned": "keyquery.instruments.ablation.dialled",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +186,7 @@ class Reading:
 
         Looks, comparisons, causal graphs, paths of optimal transport and surveys have one.
         """
-        text = str(_report().page.page(self))
+        text = str(_report().page(self))
         if path is not None:
             write_text(path, text)
         return text
@@ -260,9 +284,11 @@ def _class_of(kind: str) -> type[Reading]:
     if kind == Reading.kind:
         return Reading
     if kind not in KINDS:
-        _report()  # knows every instrument, so that each has registered its kind
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of reading {kind!r:.60}; known: {', '.join(sorted(KINDS))}")
+        known = {**MODULES, **{name: module for plugin in plugins() for name, module in plugin.KINDS.items()}}
+        if kind not in known:
+            every = ", ".join(sorted({*known, *KINDS}))
+            raise ValueError(f"unknown kind of reading {kind!r:.60}; known: {every}")
+        import_module(known[kind])
     return KINDS[kind]
 
 

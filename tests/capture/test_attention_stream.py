@@ -6,9 +6,9 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.capture import attention_maps
-from keyquery.capture.carried import carried
-from keyquery.capture.interface import configs_of
-from keyquery.capture.stream import LISTENING, stream_maps
+from keyquery.capture.attention_stream import LISTENING, stream_maps
+from keyquery.capture.transformers_attention import configs_of
+from keyquery.capture.value_norms import carried
 from keyquery.testing.families import tiny_inputs, tiny_model
 from tests import vision
 

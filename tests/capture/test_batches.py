@@ -6,7 +6,7 @@ import lzma
 import pytest
 
 from keyquery.data.numbers import to_number
-from keyquery.files import read_text
+from keyquery.support.files import read_text
 
 TEXT = "Ångström\nline two\n"
 

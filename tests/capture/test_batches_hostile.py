@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from keyquery_studies.time.event_files import read_cdnow, read_retail
 
 import keyquery as kq
-from keyquery.arrays import read_array, read_arrays
-from keyquery.capture.text import read_lines, text_batches
+from keyquery.capture.batches import read_lines, text_batches
+from keyquery.checkpoints.formats.torch_files import load_pickled
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.checkpoints.torch_files import load_pickled
 from keyquery.data import load_images, load_table, load_ts
 from keyquery.data.text import encode_corpus, read_column, read_corpus, unwrap
-from keyquery.files import read_text, text_pieces
-from keyquery.instruments.tally import Tally, read_into
-from keyquery.studies.purchases import read_cdnow, read_retail
+from keyquery.instruments.cooccurrence.tally import Tally, read_into
+from keyquery.support.arrays import read_array, read_arrays
+from keyquery.support.files import read_text, text_pieces
 from tests.hostile import assert_read, assert_refused
 
 pytestmark = pytest.mark.unchecked

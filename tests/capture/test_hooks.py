@@ -17,7 +17,7 @@ from keyquery.capture import (
     typical_length,
     watch,
 )
-from keyquery.capture.text import read_lines
+from keyquery.capture.batches import read_lines
 
 
 @given(

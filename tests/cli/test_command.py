@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli, files
-from keyquery.cli import looking
+from keyquery import cli
+from keyquery.cli import look as looking
+from keyquery.support import files
 
 run = CliRunner().invoke
 
@@ -57,7 +58,7 @@ def test_an_interrupt_is_told_in_words_at_any_time(delay):
 
 def test_an_interrupt_inside_a_command_is_told_in_words():
     code = (
-        "import keyquery.cli.looking as looking, keyquery.__main__ as start, sys\n"
+        "import keyquery.cli.look as looking, keyquery.__main__ as start, sys\n"
         "def stop(*args, **options): raise KeyboardInterrupt\n"
         "looking.look_at = stop\n"
         "sys.argv = ['keyquery', 'look', '-q']\n"

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from tests.test_command import main  # noqa: F401
+from tests.cli.test_command import main  # noqa: F401
 
 run = CliRunner().invoke
 

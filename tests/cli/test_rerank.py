@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from tests.estimators.groups import curves
+from tests.estimators.rerank.groups import curves
 
 NETWORK = ["--anchors", "8", "--width", "8", "--steps", "2"]
 

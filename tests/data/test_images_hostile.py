@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keyquery.arrays import read_array, read_arrays
 from keyquery.data import load_images
+from keyquery.support.arrays import read_array, read_arrays
 from tests.data.test_images import packed
 from tests.hostile import assert_refused
 

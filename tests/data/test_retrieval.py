@@ -9,7 +9,7 @@ from scipy.io import savemat
 
 import keyquery as kq
 from keyquery.data import load_revisited
-from keyquery.instruments import score_revisited
+from keyquery.instruments.rankings.rankings import score_revisited
 
 RNG = np.random.default_rng(0)
 Q, X = RNG.normal(size=(3, 8)).astype(np.float32), RNG.normal(size=(12, 8)).astype(np.float32)

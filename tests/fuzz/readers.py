@@ -13,24 +13,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from keyquery_studies.time.event_files import read_badges, read_cdnow, read_retail
 from rich.console import Console
 from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery import Reading
-from keyquery.capture.text import read_lines, text_batches
-from keyquery.checkpoints.hub import Hub
+from keyquery.capture.batches import read_lines, text_batches
+from keyquery.checkpoints.fitted import saved_network
+from keyquery.checkpoints.remote.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.data import load_images, load_revisited, load_table, load_ts
 from keyquery.data.text import read_column, read_corpus
-from keyquery.estimators import saved_network
-from keyquery.files import read_text
-from keyquery.instruments.tally import Tally, read_into
+from keyquery.instruments.cooccurrence.tally import Tally, read_into
 from keyquery.layers import LanguageModel, Shape
-from keyquery.report import terminal
-from keyquery.studies.purchases import read_badges, read_cdnow, read_retail
-from keyquery.surgery.swap import FORMAT, _read_saved
+from keyquery.report.kit import terminal
+from keyquery.support.files import read_text
+from keyquery.surgery.swap.swap import FORMAT, _read_saved
 from keyquery.training import Recipe, train
 from tests.fuzz import forged
 from tests.fuzz import mutations as m

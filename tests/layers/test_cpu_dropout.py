@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.layers import dropping
-from keyquery.layers.dropping import Dropout, drop_and_attend
+from keyquery.layers import cpu_dropout as dropping
+from keyquery.layers.cpu_dropout import Dropout, drop_and_attend
 
 
 def parts(n=13, m=11):

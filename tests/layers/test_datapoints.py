@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.network import TableNetwork
 from keyquery.layers import AttributeAttention, DatapointEncoder
 from keyquery.layers.kernels import KERNELS
 from keyquery.training import Recipe, train
@@ -113,7 +113,7 @@ def test_every_kernel_keeps_its_structure(kernel, rows):
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monkeypatch):
-    monkeypatch.setattr("keyquery.layers.dropping.FEW", 1)
+    monkeypatch.setattr("keyquery.layers.cpu_dropout.FEW", 1)
     one, other = (network(dropout=0.3).train(dropped) for _ in range(2))
     other.encoder.thrifty = True
     rows = rows_of(SIZES)

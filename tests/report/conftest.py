@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from keyquery.report.page import page
+from keyquery.report.look.page import page
 
 CHROMIUM = shutil.which("chromium")
 

@@ -6,15 +6,27 @@ import lzma
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.causes.fill_in_model import (
+    BLANK,
+    CHOOSE,
+    FIRST,
+    LEARN,
+    TEST,
+    BlankModel,
+    hide,
+    histories,
+    keep,
+    load,
+    reviews,
+)
+from keyquery_studies.causes.searches import Patient, explained, first, prefixes, sensitivity, subsets
+from keyquery_studies.causes.study import CausesStudy, explain_blanks
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report import terminal
-from keyquery.studies.blanks import BLANK, CHOOSE, FIRST, LEARN, TEST, BlankModel, hide, histories, keep, load, reviews
-from keyquery.studies.causes import CausesStudy, explain_blanks
-from keyquery.studies.explained import Patient, explained, first, prefixes, sensitivity, subsets
+from keyquery.report.kit import terminal
 
 
 def films(folder, count=60, seed=0):

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.common.objectives import SHARES
+from keyquery_studies.depth.study import DepthStudy, Plan, best_rate, depths, parabola, text_in
+from keyquery_studies.depth.trial import ShapedTraining, width_of
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.law import Law
+from keyquery.instruments.depth.law import Law
 from keyquery.layers import LanguageModel
-from keyquery.report import terminal
-from keyquery.studies.depth import DepthStudy, Plan, best_rate, depths, parabola, text_in
-from keyquery.studies.shaped import ShapedTraining, width_of
-from keyquery.studies.texts import SHARES
+from keyquery.report.kit import terminal
 
 TINY = Plan(budgets=(2000,), depths=(1, 2), rates=(1e-3, 4e-3), seeds=(0, 1), steps=4, vocabulary=300, length=8)
 
@@ -92,8 +92,8 @@ def test_what_was_broken_off_goes_on_as_if_it_had_not_been(corpus, study, tmp_pa
         nothing.plot()
     assert "No shape has been trained" in shown(nothing)
     clock = iter(range(10**6))
-    monkeypatch.setattr("keyquery.studies.shaped.time", lambda: next(clock))
-    monkeypatch.setattr("keyquery.studies.depth.time", lambda: 0)
+    monkeypatch.setattr("keyquery_studies.depth.trial.time", lambda: next(clock))
+    monkeypatch.setattr("keyquery_studies.depth.study.time", lambda: 0)
     some = depths(None, tmp_path, TINY, "cpu", minutes=20 / 60)  # a training looks six times
     assert 0 < len(some.rows) < len(study[0].rows)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1

@@ -8,6 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.common.jobs import finish
+from keyquery_studies.common.language_models import INITS, Training, begin, first_below, prepare
+from keyquery_studies.kernels.study import Kernels, Plan, kernels, starts
+from keyquery_studies.kernels.synthetic import (
+    HEAD,
+    SEEN,
+    SHARPNESS,
+    TASKS,
+    TOKENS,
+    WIDTH,
+    Teller,
+    Trial,
+    Truth,
+    alike,
+    turn,
+)
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -15,11 +31,7 @@ import keyquery as kq
 from keyquery import cli, report
 from keyquery.layers import LanguageModel
 from keyquery.layers.kernels import KERNELS
-from keyquery.report import terminal
-from keyquery.studies.jobs import finish
-from keyquery.studies.kernels import Kernels, Plan, kernels, starts
-from keyquery.studies.language import INITS, Training, begin, first_below, prepare
-from keyquery.studies.synthetic import HEAD, SEEN, SHARPNESS, TASKS, TOKENS, WIDTH, Teller, Trial, Truth, alike, turn
+from keyquery.report.kit import terminal
 
 TINY = Plan(
     seeds=(0,),

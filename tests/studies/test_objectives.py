@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from keyquery_studies.common.objectives import SHARES, Task
+from keyquery_studies.objectives.study import Objectives, objectives, recorded
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel, Shape
-from keyquery.studies.objectives import Objectives, objectives, recorded
-from keyquery.studies.texts import SHARES, Task
 
 TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16)
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.rerank import datasets as labelled
+from keyquery_studies.rerank.datasets import Sources, load_split, passages, prepare, split, stretches, votes_right
+from keyquery_studies.rerank.diffusion import Diffusion
+from keyquery_studies.rerank.embeddings import dino, image_vectors, load_dino, text_vectors
+from keyquery_studies.rerank.study import METHODS, RerankStudy, RerankTrial, rerank
 from rich.console import Console
 from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report import terminal
-from keyquery.studies import labelled
-from keyquery.studies.diffusion import Diffusion
-from keyquery.studies.labelled import Sources, load_split, passages, prepare, split, stretches, votes_right
-from keyquery.studies.rerank import METHODS, RerankStudy, RerankTrial, rerank
-from keyquery.studies.vectors import dino, image_vectors, load_dino, text_vectors
-from tests.estimators.groups import curves
+from keyquery.report.kit import terminal
+from tests.estimators.rerank.groups import curves
 
 SIZES = {"top": 12, "anchors": 6, "width": 8, "steps": 2}
 SMALL = {**SIZES, "device": "cpu"}

@@ -5,14 +5,14 @@ import lzma
 
 import numpy as np
 import pytest
+from keyquery_studies.time.event_files import read_badges, read_cdnow, read_retail
+from keyquery_studies.time.study import WAYS, EventTrial, TimeStudy, _split, foretell, prepare
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report import terminal
-from keyquery.studies.purchases import read_badges, read_cdnow, read_retail
-from keyquery.studies.time import WAYS, EventTrial, TimeStudy, _split, foretell, prepare
+from keyquery.report.kit import terminal
 
 
 def badges(folder, users=12, each=20, seed=0):

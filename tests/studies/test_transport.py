@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.transport.baselines import METHODS, Transformer, learn, recipe_of
+from keyquery_studies.transport.cost import costing
+from keyquery_studies.transport.datasets import MEANS, bayes, keep_adult, named, simulated, split_of
+from keyquery_studies.transport.study import MethodTrial, TransportStudy, carry, methods_of
+from keyquery_studies.transport.trajectories import CourseTrial, StartTrial, Task
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report import terminal
-from keyquery.studies.cost import costing
-from keyquery.studies.courses import CourseTrial, StartTrial, Task
-from keyquery.studies.rivals import METHODS, Transformer, learn, recipe_of
-from keyquery.studies.simulated import MEANS, bayes, keep_adult, named, simulated, split_of
-from keyquery.studies.transport import MethodTrial, TransportStudy, carry, methods_of
+from keyquery.report.kit import terminal
 
 
 def test_simulated_classes_are_those_that_were_published():
@@ -151,9 +151,9 @@ def study(tmp_path_factory):
     small = {"FOLLOWED": [("published", 2, 1), ("transformer", 2, 1)], "BEGUN": [(2, 1)]}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in small.items():
-            patch.setattr(f"keyquery.studies.transport.{name}", value)
-        patch.setattr("keyquery.studies.courses.TEST", {20: 100})
-        patch.setattr("keyquery.studies.courses.FIRST", 20)
+            patch.setattr(f"keyquery_studies.transport.study.{name}", value)
+        patch.setattr("keyquery_studies.transport.trajectories.TEST", {20: 100})
+        patch.setattr("keyquery_studies.transport.trajectories.FIRST", 20)
 
         def run():
             return carry(None, folder / "out", seeds=(0,), sets=(named(2, 1, 1),), epochs=2)

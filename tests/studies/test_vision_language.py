@@ -7,17 +7,29 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.vision_language import study as vision_language
+from keyquery_studies.vision_language import trial as vision_trials
+from keyquery_studies.vision_language.scenes import (
+    CIFAR,
+    DIRECTED,
+    RECIPROCAL,
+    Said,
+    Scene,
+    Things,
+    cifar,
+    drawn,
+    scenes,
+    unsaid,
+)
+from keyquery_studies.vision_language.study import VisionLanguageStudy, correlated, parse, variants_of
+from keyquery_studies.vision_language.trial import ParserTrial, asked_of, dino_model, reading_others
 from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report import terminal
-from keyquery.studies import vision_language, vision_trials
-from keyquery.studies.pictured import CIFAR, DIRECTED, RECIPROCAL, Said, Scene, Things, cifar, drawn, scenes, unsaid
-from keyquery.studies.vision_language import VisionLanguageStudy, correlated, parse, variants_of
-from keyquery.studies.vision_trials import ParserTrial, asked_of, dino_model, reading_others
+from keyquery.report.kit import terminal
 
 
 def test_sentences_are_true_where_they_are():
@@ -110,7 +122,7 @@ def test_words_read_other_images_in_one_layer_alone():
 
 def test_dino_is_built_of_its_weights_alone(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from keyquery.studies.vectors import dino
+    from keyquery_studies.rerank.embeddings import dino
 
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "patch_size": 4, "image_size": 16}
     model = transformers.Dinov2Model(transformers.Dinov2Config(**sizes)).eval()

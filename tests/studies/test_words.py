@@ -5,18 +5,20 @@ import io
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.common import language_models as language
+from keyquery_studies.words import masked_words as blanked
+from keyquery_studies.words import planted_models as planted
+from keyquery_studies.words.masked_words import Blanks, counting, told_ranks
+from keyquery_studies.words.planted_models import PlantedTraining, plant
+from keyquery_studies.words.study import Plan, WordsStudy, count_words
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.corpus import NAMES
+from keyquery.instruments.look.corpus import NAMES
 from keyquery.layers import LanguageModel, Shape
-from keyquery.report import terminal
-from keyquery.studies import blanked, language, planted
-from keyquery.studies.blanked import Blanks, counting, told_ranks
-from keyquery.studies.planted import PlantedTraining, plant
-from keyquery.studies.words import Plan, WordsStudy, count_words
+from keyquery.report.kit import terminal
 
 SIZE = 40
 

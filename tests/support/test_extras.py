@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from keyquery_studies.transport.baselines import _scikit
 
 import keyquery as kq
-from keyquery.estimators.vision_network import built
-from keyquery.extras import EXTRAS, optional
-from keyquery.instruments.discovery.independence import DSeparation
-from keyquery.studies.rivals import _scikit
+from keyquery.estimators.vision_language.network import built
+from keyquery.instruments.causes.discovery.independence import DSeparation
+from keyquery.support.extras import EXTRAS, optional
 
 SOURCE = Path(kq.__file__).parent
 CORE = {"torch", "numpy", "safetensors", "jaxtyping", "typer", "rich", "keyquery"}

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from keyquery import files
+from keyquery.support import files
 
 
 def fifo(folder):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import keyquery as kq
-from keyquery.printable import message, printable, printable_data
+from keyquery.support.printable import message, printable, printable_data
 
 # A window title, the clipboard, a cleared screen, C1 forms of the same, text that runs backwards, a broken file name.
 HOSTILE = "[/b][bold]:smile:\x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x07\x1b[2J\x9b2J\x9d0;owned\x9c\u202egpj\u2066\r\x00"

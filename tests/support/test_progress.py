@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from keyquery.progress import bars, silent
+from keyquery.support.progress import bars, silent
 
 
 def test_a_bar_that_is_broken_off_is_closed(monkeypatch):
@@ -29,7 +29,8 @@ def test_a_bar_that_is_broken_off_is_closed(monkeypatch):
 
 
 def test_nothing_is_printed_where_nobody_looks():
-    code = "from keyquery.progress import bars\nwith bars(True) as watch: print(list(watch([1, 2], 'counting', 2)))"
+    code = "from keyquery.support.progress import bars\n"
+    code += "with bars(True) as watch: print(list(watch([1, 2], 'counting', 2)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[1, 2]\n", "")
 

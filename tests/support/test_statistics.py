@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from keyquery.instruments.intervals import Interval, paired, student, together
+from keyquery.support.statistics import Interval, paired, student, together
 
 # From any printed table of Student's t, two-sided.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}

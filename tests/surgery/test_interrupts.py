@@ -11,12 +11,12 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import attention_maps, joint_moments
+from keyquery.capture.attention_stream import stream_maps
 from keyquery.capture.guard import alone, temporarily, uninterrupted
 from keyquery.capture.probe import Probe
-from keyquery.capture.stream import stream_maps
-from keyquery.surgery.attach import _CHANGED
+from keyquery.surgery.rewriting.attach import _CHANGED
+from tests.surgery.dial.test_running import GAINS, decoder, text
 from tests.surgery.interrupts import SOURCE, interrupted_everywhere, states
-from tests.surgery.test_dial_running import GAINS, decoder, text
 from tests.surgery.tiny import assert_as_it_was, encoder, snapshot, tiny
 
 SURGERY = ("adapters", "attach", "dial", "handles", "project", "register", "swap")

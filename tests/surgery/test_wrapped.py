@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from tests.surgery.test_dial_running import GAINS, decoder, text
+from tests.surgery.dial.test_running import GAINS, decoder, text
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.surgery.build import FAMILIES
+from keyquery.surgery.swap.build import FAMILIES
 from keyquery.testing.families import tiny_model
 
 SPECIAL = {"mistral": {"sliding_window": None}}

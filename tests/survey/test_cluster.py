@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keyquery import survey
-from keyquery.survey import crew as crews
+from keyquery.survey import executors as crews
 from tests.survey.checkpoints import llama, results
 
 pytest.importorskip("distributed")
@@ -21,7 +21,7 @@ pytest.importorskip("distributed")
 PRELOAD = """
 import os, signal
 from pathlib import Path
-import keyquery.survey.work as work
+import keyquery.survey.worker as work
 
 def measured(layer, heads, real=work.look_at_layer):
     order = Path(heads.source.label).parent / "die"

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from keyquery.survey.entries import find_models, step_of
+from keyquery.survey.find_models import find_models, step_of
 from tests.survey.checkpoints import llama
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.forms.ranks import spearman
-from keyquery.survey.answers import Survey, answer, final
+from keyquery.support.rank_correlation import spearman
+from keyquery.survey.reading import Survey, answer, final
 
 NUMBERS = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=12)
 

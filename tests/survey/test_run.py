@@ -15,11 +15,11 @@ import pytest
 
 import keyquery as kq
 from keyquery import survey
-from keyquery.files import writing
-from keyquery.survey import crew as crews
-from keyquery.survey import work
-from keyquery.survey.crew import Cores, gather
-from keyquery.survey.entries import find_models
+from keyquery.support.files import writing
+from keyquery.survey import executors as crews
+from keyquery.survey import worker as work
+from keyquery.survey.executors import Cores, gather
+from keyquery.survey.find_models import find_models
 from tests.survey.checkpoints import llama, results
 
 parquet = pytest.importorskip("pyarrow.parquet")

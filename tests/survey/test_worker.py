@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import keyquery as kq
 from keyquery import survey
-from keyquery.survey import work
+from keyquery.survey import worker as work
 from tests.survey.checkpoints import llama, results
 
 pytest.importorskip("pyarrow")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture.guard import put_back, temporarily
-from keyquery.capture.watch import Batch, watch
+from keyquery.capture.hooks import Batch, watch
 from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 

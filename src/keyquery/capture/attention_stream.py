@@ -22,11 +22,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.capture.guard import put_back, temporarily
-from keyquery.capture.interface import Ungrouped, configs_of, uses_interface
-from keyquery.capture.watch import Batch, mask_for, masks_of, watch
+from keyquery.capture.hooks import Batch, mask_for, masks_of, watch
+from keyquery.capture.transformers_attention import Ungrouped, configs_of, uses_interface
 from keyquery.checkpoints.sources import bare
-from keyquery.extras import optional
 from keyquery.layers import Attention
+from keyquery.support.extras import optional
 
 NAME = "keyquery_heard"
 NEAR = 0.02  # by which rows of a map may miss a sum of 1: bfloat16 rounds, and nothing else sums to 1 at all

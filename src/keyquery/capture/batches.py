@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.capture.watch import Batch
+from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads
-from keyquery.files import read_text
+from keyquery.support.files import read_text
 
 LENGTH = 128  # tokens of a window, wherever none is asked for
 # From the first sign of a line that is no blank to its end, as `str.splitlines` knows it: blank lines cost nothing.

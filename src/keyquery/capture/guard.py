@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.capture.interface import configs_of
+from keyquery.capture.transformers_attention import configs_of
 
 Change = Callable[[ExitStack], Any]  # does something, and puts its way back on the stack
 

@@ -14,13 +14,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from keyquery.checkpoints.cache import HUB_NAME, full_names, located
+from keyquery.checkpoints.remote.cache import HUB_NAME, full_names, located
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.extras import optional
-from keyquery.files import beside
-from keyquery.forms.checks import environment_count
 from keyquery.layers import LanguageModel
+from keyquery.support.checks import environment_count
+from keyquery.support.extras import optional
+from keyquery.support.files import beside
 
 SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of models with a language head end
 

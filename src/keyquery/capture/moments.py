@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture.watch import Batch, entry, watch
+from keyquery.capture.hooks import Batch, entry, watch
 from keyquery.checkpoints import Heads, Layer
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from keyquery.capture.guard import temporarily
-from keyquery.capture.watch import evaluating, has_two_sides, mask_for, masks_of
+from keyquery.capture.hooks import evaluating, has_two_sides, mask_for, masks_of
 from keyquery.checkpoints.sources import bare, first_line
 
 KINDS = ("all", "first", "last", "mean")

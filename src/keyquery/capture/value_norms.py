@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture.guard import temporarily
-from keyquery.capture.watch import entry
+from keyquery.capture.hooks import entry
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.sources import bare, first_line
 from keyquery.layers import Attention

@@ -9,7 +9,7 @@ from keyquery.checkpoints.family import Attention, Family, Place, places
 from keyquery.checkpoints.heads import EMBEDDED
 from keyquery.checkpoints.layouts import count_heads
 from keyquery.checkpoints.sources import Source
-from keyquery.forms.checks import check_choice
+from keyquery.support.checks import check_choice
 
 # How query and key weights may be stored, and what that is of an Attention; d is the model's width, r a head's.
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,16 +9,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from keyquery.bounded_json import parse_json
+from keyquery.support.bounded_json import parse_json
 
 # By name, since estimators stand on what this package reads.
 KINDS = {
-    "EventModel": "keyquery.estimators.events",
-    "NPTClassifier": "keyquery.estimators.datapoints",
-    "NPTRegressor": "keyquery.estimators.datapoints",
-    "Reranker": "keyquery.estimators.rerank",
-    "SeriesClassifier": "keyquery.estimators.series",
-    "VisualParser": "keyquery.estimators.vision_language",
+    "EventModel": "keyquery.estimators.events.model",
+    "NPTClassifier": "keyquery.estimators.npt.estimators",
+    "NPTRegressor": "keyquery.estimators.npt.estimators",
+    "Reranker": "keyquery.estimators.rerank.learned",
+    "SeriesClassifier": "keyquery.estimators.series.classifier",
+    "VisualParser": "keyquery.estimators.vision_language.parser",
 }
 
 

@@ -19,7 +19,7 @@ from keyquery.checkpoints.layouts import Values, count_heads, latent, projection
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
-from keyquery.printable import NAME, REPR, printable
+from keyquery.support.printable import NAME, REPR, printable
 
 EMBEDDINGS = (
     "word_embeddings",

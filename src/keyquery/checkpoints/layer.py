@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.printable import REPR, printable
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.printable import REPR, printable
 
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # of a head, and the property that has it
 

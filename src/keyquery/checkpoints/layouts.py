@@ -13,7 +13,7 @@ from torch import Tensor
 from keyquery.checkpoints.family import Attention, Place
 from keyquery.checkpoints.layer import Projections
 from keyquery.checkpoints.sources import Source
-from keyquery.forms.checks import check_count
+from keyquery.support.checks import check_count
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 

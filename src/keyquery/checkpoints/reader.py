@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.checkpoints.cache import HUB_NAME, cached, full_names
 from keyquery.checkpoints.custom import custom_family
 from keyquery.checkpoints.family import Family, families, places, recognise
+from keyquery.checkpoints.formats.llama2c import open_llama2c
+from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
-from keyquery.checkpoints.live import FormedHeads, MixedHeads, formed
-from keyquery.checkpoints.llama2c import open_llama2c
+from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
-from keyquery.extras import optional
-from keyquery.files import beside
-from keyquery.printable import NAME, printable
+from keyquery.support.extras import optional
+from keyquery.support.files import beside
+from keyquery.support.printable import NAME, printable
 
 TORCH = (".bin", ".pt", ".pth")
 
@@ -76,7 +76,7 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
         if (folder := cached(source)) is not None:
             return open_path(folder, config, label=source)
         optional("huggingface_hub", "a hub model")  # before the network is asked
-        from keyquery.checkpoints.hub import Hub
+        from keyquery.checkpoints.remote.hub import Hub
 
         return Hub(source)
     meant = full_names(str(source)) if len(path.parts) == 1 else []
@@ -97,7 +97,7 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, 
     if file.suffix == ".safetensors":
         return Safetensors({"": file}, label, facts)
     if file.suffix == ".gguf":
-        from keyquery.checkpoints.gguf import Gguf
+        from keyquery.checkpoints.formats.gguf import Gguf
 
         return Gguf(file)
     if file.suffix == ".bin" and (found := open_llama2c(file)) is not None:

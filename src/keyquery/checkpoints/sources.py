@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from keyquery.bounded_json import parse_json
-from keyquery.checkpoints.torch_files import load_pickled
-from keyquery.files import beside, read_text, regular
+from keyquery.checkpoints.formats.torch_files import load_pickled
 from keyquery.reading import digest
+from keyquery.support.bounded_json import parse_json
+from keyquery.support.files import beside, read_text, regular
 
 # Parts of the names of what is not the language tower.
 OTHER_TOWERS = ("vision", "visual", "image", "audio", "multi_modal")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.sources import read_json
-from keyquery.files import beside, write_text
+from keyquery.support.files import beside, write_text
 
 # Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"

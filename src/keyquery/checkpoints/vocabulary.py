@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from keyquery.checkpoints import gguf
-from keyquery.checkpoints.cache import located
+from keyquery.checkpoints.formats import gguf
+from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import from_symbols
-from keyquery.files import beside, read_text
+from keyquery.support.files import beside, read_text
 
 HOLES = 100_000  # ids that may have no token: a single large one must not make a long list
 

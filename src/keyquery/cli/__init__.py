@@ -14,19 +14,15 @@ import typer
 from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
 from keyquery.cli.causes import causes
-from keyquery.cli.depth import depth, study_depth
+from keyquery.cli.depth import depth
 from keyquery.cli.flow import flow
-from keyquery.cli.looking import compare, look
+from keyquery.cli.look import compare, look
 from keyquery.cli.rerank import rerank
-from keyquery.cli.study import study
-from keyquery.cli.study_rerank import study_rerank
-from keyquery.cli.study_tables import datapoints
-from keyquery.cli.study_vision import vision_language
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
-from keyquery.cli.words import study_words
-from keyquery.forms.checks import environment_count
-from keyquery.printable import message, printable, spell_out
+from keyquery.support.checks import environment_count
+from keyquery.support.plugins import commands
+from keyquery.support.printable import message, printable, spell_out
 
 app = typer.Typer(
     name="keyquery",
@@ -45,13 +41,19 @@ app.command()(ablate)
 app.command()(causes)
 app.command()(flow)
 app.command()(rerank)
-study.command()(datapoints)
-study.command("vision-language")(vision_language)
 app.command()(depth)
-study.command("depth")(study_depth)
-study.command("rerank")(study_rerank)
-study.command("words")(study_words)
-app.add_typer(study, name="study")
+PLUGINS = commands()
+for name, command in PLUGINS.items():
+    app.add_typer(command, name=name)
+
+
+def _no_studies() -> None:
+    """Claims about attention, each re-run by one command (package keyquery-studies, not installed)."""
+    raise ImportError("studies are a package of their own: pip install keyquery-studies, or ./studies of a clone")
+
+
+if "study" not in PLUGINS:
+    app.command("study", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_no_studies)
 
 
 def _version(wanted: bool) -> bool:

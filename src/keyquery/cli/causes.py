@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from keyquery.capture.load import can_speak, load_model
-from keyquery.capture.words import words_of
+from keyquery.capture.word_pieces import words_of
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
-from keyquery.files import read_text
-from keyquery.instruments import Causes, explain
-from keyquery.instruments import causes as find_causes
-from keyquery.instruments.masking import predicted
+from keyquery.instruments.causes.causes import Causes
+from keyquery.instruments.causes.causes import causes as find_causes
+from keyquery.instruments.causes.explain import explain
+from keyquery.instruments.causes.masked_prediction import predicted
+from keyquery.support.files import read_text
 
 
 def causes(

@@ -10,9 +10,9 @@ import typer
 
 from keyquery.capture.load import load_model, load_processor, pick_device
 from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
-from keyquery.instruments import flow as measure_flow
-from keyquery.instruments.crossing import SINK
-from keyquery.report.flow_page import HEADS
+from keyquery.instruments.flow.counting import SINK
+from keyquery.instruments.flow.flow import flow as measure_flow
+from keyquery.report.flow.page import HEADS
 
 
 def flow(

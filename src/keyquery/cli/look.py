@@ -10,18 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery import models, report
-from keyquery.capture.text import LENGTH, id_batches, read_ids
+from keyquery import models
+from keyquery.capture.batches import LENGTH, id_batches, read_ids
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.cache import located
 from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.checkpoints.fitted import saved_network
+from keyquery.checkpoints.remote.cache import located
 from keyquery.cli.options import Csv, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
-from keyquery.instruments import Comparison, Look
-from keyquery.instruments import compare as side_by_side
-from keyquery.instruments import look as look_at
-from keyquery.instruments.on_data import PAIRS
+from keyquery.instruments.look.compare import Comparison
+from keyquery.instruments.look.compare import compare as side_by_side
+from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.look import look as look_at
+from keyquery.instruments.look.on_data import PAIRS
 from keyquery.reading import Reading
+from keyquery.report.look.page import DIRECTIONS, TOKENS
 
 Text = Annotated[
     Path | None, typer.Option(help="Lines of text to run the model on (-: standard input): the forms on data.")
@@ -227,10 +229,10 @@ def for_page(html: Path | None, directions: int | None, source: str | None) -> d
     The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.
     """
     here = source is None or located(source).exists()
-    wanted = report.page.DIRECTIONS if html is not None and here else 0
+    wanted = DIRECTIONS if html is not None and here else 0
     return {
         "directions": wanted if directions is None else directions,
-        "sample": 0 if html is None else report.page.TOKENS,
+        "sample": 0 if html is None else TOKENS,
     }
 
 

@@ -11,12 +11,12 @@ import typer
 from rich.text import Text
 
 from keyquery import report
-from keyquery.files import check_target, csv_text, write_all
-from keyquery.printable import printable
-from keyquery.progress import Progress
 from keyquery.reading import Reading
-from keyquery.report import terminal
-from keyquery.report.terminal import plain_console
+from keyquery.report.kit import terminal
+from keyquery.report.kit.terminal import plain_console
+from keyquery.support.files import check_target, csv_text, write_all
+from keyquery.support.printable import printable
+from keyquery.support.progress import Progress
 
 Json = Annotated[Path | None, typer.Option(help="Write every figure to this JSON file.")]
 Csv = Annotated[Path | None, typer.Option(help="Write its table to this CSV file.")]
@@ -62,7 +62,7 @@ def deliver(
     makers: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: reading.to_json() + "\n",
         "csv": lambda: csv_text(reading.records()),
-        "html": lambda: report.page.page(page_of or reading),
+        "html": lambda: report.page(page_of or reading),
         "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
         **(others or {}),
     }

@@ -14,14 +14,15 @@ from zipfile import is_zipfile
 import numpy as np
 import typer
 
-from keyquery.arrays import read_array
 from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
 from keyquery.data import load_images
-from keyquery.estimators import AffinityReranker, AlphaQueryExpansion, KReciprocalReranker, Reranker
-from keyquery.estimators.rerankers import ListReranker, check_anchors
-from keyquery.estimators.reranking import Shown, reranking_of
-from keyquery.estimators.vectors import asked_of, lists_of
-from keyquery.forms.checks import check_choice
+from keyquery.estimators.inputs.vectors import asked_of, lists_of
+from keyquery.estimators.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, check_anchors
+from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker
+from keyquery.estimators.rerank.learned import Reranker
+from keyquery.estimators.rerank.reading import Shown, reranking_of
+from keyquery.support.arrays import read_array
+from keyquery.support.checks import check_choice
 
 METHODS: dict[str, Callable[..., ListReranker]] = {
     "affinity": AffinityReranker,

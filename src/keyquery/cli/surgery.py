@@ -11,18 +11,18 @@ from torch import nn
 
 from keyquery import models
 from keyquery.capture import text_batches
+from keyquery.capture.batches import id_batches, read_ids, read_lines
 from keyquery.capture.load import load_model, pick_device
-from keyquery.capture.text import id_batches, read_ids, read_lines
 from keyquery.checkpoints import read
-from keyquery.cli.looking import for_page, watched_look
+from keyquery.cli.look import for_page, watched_look
 from keyquery.cli.options import Csv, Device, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
-from keyquery.forms.checks import check_choice
 from keyquery.forms.parts import PARTS
-from keyquery.instruments import ablate as ablate_parts
-from keyquery.instruments import turned
-from keyquery.instruments.labels import Thresholds
-from keyquery.instruments.losses import default_loss
+from keyquery.instruments.ablation.ablate import ablate as ablate_parts
+from keyquery.instruments.ablation.dialled import turned
+from keyquery.instruments.ablation.losses import default_loss
+from keyquery.instruments.look.labels import Thresholds
 from keyquery.reading import Reading
+from keyquery.support.checks import check_choice
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the decoder that ships.")]
 Text = Annotated[

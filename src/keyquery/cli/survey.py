@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery.cli.looking import Config, HeadCount, Key, Layout, Query
+from keyquery.cli.look import Config, HeadCount, Key, Layout, Query
 from keyquery.cli.options import PATH, Quiet, written
-from keyquery.printable import message
-from keyquery.report import terminal
-from keyquery.report.pace import paced
+from keyquery.report.kit import terminal
+from keyquery.report.kit.progress_bar import paced
+from keyquery.support.printable import message
 
 Scheduler = Annotated[
     str | None,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from keyquery.arrays import read_arrays
-from keyquery.extras import optional
-from keyquery.files import RATIO, read_bytes, regular
+from keyquery.support.arrays import read_arrays
+from keyquery.support.extras import optional
+from keyquery.support.files import RATIO, read_bytes, regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")  # of what Pillow knows: some others are programs

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from keyquery.arrays import ARRAYS, read_array, read_arrays
-from keyquery.bounded_pickle import Pickle, Stateful, UnknownName, latin1
-from keyquery.extras import optional
-from keyquery.files import read_bytes, regular, room_for
-from keyquery.forms.checks import check_choice
+from keyquery.support.arrays import ARRAYS, read_array, read_arrays
+from keyquery.support.bounded_pickle import Pickle, Stateful, UnknownName, latin1
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
+from keyquery.support.files import read_bytes, regular, room_for
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # what is to be found
 GROUPS = ("easy", "hard", "junk")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from keyquery.data.numbers import to_number
-from keyquery.files import LONGEST, read_text
+from keyquery.support.files import LONGEST, read_text
 
 DIMENSIONS = 100_000
 SPARSE, FILLED = 1_000_000, 100  # values that a series may have: so many, and so many times those that are written

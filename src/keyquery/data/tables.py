@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from keyquery.data.numbers import to_number
-from keyquery.files import read_text
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import read_text
 
 MISSING = ("", "?", "NA", "nan")
 COLUMNS = 100_000  # each is an array of its own

@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.checkpoints.tokenizer import PATTERN, Tokenizer
-from keyquery.extras import optional
-from keyquery.files import LONGEST, read_text
-from keyquery.forms.checks import check_choice
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
+from keyquery.support.files import LONGEST, read_text
 
 
 def read_corpus(path: str | Path, longest: int | None = None) -> str:

@@ -24,12 +24,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from keyquery.bounded_json import parse_json
-from keyquery.extras import optional
-from keyquery.files import write_all
-from keyquery.forms.checks import check_count, check_number
-from keyquery.printable import brief
 from keyquery.reading import plain
+from keyquery.support.bounded_json import parse_json
+from keyquery.support.checks import check_count, check_number
+from keyquery.support.extras import optional
+from keyquery.support.files import write_all
+from keyquery.support.printable import brief
 
 FORMAT = 1
 LABELS = {"i": "number", "u": "number", "f": "number", "b": "bool", "U": "text", "S": "bytes", "M": "date"}

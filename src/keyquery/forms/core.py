@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balanced, halved, row_exponents
-from keyquery.forms.checks import broadcast
 from keyquery.forms.derivatives import first_order
+from keyquery.support.checks import broadcast
 
 # Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
 # small against Q, the inverse must be smaller by as much, for the digits to be those of N.

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from keyquery.forms.checks import check_count, check_float
 from keyquery.forms.form import Form
+from keyquery.support.checks import check_count, check_float
 
 KINDS = ("counts", "log", "ppmi")
 

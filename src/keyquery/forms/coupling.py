@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.extras import optional
-from keyquery.forms.checks import check_count, check_float, check_number
+from keyquery.support.checks import check_count, check_float, check_number
+from keyquery.support.extras import optional
 
 # Points that are matched exactly: 2,000 take a second or so, 5,000 ten seconds and 200 MB; time grows with the cube.
 EXACT = 5000

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balanced
-from keyquery.forms.checks import check_count
 from keyquery.forms.core import Core, product_svd, span
 from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
 from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor
+from keyquery.support.checks import check_count
 
 
 class Svd(NamedTuple):

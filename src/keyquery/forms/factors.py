@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balance
-from keyquery.forms.checks import (
+from keyquery.forms.core import Core, weighted, widened
+from keyquery.forms.rope import Rope
+from keyquery.support.checks import (
     broadcast,
     check_batches,
     check_count,
@@ -20,8 +22,6 @@ from keyquery.forms.checks import (
     check_number,
     check_range,
 )
-from keyquery.forms.core import Core, weighted, widened
-from keyquery.forms.rope import Rope
 
 F = TypeVar("F", bound="Factors")
 

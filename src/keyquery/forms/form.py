@@ -10,12 +10,12 @@ from torch import Tensor
 
 from keyquery.forms import display
 from keyquery.forms.balance import halved, row_exponents, times
-from keyquery.forms.checks import check_batches, check_choice, check_count, check_float, check_range
 from keyquery.forms.core import Core, core
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.directions import Directions
 from keyquery.forms.factors import Factors
 from keyquery.forms.measures import ZERO_FORM
+from keyquery.support.checks import check_batches, check_choice, check_count, check_float, check_range
 
 KERNELS = ("symmetric", "psd", "skew")
 

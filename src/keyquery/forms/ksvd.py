@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.checks import check_count, check_float
 from keyquery.forms.core import product_svd
 from keyquery.forms.display import brief
+from keyquery.support.checks import check_count, check_float
 
 
 class Primal(NamedTuple):

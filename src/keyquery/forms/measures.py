@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from keyquery.forms.balance import row_exponents, times
-from keyquery.forms.checks import check_choice
 from keyquery.forms.core import Core, span
 from keyquery.forms.display import brief
+from keyquery.support.checks import check_choice
 
 # What counts as zero: a form against the size of its factors, an eigenvalue against the size of its form.
 ZERO_FORM = 1e-14

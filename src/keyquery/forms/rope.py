@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from keyquery.forms.checks import check_count, check_float, check_number
 from keyquery.forms.display import brief
+from keyquery.support.checks import check_count, check_float, check_number
 
 
 @dataclass(frozen=True, eq=False)

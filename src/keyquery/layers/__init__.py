@@ -1,14 +1,14 @@
 """Modules that learn a kernel, and blocks built of them."""
 
+from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import Block, Decoder, Encoder
 from keyquery.layers.cache import Cache
 from keyquery.layers.cooccurrence import CooccurrenceAttention
 from keyquery.layers.datapoints import AttributeAttention, DatapointAttention, DatapointEncoder
+from keyquery.layers.language_model import LanguageModel, Shape
 from keyquery.layers.primal import PrimalAttention, regularizer
-from keyquery.layers.structured import Attention
 from keyquery.layers.time import BochnerTime, MercerTime, TimeAttention, TimeKernel
 from keyquery.layers.vision import VisionEncoder
-from keyquery.layers.words import LanguageModel, Shape
 
 __all__ = [
     "Attention",

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.checks import check_count
 from keyquery.forms.shares import Visible, shares
-from keyquery.layers.attend import attend
 from keyquery.layers.cache import Cache
+from keyquery.layers.fused import attend
 from keyquery.layers.kernels import GROUPED, make
 from keyquery.layers.packing import Packing
+from keyquery.support.checks import check_count
 
 
 class Attention(nn.Module):

@@ -9,11 +9,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.layers.attention import Attention
 from keyquery.layers.cache import Cache
 from keyquery.layers.kernels import KERNELS
 from keyquery.layers.primal import PrimalAttention
-from keyquery.layers.structured import Attention
+from keyquery.support.checks import check_choice, check_count
 
 PLACE = ("device", "dtype")
 

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.counts import KINDS, dealt
-from keyquery.layers.structured import Attention
+from keyquery.layers.attention import Attention
+from keyquery.support.checks import check_choice, check_count
 
 
 @runtime_checkable

@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.layers.attend import extend
+from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import PLACE
-from keyquery.layers.dropping import Dropout, drop_and_attend
-from keyquery.layers.structured import Attention
+from keyquery.layers.cpu_dropout import Dropout, drop_and_attend
+from keyquery.layers.fused import extend
+from keyquery.support.checks import check_choice, check_count
 
 ROWS = ("full", "induced", "none")
 MOST = 32768  # sequences that fused kernels take at a time

@@ -13,10 +13,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import first_line, read_json, read_tensors
-from keyquery.files import beside, write_all
 from keyquery.forms import Rope
 from keyquery.layers.blocks import Decoder, Encoder
 from keyquery.layers.cache import Cache
+from keyquery.support.files import beside, write_all
 
 
 @dataclass(frozen=True)

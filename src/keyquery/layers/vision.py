@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from keyquery.forms.checks import check_count
 from keyquery.layers.blocks import Encoder
+from keyquery.support.checks import check_count
 
 
 class VisionEncoder(nn.Module):

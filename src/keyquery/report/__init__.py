@@ -1,24 +1,7 @@
-"""A Reading to notebook, page and picture; `report.terminal`, which needs rich, is imported by its user."""
+"""A Reading to terminal, notebook, page and picture: a folder per kind, and `registry`, which finds them by name."""
 
-from keyquery import estimators, instruments, studies, survey  # so that every kind of reading is known
-from keyquery.layers.primal import PrimalReading
-from keyquery.layers.time import TimeKernel
-from keyquery.report import page
-from keyquery.report.notebook import html
-from keyquery.report.picture import check_picture, picture_bytes, plot
-from keyquery.surgery.distill import Distillation
+from keyquery.report.kit.figures import check_picture, picture_bytes, plot
+from keyquery.report.kit.notebook import html
+from keyquery.report.kit.page import page
 
-__all__ = [
-    "Distillation",
-    "PrimalReading",
-    "TimeKernel",
-    "check_picture",
-    "estimators",
-    "html",
-    "instruments",
-    "page",
-    "picture_bytes",
-    "plot",
-    "studies",
-    "survey",
-]
+__all__ = ["check_picture", "html", "page", "picture_bytes", "plot"]

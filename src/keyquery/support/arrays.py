@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.files import MIB, regular, room_for
+from keyquery.support.files import MIB, regular, room_for
 
 ARRAYS = 128 * MIB  # that a packed file of arrays may come to, however small it is: no objects are made of them
 NUMBERS = "biufcSU"  # kinds of arrays that are read: numbers and texts

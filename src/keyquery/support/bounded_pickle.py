@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pickletools import genops
 from typing import Any, BinaryIO
 
-from keyquery.printable import printable
+from keyquery.support.printable import printable
 
 DEEPEST = 100  # levels of containers
 STEPS = 3_000_000  # opcodes, and items that calls copy: a bound on time and on objects; a tensor takes about 40
@@ -42,7 +42,7 @@ class Pickle:
     {'a': [1, 2.5]}
     >>> Pickle({}, 100).load(io.BytesIO(b"cos\\nsystem\\n(S'true'\\ntR."))
     Traceback (most recent call last):
-    keyquery.bounded_pickle.UnknownName: os.system
+    keyquery.support.bounded_pickle.UnknownName: os.system
     """
 
     def __init__(self, names: Mapping[str, Any], size: int, persistent: Callable[[Any], Any] | None = None) -> None:

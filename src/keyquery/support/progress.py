@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from keyquery.printable import printable
+from keyquery.support.printable import printable
 
 WIDE = 60  # letters of what is gone through
 # Takes what is gone through, what to call it, and how many there are; gives the same things back, watched.

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import read
-from keyquery.forms.checks import check_float
 from keyquery.layers import Attention, PrimalAttention
 from keyquery.reading import Reading, digests, provenance
-from keyquery.surgery.build import build, check_layer, start_nearest
+from keyquery.support.checks import check_float
+from keyquery.surgery.swap.build import build, check_layer, start_nearest
 
 RIDGES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)  # shares of the mean energy of a regressor; data chooses
 

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, activations, batches_of
-from keyquery.forms.checks import check_choice
 from keyquery.layers import Attention
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.handles import Handle, check_model, lasting
+from keyquery.support.checks import check_choice
+from keyquery.surgery.handle import Handle, check_model, lasting
+from keyquery.surgery.rewriting.attach import sites_of
+from keyquery.surgery.rewriting.sites import Site, labels_of
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Site, labels_of
 
 KINDS = ("zero", "mean")
 

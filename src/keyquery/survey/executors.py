@@ -22,8 +22,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from keyquery.checkpoints.sources import first_line
-from keyquery.extras import optional
-from keyquery.survey.work import Job, perform
+from keyquery.support.extras import optional
+from keyquery.survey.worker import Job, perform
 
 PAUSE = 5.0  # seconds without a result after which a crew is asked whether it is still there
 ANSWER = 10  # seconds in which a scheduler must

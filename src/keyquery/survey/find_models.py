@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from keyquery.checkpoints.reader import weights_in
-from keyquery.files import read_text
+from keyquery.support.files import read_text
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 LISTS = (".txt", ".lst")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyquery.extras import optional
-from keyquery.files import writing
-from keyquery.survey.work import FIGURES, PLACE, VIEWS
+from keyquery.support.extras import optional
+from keyquery.support.files import writing
+from keyquery.survey.worker import FIGURES, PLACE, VIEWS
 
 MODEL = {"model": "string", "run": "string", "step": "int64", "family": "string", "model_type": "string"}
 MODEL |= {"parameters": "int64", "layers": "int32", "width": "int32"}

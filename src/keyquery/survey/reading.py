@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from keyquery.forms.ranks import spearman
 from keyquery.reading import Reading
+from keyquery.support.rank_correlation import spearman
 
 FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "directionality", "rank_used")
 NUMBERS = {  # of each answer, but those that may be None

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyquery.files import MARK, append_line, remove_temporaries, write_all
-from keyquery.forms.checks import check_count
-from keyquery.progress import Progress, silent
 from keyquery.reading import provenance
-from keyquery.survey.answers import Survey, answer
-from keyquery.survey.crew import Cluster, Cores, Crew, gather
-from keyquery.survey.entries import Entry, find_models
-from keyquery.survey.rows import arrow, write_rows
-from keyquery.survey.work import HERE, Job, Written, kept_of
+from keyquery.support.checks import check_count
+from keyquery.support.files import MARK, append_line, remove_temporaries, write_all
+from keyquery.support.progress import Progress, silent
+from keyquery.survey.executors import Cluster, Cores, Crew, gather
+from keyquery.survey.find_models import Entry, find_models
+from keyquery.survey.parquet import arrow, write_rows
+from keyquery.survey.reading import Survey, answer
+from keyquery.survey.worker import HERE, Job, Written, kept_of
 
 
 def run(

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.cache import located
+from keyquery.checkpoints.fitted import saved_network
+from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import first_line
-from keyquery.estimators import saved_network
-from keyquery.files import write_all
-from keyquery.instruments.geometry import Look, look_at_layer, whole_look
+from keyquery.instruments.look.look import Look, look_at_layer, whole_look
 from keyquery.reading import Reading, provenance
-from keyquery.survey.entries import WEIGHTS, Entry
+from keyquery.support.files import write_all
+from keyquery.survey.find_models import WEIGHTS, Entry
 
 # Single figures of a head in each view, and where it stands: what a row of the table of heads holds of a look.
 FIGURES = (

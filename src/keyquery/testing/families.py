@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.family import families
-from keyquery.extras import optional
+from keyquery.support.extras import optional
 
 SPY = "keyquery_spy"
 # Families whose models do not ask transformers' attention interface: their attention maps are compared instead.

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
+from keyquery.checkpoints.formats.torch_files import load_pickled
 from keyquery.checkpoints.sources import first_line
-from keyquery.checkpoints.torch_files import load_pickled
-from keyquery.files import writing
-from keyquery.forms.checks import check_count, environment_count
-from keyquery.progress import Progress, silent
-from keyquery.training.board import Board, open_board
+from keyquery.support.checks import check_count, environment_count
+from keyquery.support.files import writing
+from keyquery.support.progress import Progress, silent
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
+from keyquery.training.tensorboard import Board, open_board
 
 Draw = Callable[[int, torch.Generator], Any]
 Loss = Callable[[nn.Module, Any], Tensor]

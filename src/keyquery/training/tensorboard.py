@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from keyquery.extras import optional
+from keyquery.support.extras import optional
 
 VARIABLE = "KEYQUERY_TENSORBOARD"  # a folder: the way to ask of studies and estimators, which take no such option
 _numbers = count()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.studies.causes import CausesStudy
-from keyquery.studies.explained import ORDERS
+from keyquery_studies.causes.searches import ORDERS
+from keyquery_studies.causes.study import CausesStudy
 
 TITLES = {"sentiment": "Sentiment of reviews", "recommendation": "The next item of a customer"}
 CALLED = {

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.data import read_column
-from keyquery.files import write_all
 from keyquery.layers import Encoder
-from keyquery.studies.purchases import retail_rows, retail_time
+from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
+from keyquery_studies.time.event_files import retail_rows, retail_time
 
 PADDING, BLANK, FIRST = 0, 1, 2  # ids; from FIRST on, the choices that a blank has, and after them all other words
 LEARN, CHOOSE, TEST = 0, 1, 2  # what a sequence is for

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.intervals import Interval
-from keyquery.report.changed import CALLED, FOUND, TITLES
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.causes import CausesStudy
-from keyquery.studies.explained import BEST, ORDERS, SEARCHES
+from keyquery.report.kit.tables import columns_table
+from keyquery.support.statistics import Interval
+from keyquery_studies.causes.figure import CALLED, FOUND, TITLES
+from keyquery_studies.causes.searches import BEST, ORDERS, SEARCHES
+from keyquery_studies.causes.study import CausesStudy
+from keyquery_studies.kernels.report import seeds_of
 
 COLUMNS = ("changed", "tokens", "calls", "saves tokens", "saves calls")
 
 
-def causes_study_tables(reading: CausesStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: CausesStudy) -> list[Any]:
     """Two tables an application, one a search: every order of tokens; and what comes in place of a recommendation."""
     rows, shown = reading.summary(), list[Any]()
     for name in dict.fromkeys(row["application"] for row in rows):
@@ -25,7 +24,7 @@ def causes_study_tables(reading: CausesStudy, table: Callable[..., Table]) -> li
         shown.append(Text(f"{TITLES[name]}: {_models(models)}", style="bold"))
         for search in SEARCHES:
             found = [row for row in rows if (row["application"], row["search"]) == (name, search)]
-            made = table(FOUND[search], *COLUMNS)
+            made = columns_table(FOUND[search], *COLUMNS)
             made.columns[0].no_wrap = True
             for row in found:
                 made.add_row(*_cells(row))

@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.capture import attention_maps
-from keyquery.instruments import causes, explain
-from keyquery.studies.blanks import BLANK, PADDING, BlankModel, unseen
+from keyquery.instruments.causes.causes import causes
+from keyquery.instruments.causes.explain import explain
+from keyquery_studies.causes.fill_in_model import BLANK, PADDING, BlankModel, unseen
 
 ORDERS = ("causes", "attention", "gradient", "place", "random")
 SEARCHES = ("sets", "prefix")

@@ -20,15 +20,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.files import write_all
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.instruments.intervals import Interval, paired
-from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.blanks import LEARN, READERS, TEST, BlankModel, Blanks, keep, learn, load, right
-from keyquery.studies.explained import BEST, CALLS, LARGEST, NODES, ORDERS, SEARCHES, explained
-from keyquery.studies.jobs import device_name, finish, name_of
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_all
+from keyquery.support.progress import Progress
+from keyquery.support.statistics import Interval, paired
 from keyquery.training import Recipe
+from keyquery_studies.causes.fill_in_model import LEARN, READERS, TEST, BlankModel, Blanks, keep, learn, load, right
+from keyquery_studies.causes.searches import BEST, CALLS, LARGEST, NODES, ORDERS, SEARCHES, explained
+from keyquery_studies.common.jobs import device_name, finish, name_of
 
 FIGURES = ("size", "calls", "rank", "kept")
 WIDTH, DEPTH, HEADS, BATCH = 64, 2, 4, 64

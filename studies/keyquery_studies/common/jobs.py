@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from keyquery.files import write_text
-from keyquery.forms.checks import environment_count
-from keyquery.progress import Progress, silent
+from keyquery.support.checks import environment_count
+from keyquery.support.files import write_text
+from keyquery.support.progress import Progress, silent
 
 
 @runtime_checkable

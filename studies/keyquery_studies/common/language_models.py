@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap
-from keyquery.files import write_all
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention, LanguageModel, Shape
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.texts import BATCH, HELD_OUT, OBJECTIVES, Task
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.objectives import BATCH, HELD_OUT, OBJECTIVES, Task
 
 INITS = ("default", "tied", "matched", "small")
 SMALL = 0.02  # standard deviation of BERT's weights at the start

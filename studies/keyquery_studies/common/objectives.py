@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import windows
 from keyquery.forms.parts import PARTS
-from keyquery.instruments import look
+from keyquery.instruments.look.look import look
 
 OBJECTIVES = ("masked", "next token")
 MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float64, Shaped
 
 from keyquery.data.tables import Table
-from keyquery.estimators.sequences import statistics
-from keyquery.extras import optional
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.studies.folds import Fold
-from keyquery.studies.jobs import name_of
-from keyquery.studies.tabular import TABLES, load_kept, split_of, target_of
-from keyquery.studies.tellers import figures
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.extras import optional
+from keyquery_studies.common.jobs import name_of
+from keyquery_studies.datapoints.folds import Fold
+from keyquery_studies.datapoints.predictions import figures
+from keyquery_studies.datapoints.tables import TABLES, load_kept, split_of, target_of
 
 MODELS = ("boosting", "neighbours", "perceptron")
 LEAST = 1e-6  # probability: of none the logarithm would be infinite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.report.colours import KERNELS, LIGHT
-from keyquery.studies.datapoints import CLAIMS, GROWTH, DatapointStudy
-from keyquery.studies.tabular import TABLES
+from keyquery.report.kit.colours import KERNELS, LIGHT
+from keyquery_studies.datapoints.study import CLAIMS, GROWTH, DatapointStudy
+from keyquery_studies.datapoints.tables import TABLES
 
 TITLES = {
     "boston": "Boston",

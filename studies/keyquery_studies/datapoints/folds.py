@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from keyquery.forms.checks import check_count
+from keyquery.support.checks import check_count
 
 SEED = 42
 

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.studies.jobs import device_name, name_of
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import device_name, name_of
 
 # Whether some features are noise in both copies, and whether shown targets are 1 too high.
 VARIANTS = {"plain": (False, False), "random": (True, False), "add one": (False, True), "both": (True, True)}

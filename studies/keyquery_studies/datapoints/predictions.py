@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, context_of, seen_by
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples, answers, context_of, seen_by
 from keyquery.forms.shares import Visible, shares
 from keyquery.layers.datapoints import Between, DatapointAttention
 

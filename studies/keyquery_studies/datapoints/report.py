@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.between import CALLED, TITLES, claimed
-from keyquery.report.colours import KERNELS
-from keyquery.studies.datapoints import GROWTH, DatapointStudy
-from keyquery.studies.lookups import DEVIATION, PUBLISHED, VARIANTS
-from keyquery.studies.tabular import TABLES
+from keyquery.report.kit.colours import KERNELS
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.datapoints.figure import CALLED, TITLES, claimed
+from keyquery_studies.datapoints.lookups import DEVIATION, PUBLISHED, VARIANTS
+from keyquery_studies.datapoints.study import GROWTH, DatapointStudy
+from keyquery_studies.datapoints.tables import TABLES
 
 NEAREST = "nearest neighbour"
 SHARES = ("symmetric", "on_data")
@@ -21,15 +22,15 @@ NUMBERS: dict[str, tuple[Any, ...]] = {"RMSE": ("rmse", 2)}
 CLASSES: dict[str, tuple[Any, ...]] = {"accuracy %": ("accuracy", 1, 100.0), "AUROC": ("auroc", 3), "NLL": ("nll", 3)}
 
 
-def datapoint_tables(reading: DatapointStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: DatapointStudy) -> list[Any]:
     """Errors by table and model, what other rows are to networks, kernels, and look-ups; what was broken off."""
     rows, shown = reading.summary(), list[Any]()
     parts = {part: [row for row in rows if row["part"] == part] for part in ("npt", "baselines", "kernels")}
     for title, lines in (
-        ("rows told: mean ± standard error over folds, on the test", _errors(parts["npt"] + parts["baselines"], table)),
-        ("other rows corrupted, and heads between rows", _rows(parts["npt"], table)),
-        ("kernels between rows", _figures(parts["kernels"], {kernel: kernel for kernel in KERNELS}, "kernel", table)),
-        ("looking targets up: RMSE in standard deviations", _lookups(reading.lookup, table)),
+        ("rows told: mean ± standard error over folds, on the test", _errors(parts["npt"] + parts["baselines"])),
+        ("other rows corrupted, and heads between rows", _rows(parts["npt"])),
+        ("kernels between rows", _figures(parts["kernels"], {kernel: kernel for kernel in KERNELS}, "kernel")),
+        ("looking targets up: RMSE in standard deviations", _lookups(reading.lookup)),
     ):
         if lines:
             shown += [*([""] if shown else []), Text(title, style="bold"), *lines]
@@ -38,14 +39,12 @@ def datapoint_tables(reading: DatapointStudy, table: Callable[..., Table]) -> li
     return [*shown, *([left] if broken else [])]
 
 
-def _errors(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
+def _errors(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     note = "published: test rows stand in the table, and no target is shown. inductive: they come later, one by one."
-    return [*_figures(rows, CALLED, "model", table), note] if rows else []
+    return [*_figures(rows, CALLED, "model"), note] if rows else []
 
 
-def _figures(
-    rows: Sequence[Mapping[str, Any]], models: Mapping[str, str], what: str, table: Callable[..., Table]
-) -> list[Any]:
+def _figures(rows: Sequence[Mapping[str, Any]], models: Mapping[str, str], what: str) -> list[Any]:
     """A table of numbers that are told, and one of classes; each with what was published, where there is any."""
     shown: list[Any] = []
     for classes in (False, True):
@@ -53,7 +52,7 @@ def _figures(
         if not names:
             continue
         figures = CLASSES if classes else NUMBERS
-        made = _left(table("table", what, "folds", *figures, *([] if what == "kernel" else ["published"])), 2)
+        made = _left(columns_table("table", what, "folds", *figures, *([] if what == "kernel" else ["published"])), 2)
         for name in names:
             found = {row["model"]: row for row in rows if row["table"] == name}
             for model in (model for model in models if model in found):
@@ -77,10 +76,10 @@ def _mean(row: Mapping[str, Any], name: str, places: int, unit: float = 1.0) -> 
     return f"{unit * row[name]:z.{places}f}" + ("" if spread is None else f" ± {unit * spread:.{places}f}")
 
 
-def _rows(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
+def _rows(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     if not rows:
         return []
-    made = _left(table("table", "model", "error grows %", "published", "symmetric %", "on data %"), 2)
+    made = _left(columns_table("table", "model", "error grows %", "published", "symmetric %", "on data %"), 2)
     for name in TABLES:
         for row in sorted(
             (row for row in rows if row["table"] == name), key=lambda row: list(CALLED).index(row["model"])
@@ -95,11 +94,11 @@ def _rows(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> lis
     ]
 
 
-def _lookups(rows: Sequence[Mapping[str, Any]], table: Callable[..., Table]) -> list[Any]:
+def _lookups(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     there = [row for row in rows if not row.get("partial")]
     if not there:
         return []
-    made = _left(table("table is", "attention", "r", "RMSE", NEAREST, "published", NEAREST), 2)
+    made = _left(columns_table("table is", "attention", "r", "RMSE", NEAREST, "published", NEAREST), 2)
     for variant in VARIANTS:
         for row in (row for row in there if row["variant"] == variant):
             claims = [f"{value / DEVIATION:.2f}" for value in PUBLISHED[variant]] if row["rows"] == "full" else ["", ""]

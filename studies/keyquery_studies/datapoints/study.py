@@ -17,15 +17,15 @@ from time import time
 from typing import Any
 
 from keyquery.capture.load import pick_device
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.baselines import MODELS, Baseline, require_sklearn
-from keyquery.studies.jobs import Job, check_folder, device_name, finish
-from keyquery.studies.lookups import VARIANTS, LookUp
-from keyquery.studies.npt import PRECISIONS, PROTOCOLS, PUBLISHED, TableTrial, settings_of
-from keyquery.studies.rows import firsts
-from keyquery.studies.tabular import SMALL, TABLES, prepare_tables
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress
+from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
+from keyquery_studies.common.rows import firsts
+from keyquery_studies.datapoints.baselines import MODELS, Baseline, require_sklearn
+from keyquery_studies.datapoints.lookups import VARIANTS, LookUp
+from keyquery_studies.datapoints.tables import SMALL, TABLES, prepare_tables
+from keyquery_studies.datapoints.trial import PRECISIONS, PROTOCOLS, PUBLISHED, TableTrial, settings_of
 
 PARTS = ("npt", "kernels", "baselines", "lookup", "all")
 KERNELS = ("general", "symmetric", "psd", "skew", "split")

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from keyquery.data.tables import Table, load_table
-from keyquery.extras import optional
-from keyquery.files import csv_text, find_packed, write_all
-from keyquery.forms.checks import check_choice
-from keyquery.studies.folds import Fold, fold_of
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
+from keyquery.support.files import csv_text, find_packed, write_all
+from keyquery_studies.datapoints.folds import Fold, fold_of
 
 BREAST = "breast_cancer.csv"
 

@@ -16,26 +16,19 @@ import torch
 from torch import nn
 
 from keyquery.data.tables import Table
-from keyquery.estimators.datapoint_training import (
-    Plan,
-    Samples,
-    drawing,
-    recipe_of,
-    table_loss,
-    target_cost,
-)
-from keyquery.estimators.datapoints import NPTRegressor
-from keyquery.estimators.sequences import statistics
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Columns, Field, Rows, columns_of, encode, fields_of
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.inputs.tables import Columns, Field, Rows, columns_of, encode, fields_of
+from keyquery.estimators.npt.estimators import NPTRegressor
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples, drawing, recipe_of, table_loss, target_cost
 from keyquery.layers.kernels import KERNELS
 from keyquery.reading import short
-from keyquery.studies.folds import Fold
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.tabular import TABLES, load_kept, split_of, target_of
-from keyquery.studies.tellers import figures, row_heads, tell, tell_corrupted
+from keyquery.support.checks import check_choice, check_count
 from keyquery.training import train
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.datapoints.folds import Fold
+from keyquery_studies.datapoints.predictions import figures, row_heads, tell, tell_corrupted
+from keyquery_studies.datapoints.tables import TABLES, load_kept, split_of, target_of
 
 PROTOCOLS = ("published", "inductive")
 PRECISIONS = ("bf16", "tf32", "full")

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from keyquery.instruments.law import Law
-from keyquery.report.colours import depth_colour
-from keyquery.report.plane import short
-from keyquery.studies.depth import DepthStudy
+from keyquery.instruments.depth.law import Law
+from keyquery.report.depth.figure import short
+from keyquery.report.kit.colours import depth_colour
+from keyquery_studies.depth.study import DepthStudy
 
 LAW, GREY = "#24292f", "#8c959f"
 
 
-def depths_figure(reading: DepthStudy, pyplot: Any) -> Any:
+def depths(reading: DepthStudy, pyplot: Any) -> Any:
     """Loss less the best of its budget; the fitted optimum beside the law; how much heads compare."""
     rows = reading.summary()
     if not rows:

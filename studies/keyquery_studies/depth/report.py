@@ -8,22 +8,23 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.plane import short
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.depth import DepthStudy
+from keyquery.report.depth.figure import short
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.depth.study import DepthStudy
+from keyquery_studies.kernels.report import seeds_of
 
 
-def depth_study_tables(reading: DepthStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: DepthStudy) -> list[Any]:
     """Losses by depth and budget, the best depth beside the law's, and what heads are made of."""
     rows = reading.summary()
     if not rows:
         return ["No shape has been trained at all its learning rates yet."]
     title = f"loss on text not seen, nats a token, mean of {seeds_of(rows)} (width)"
-    shown = [Text(title, style="bold"), _by_depth(rows, table, _loss), ""]
+    shown = [Text(title, style="bold"), _by_depth(rows, _loss), ""]
     shown += [_optimum(found) for found in reading.optima()]
     shown += _edges(rows)
     what = "heads on text: symmetric : skew : popularity, % of the scores' variance"
-    shown += ["", Text(what, style="bold"), _by_depth(rows, table, _mix), ""]
+    shown += ["", Text(what, style="bold"), _by_depth(rows, _mix), ""]
     shown += [_trend(found) for found in reading.trends()]
     if reading.diverged:
         lost = (f"{row['layers']} of {short(row['budget'])} at {row['rate']:g}" for row in reading.diverged)
@@ -33,9 +34,9 @@ def depth_study_tables(reading: DepthStudy, table: Callable[..., Table]) -> list
     return shown
 
 
-def _by_depth(rows: list[dict[str, Any]], table: Callable[..., Table], cell: Callable[[dict[str, Any]], str]) -> Table:
+def _by_depth(rows: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> Table:
     budgets = sorted({row["budget"] for row in rows})
-    made = table("layers", *(short(budget) for budget in budgets))
+    made = columns_table("layers", *(short(budget) for budget in budgets))
     for layers in sorted({row["layers"] for row in rows}):
         at = {row["budget"]: cell(row) for row in rows if row["layers"] == layers}
         made.add_row(str(layers), *(at.get(budget, "–") for budget in budgets))

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from keyquery.capture.load import pick_device
-from keyquery.forms.checks import check_count
-from keyquery.instruments.intervals import student
-from keyquery.instruments.law import Law
-from keyquery.progress import Progress
+from keyquery.instruments.depth.law import Law
 from keyquery.reading import Reading, provenance
-from keyquery.studies.jobs import check_folder, finish
-from keyquery.studies.language import prepare
-from keyquery.studies.rows import FORMER, firsts, over_seeds
-from keyquery.studies.shaped import ShapedTraining
-from keyquery.studies.texts import SHARES
+from keyquery.support.checks import check_count
+from keyquery.support.progress import Progress
+from keyquery.support.statistics import student
+from keyquery_studies.common.jobs import check_folder, finish
+from keyquery_studies.common.language_models import prepare
+from keyquery_studies.common.objectives import SHARES
+from keyquery_studies.common.rows import FORMER, firsts, over_seeds
+from keyquery_studies.depth.trial import ShapedTraining
 
 NEAR = 2  # depths on either side of the best that a parabola is laid through
 PLACE = ("budget", "layers")

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyquery.forms.checks import check_count
-from keyquery.instruments.law import count
+from keyquery.instruments.depth.law import count
 from keyquery.layers import LanguageModel, Shape
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.language import EXAM, tasks
-from keyquery.studies.texts import BATCH, SHARES, Task
+from keyquery.support.checks import check_count
 from keyquery.training import Log, Recipe, train
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.language_models import EXAM, tasks
+from keyquery_studies.common.objectives import BATCH, SHARES, Task
 
 HEAD = 32  # about how wide a head is
 USUAL = 128  # the width whose learning rate is the rate itself

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from keyquery.capture import Batch
-from keyquery.instruments.losses import hide, logits, real_tokens
-from keyquery.studies.material import NOTHING, Material, Sequences
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import dial
-from keyquery.surgery.sites import Site
+from keyquery.instruments.ablation.losses import hide, logits, real_tokens
+from keyquery.surgery.dial.dial import dial
+from keyquery.surgery.rewriting.attach import sites_of
+from keyquery.surgery.rewriting.sites import Site
+from keyquery_studies.dial.sequences import NOTHING, Material, Sequences
 
 RIDGE = 0.1  # of the features' variance, in the probe
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from keyquery.extras import optional
-from keyquery.forms.checks import check_choice
-from keyquery.report.colours import LIGHT
-from keyquery.studies.dial import Abilities
+from keyquery.report.kit.colours import LIGHT
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
+from keyquery_studies.dial.study import Abilities
 
 # The two abilities of each kind of model that are set side by side, and what stands above them.
 SHOWN = {
@@ -60,9 +60,6 @@ def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
     said = f"layer; each panel has its own scale, its largest {CHANGE[of]} stands at the right"
     figure.supxlabel(said, color=GREY, size=8)
     return figure
-
-
-PICTURES: Mapping[str, Callable[..., Any]] = {"parts": parts, "layers": layers}
 
 
 def _chosen(reading: Abilities, of: str | None) -> tuple[str, list[Mapping[str, Any]], dict[str, str]]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.forms.parts import PARTS
-from keyquery.studies.dial import Abilities
+from keyquery_studies.dial.study import Abilities
 
 NOTE = (
     "Next and repeated tokens are losses in nats, the rest shares; ± is half of a 95 % interval over sequences, for "
@@ -17,7 +17,7 @@ NOTE = (
 )
 
 
-def abilities_tables(reading: Abilities) -> list[Any]:
+def tables(reading: Abilities) -> list[Any]:
     """For each model what every ability loses by each part left out in all heads, and in which layer it loses most."""
     everywhere = [row for row in reading.summary() if row["means"] == "data"]
     by_layer = reading.summary("layer")

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.capture import Batch
-from keyquery.capture.scores_on_data import SEQUENCES
+from keyquery.capture.scores.on_data import SEQUENCES
 
 NOTHING = -100  # a target where nothing is asked
 # Windows that a text is cut into at least, shorter ones if it must be: a third is measured, and the rest is enough for

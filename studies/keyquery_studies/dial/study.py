@@ -17,23 +17,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from keyquery.capture import Batch
+from keyquery.capture.hooks import evaluating
 from keyquery.capture.load import load_model, pick_device
-from keyquery.capture.watch import evaluating
 from keyquery.checkpoints import read
 from keyquery.data import read_corpus, unwrap
-from keyquery.files import write_text
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.intervals import Interval, paired, together
-from keyquery.progress import Progress, silent
 from keyquery.reading import Reading, digest, digests, provenance, short
-from keyquery.studies.abilities import ABILITIES, Ability
-from keyquery.studies.jobs import check_folder
-from keyquery.studies.jobs import name_of as file_name
-from keyquery.studies.material import Material, Sequences
-from keyquery.studies.rows import FORMER, firsts
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import Means, dial
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_text
+from keyquery.support.progress import Progress, silent
+from keyquery.support.statistics import Interval, paired, together
+from keyquery.surgery.dial.dial import Means, dial
+from keyquery.surgery.rewriting.attach import sites_of
+from keyquery_studies.common.jobs import check_folder
+from keyquery_studies.common.jobs import name_of as file_name
+from keyquery_studies.common.rows import FORMER, firsts
+from keyquery_studies.dial.abilities import ABILITIES, Ability
+from keyquery_studies.dial.sequences import Material, Sequences
 
 LEVELS = ("all", "layer", "head")
 MEANS = {"batch": None, "global": "global", "data": "position"}  # of the batch at hand, or of other sequences

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.report.colours import KERNELS
-from keyquery.studies.kernels import Kernels
-from keyquery.studies.synthetic import TASKS
-from keyquery.studies.texts import OBJECTIVES
+from keyquery.report.kit.colours import KERNELS
+from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.kernels.study import Kernels
+from keyquery_studies.kernels.synthetic import TASKS
 
 TRUTHS = {"smoothing": "symmetric truth: smoothing", "look-up": "skew truth: look-up"}
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.studies.kernels import Kernels
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.kernels.study import Kernels
 
 
-def kernels_tables(reading: Kernels, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: Kernels) -> list[Any]:
     """Fresh heads, then errors by sample size, then losses beside those of general."""
     rows = reading.summary()
     shown: list[Any] = []
@@ -19,28 +18,28 @@ def kernels_tables(reading: Kernels, table: Callable[..., Table]) -> list[Any]:
     for part, show in parts.items():
         found = [row for row in rows if row["part"] == part]
         if found:
-            shown += [*([""] if shown else []), *show(found, table)]
+            shown += [*([""] if shown else []), *show(found)]
     return shown
 
 
-def _starts(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
-    made = table("layer", "width", "seeds", "skew")
+def _starts(rows: list[dict[str, Any]]) -> list[Any]:
+    made = columns_table("layer", "width", "seeds", "skew")
     for row in rows:
         made.add_row(row["layer"], str(row["width"]), str(row["seeds"]), _spread(row, "skew", 4))
     return [Text("heads at initialisation: skew share of their energy", style="bold"), made]
 
 
-def _synthetic(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
+def _synthetic(rows: list[dict[str, Any]]) -> list[Any]:
     sizes = sorted({row["samples"] for row in rows})
-    made = table("task", Text("kernel"), *(f"{size:,}" for size in sizes))
+    made = columns_table("task", Text("kernel"), *(f"{size:,}" for size in sizes))
     for task, kernel in dict.fromkeys((row["task"], row["kernel"]) for row in rows):
         at = {row["samples"]: row["error"] for row in rows if (row["task"], row["kernel"]) == (task, kernel)}
         made.add_row(task, kernel, *(f"{at[size]:.3f}" if size in at else "–" for size in sizes))
     return [Text(f"error (1: knows nothing) by training sequences, mean of {seeds_of(rows)}", style="bold"), made]
 
 
-def _language(rows: list[dict[str, Any]], table: Callable[..., Table]) -> list[Any]:
-    made = table("objective", "text", "kernel", "with", "loss", "less general's", "faster")
+def _language(rows: list[dict[str, Any]]) -> list[Any]:
+    made = columns_table("objective", "text", "kernel", "with", "loss", "less general's", "faster")
     for column in made.columns[:4]:
         column.justify, column.no_wrap = "left", True
     for row in sorted(rows, key=lambda row: (row["objective"], -row["share"], row["init"] != "default", row["rope"])):

@@ -18,16 +18,16 @@ from torch import nn
 
 from keyquery.capture.load import pick_device
 from keyquery.forms import Form
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention
 from keyquery.layers.kernels import KERNELS
-from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.jobs import finish
-from keyquery.studies.language import INITS, Training, first_below, prepare
-from keyquery.studies.rows import FORMER, over_seeds
-from keyquery.studies.synthetic import TASKS, Trial
-from keyquery.studies.texts import OBJECTIVES
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress
+from keyquery_studies.common.jobs import finish
+from keyquery_studies.common.language_models import INITS, Training, first_below, prepare
+from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.common.rows import FORMER, over_seeds
+from keyquery_studies.kernels.synthetic import TASKS, Trial
 
 PARTS = ("synthetic", "language", "init", "all")
 READ = ("general", "symmetric", "psd", "skew", "split")  # the kernels that read text

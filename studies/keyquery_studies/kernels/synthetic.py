@@ -22,10 +22,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention
-from keyquery.studies.jobs import name_of
+from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import name_of
 
 TASKS = ("smoothing", "look-up")
 WIDTH = 16  # of x

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from keyquery.report.colours import LIGHT
-from keyquery.studies.objectives import NAMES, Objectives
-from keyquery.studies.texts import OBJECTIVES
+from keyquery.report.kit.colours import LIGHT
+from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.objectives.study import NAMES, Objectives
 
 
 def curves(reading: Objectives, pyplot: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 from keyquery._version import __version__
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.files import write_text
 from keyquery.layers import LanguageModel, Shape
+from keyquery.support.files import write_text
 
 CARD = """# {title}
 

@@ -21,14 +21,14 @@ from torch import nn
 from keyquery.capture.load import pick_device
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
-from keyquery.files import write_text
 from keyquery.layers import LanguageModel, Shape
-from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.cards import write_model
-from keyquery.studies.rows import FORMER
-from keyquery.studies.texts import BATCH, HELD_OUT, LOOKED_AT, OBJECTIVES, SHARES, Task
+from keyquery.support.files import write_text
+from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
+from keyquery_studies.common.objectives import BATCH, HELD_OUT, LOOKED_AT, OBJECTIVES, SHARES, Task
+from keyquery_studies.common.rows import FORMER
+from keyquery_studies.objectives.model_card import write_model
 
 NAMES = {"masked": "encoder", "next token": "decoder"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keyquery.report.colours import ATTENTIONS
-from keyquery.studies.primal import PrimalStudy
+from keyquery.report.kit.colours import ATTENTIONS
+from keyquery_studies.primal.study import PrimalStudy
 
 TITLES = {"listops": "ListOps", "text": "Text", "image": "Image", "pathfinder": "Pathfinder"}
 Rows = list[dict[str, Any]]

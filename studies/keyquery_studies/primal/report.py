@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.trainings import seeds_of
-from keyquery.report.worth import TITLES, Rows, called, percent, told_apart
-from keyquery.studies.primal import PrimalStudy
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.kernels.report import seeds_of
+from keyquery_studies.primal.figure import TITLES, Rows, called, percent, told_apart
+from keyquery_studies.primal.study import PrimalStudy
 
 
-def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: PrimalStudy) -> list[Any]:
     """Accuracies on series, on the arena beside published ones, and what a step costs."""
     rows = reading.summary()
     shown: list[Any] = []
@@ -21,27 +21,27 @@ def primal_tables(reading: PrimalStudy, table: Callable[..., Table]) -> list[Any
     for part, show in parts.items():
         found = [row for row in rows if row["part"] == part]
         if found:
-            shown += [*([""] if shown else []), *show(found, table)]
+            shown += [*([""] if shown else []), *show(found)]
     return shown
 
 
-def _series(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("dataset", "attention", "protocol", "accuracy %"), 3)
+def _series(rows: Rows) -> list[Any]:
+    made = _left(columns_table("dataset", "attention", "protocol", "accuracy %"), 3)
     for row in told_apart(rows):
         made.add_row(row["dataset"], called(row["attention"]), row["protocol"], _percent(row))
     return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
 
 
-def _ablation(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("dataset", "variant", "accuracy %"), 2)
+def _ablation(rows: Rows) -> list[Any]:
+    made = _left(columns_table("dataset", "variant", "accuracy %"), 2)
     for row in told_apart(rows):
         made.add_row(row["dataset"], row["variant"], _percent(row))
     said = f"primal attention taken apart: accuracy on the test, held out, mean of {seeds_of(rows)}"
     return [Text(said, style="bold"), made]
 
 
-def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("task", "attention", "of the steps", "accuracy %", "published"), 2)
+def _arena(rows: Rows) -> list[Any]:
+    made = _left(columns_table("task", "attention", "of the steps", "accuracy %", "published"), 2)
     for row in rows:
         share, published = percent(row["share_run"]), f"{100 * row['published']:.1f}"
         made.add_row(TITLES[row["task"]], called(row["attention"]), share, _percent(row), published)
@@ -55,8 +55,8 @@ def _arena(rows: Rows, table: Callable[..., Table]) -> list[Any]:
     return [Text(said, style="bold"), made, *notes]
 
 
-def _speed(rows: Rows, table: Callable[..., Table]) -> list[Any]:
-    made = _left(table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "paper"), 2)
+def _speed(rows: Rows) -> list[Any]:
+    made = _left(columns_table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "paper"), 2)
     for row in rows:
         name = TITLES[row["task"]], called(row["attention"])
         if row["ms"] is None:

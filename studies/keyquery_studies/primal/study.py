@@ -16,16 +16,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from keyquery.capture.load import pick_device
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.arena.model import ATTENTIONS
-from keyquery.studies.arena.speed import Speed
-from keyquery.studies.arena.tasks import GENERATORS, TASKS, prepare_arena
-from keyquery.studies.arena.training import ArenaTraining
-from keyquery.studies.jobs import Job, check_folder, device_name, finish
-from keyquery.studies.rows import firsts, over_seeds
-from keyquery.studies.series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress
+from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
+from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.primal.arena.model import ATTENTIONS
+from keyquery_studies.primal.arena.speed import Speed
+from keyquery_studies.primal.arena.tasks import GENERATORS, TASKS, prepare_arena
+from keyquery_studies.primal.arena.training import ArenaTraining
+from keyquery_studies.primal.uea_series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
 PARTS = ("series", "ablation", "arena", "speed", "all")
 SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps, without a word

@@ -22,15 +22,15 @@ from torch.nn.functional import cross_entropy
 from keyquery.data import load_ts
 from keyquery.data.series import Series
 from keyquery.estimators.base import hold_out
-from keyquery.estimators.fitting import TIE, Labelled, epochs_of, judged
-from keyquery.estimators.network import SeriesNetwork
-from keyquery.estimators.sequences import padded, statistics
-from keyquery.files import write_all
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.estimators.inputs.sequences import padded, statistics
+from keyquery.estimators.series.network import SeriesNetwork
+from keyquery.estimators.series.training import TIE, Labelled, epochs_of, judged
 from keyquery.layers import Attention, PrimalAttention
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.released import published_regularizer, start_as_published
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.primal.released_code import published_regularizer, start_as_published
 
 ATTENTIONS = ("primal", "primal+", "general")
 PROTOCOLS = ("held out", "published")

@@ -34,7 +34,7 @@ BenchmarkFolder = Annotated[
 ]
 
 
-def study_rerank(
+def rerank(
     images: Annotated[Path | None, typer.Option(help="Images with labels, such as CIFAR-10: .npz or a folder.")] = None,
     digits: Annotated[bool, typer.Option("--digits", help="The digits that scikit-learn ships.")] = False,
     weights: Dino = None,
@@ -61,8 +61,8 @@ def study_rerank(
     Networks learn from half of the classes and are tried on the other half, beside affinities alone, query expansion,
     k-reciprocal neighbours and diffusion. A minute a training on one core; vectors of images take longer.
     """
-    from keyquery.studies.labelled import Sources
-    from keyquery.studies.rerank import rerank
+    from keyquery_studies.rerank.datasets import Sources
+    from keyquery_studies.rerank.study import rerank
 
     files = targets(force, json=json, csv=csv, picture=picture)
     given = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}

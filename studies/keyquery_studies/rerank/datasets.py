@@ -17,12 +17,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from keyquery.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
-from keyquery.estimators.search import itself_first, search
-from keyquery.estimators.vectors import vectors_of
-from keyquery.extras import optional
-from keyquery.files import write_all
-from keyquery.progress import Progress
-from keyquery.studies.vectors import image_vectors, load_dino, text_vectors
+from keyquery.estimators.inputs.vectors import vectors_of
+from keyquery.estimators.rerank.search import itself_first, search
+from keyquery.support.extras import optional
+from keyquery.support.files import write_all
+from keyquery.support.progress import Progress
+from keyquery_studies.rerank.embeddings import image_vectors, load_dino, text_vectors
 
 WORDS = 60  # of a passage, where a text is cut into some
 STRETCH = 12  # passages, one after the other, that are a group

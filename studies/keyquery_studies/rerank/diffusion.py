@@ -9,9 +9,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from keyquery.estimators.base import check_sizes
-from keyquery.estimators.rerankers import ListReranker
-from keyquery.estimators.search import CHUNK, itself_first, mutual, search
-from keyquery.estimators.vectors import Asked
+from keyquery.estimators.inputs.vectors import Asked
+from keyquery.estimators.rerank.base import ListReranker
+from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
 
 NUMBERS = 2**24  # that are gathered at a time
 

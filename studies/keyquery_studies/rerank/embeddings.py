@@ -16,7 +16,7 @@ from torch.nn.functional import gelu, interpolate, layer_norm, linear, scaled_do
 
 from keyquery.capture.load import load_model
 from keyquery.layers import LanguageModel
-from keyquery.progress import Progress, silent
+from keyquery.support.progress import Progress, silent
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that DINOv2 has seen
 HEAD = 64  # the width of a head, in every size of the model

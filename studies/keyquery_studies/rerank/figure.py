@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-from keyquery.report.colours import KERNELS
-from keyquery.studies.rerank import LEARNED, METHODS, PLACE, SIZES, RerankStudy
+from keyquery.report.kit.colours import KERNELS
+from keyquery_studies.rerank.study import LEARNED, METHODS, PLACE, SIZES, RerankStudy
 
 TITLES = {"images": "Images", "digits": "Digits", "texts": "Texts", "stretches": "Stretches of texts"}
 CALLED = {"affinity": "affinity alone", "expansion": "query expansion", "reciprocal": "k-reciprocal"}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.ranks import CALLED, size_of, title_of
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.rerank import PLACE, RerankStudy
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.kernels.report import seeds_of
+from keyquery_studies.rerank.figure import CALLED, size_of, title_of
+from keyquery_studies.rerank.study import PLACE, RerankStudy
 
 NOTES = (
     "mAP: standard average precision of whole lists; gain: less that of the first round of the same seed.",
@@ -20,7 +19,7 @@ NOTES = (
 REVISITED = "medium and hard: trapezoidal average precision, as in the revisited Oxford protocol."
 
 
-def rerank_study_tables(reading: RerankStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: RerankStudy) -> list[Any]:
     """One table a set and a size of lists and networks."""
     rows, shown = reading.summary(), list[Any]()
     revisited = any(row["medium"] is not None for row in rows)
@@ -29,7 +28,7 @@ def rerank_study_tables(reading: RerankStudy, table: Callable[..., Table]) -> li
         own = found[0]["medium"] is not None
         names = ("medium", "hard") if own else ("average_precision", "gain", "ndcg@10")
         heads = {"average_precision": "mAP", "ndcg@10": "nDCG@10"}
-        made = table("method", "scope", *(heads.get(name, name) for name in names), "ms")
+        made = columns_table("method", "scope", *(heads.get(name, name) for name in names), "ms")
         for column in made.columns[:2]:
             column.justify, column.no_wrap = "left", True
         for row in found:

@@ -20,18 +20,19 @@ import torch
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators import AffinityReranker, AlphaQueryExpansion, KReciprocalReranker, Reranker
-from keyquery.estimators.rerankers import ListReranker, by_score
-from keyquery.estimators.search import search
-from keyquery.estimators.vectors import Asked, asked_of
-from keyquery.forms.checks import check_count
-from keyquery.instruments.ranking import score_rankings, score_revisited
-from keyquery.progress import Progress
+from keyquery.estimators.inputs.vectors import Asked, asked_of
+from keyquery.estimators.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, by_score
+from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker
+from keyquery.estimators.rerank.learned import Reranker
+from keyquery.estimators.rerank.search import search
+from keyquery.instruments.rankings.rankings import score_rankings, score_revisited
 from keyquery.reading import Reading, provenance
-from keyquery.studies.diffusion import Diffusion
-from keyquery.studies.jobs import device_name, finish, name_of
-from keyquery.studies.labelled import Sources, Split, load_split, prepare
-from keyquery.studies.rows import firsts, over_seeds
+from keyquery.support.checks import check_count
+from keyquery.support.progress import Progress
+from keyquery_studies.common.jobs import device_name, finish, name_of
+from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.rerank.datasets import Sources, Split, load_split, prepare
+from keyquery_studies.rerank.diffusion import Diffusion
 
 KERNELS = ("general", "psd", "symmetric")
 LEARNED = tuple(f"learned, {kernel}" for kernel in KERNELS)

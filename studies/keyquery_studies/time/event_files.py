@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-from keyquery.arrays import read_arrays
-from keyquery.files import LONGEST, read_text
+from keyquery.support.arrays import read_arrays
+from keyquery.support.files import LONGEST, read_text
 
 DAY = 86_400.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.studies.time import TimeStudy
+from keyquery_studies.time.study import TimeStudy
 
 TITLES = {"badges": "Stack Overflow badges", "retail": "Online Retail", "cdnow": "CDNOW"}
 WAYS = {

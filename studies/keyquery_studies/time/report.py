@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.gains import TITLES, WAYS, way_of
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.time import TimeStudy
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.kernels.report import seeds_of
+from keyquery_studies.time.figure import TITLES, WAYS, way_of
+from keyquery_studies.time.study import TimeStudy
 
 
-def time_tables(reading: TimeStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: TimeStudy) -> list[Any]:
     """One table a set: counts of the training data, then every way to know the time."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         found = [row for row in rows if row["dataset"] == dataset]
-        made = table("foretold by", "knows", "accuracy", "type, nats", "gain", "gap, nats")
+        made = columns_table("foretold by", "knows", "accuracy", "type, nats", "gain", "gap, nats")
         for column in made.columns[:2]:
             column.justify, column.no_wrap = "left", True
         for count in reading.counts:

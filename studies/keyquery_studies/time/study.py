@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators import EventModel
-from keyquery.files import write_all
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.progress import Progress
+from keyquery.estimators.events.model import EventModel
 from keyquery.reading import Reading, provenance
-from keyquery.studies.jobs import device_name, finish, name_of
-from keyquery.studies.purchases import READERS, Timed
-from keyquery.studies.rows import firsts, over_seeds
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_all
+from keyquery.support.progress import Progress
+from keyquery_studies.common.jobs import device_name, finish, name_of
+from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.time.event_files import READERS, Timed
 
 # What is compared: the code of time, how it enters, from when it counts, and what is known.
 WAYS = (

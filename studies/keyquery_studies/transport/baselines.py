@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.estimators import TransportClassifier
 from keyquery.estimators.base import hold_out, seeded
-from keyquery.estimators.fitting import epochs_of
-from keyquery.estimators.sequences import statistics
-from keyquery.extras import optional
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.transport.classifier import TransportClassifier
 from keyquery.layers import Attention, Encoder
+from keyquery.support.extras import optional
 from keyquery.training import Recipe, train
 
 TRANSPORT: dict[str, dict[str, Any]] = {

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from keyquery.data import load_table
 from keyquery.data.tables import Table
 from keyquery.estimators.base import hold_out
-from keyquery.extras import optional
-from keyquery.files import find_packed, write_all
+from keyquery.support.extras import optional
+from keyquery.support.files import find_packed, write_all
 
 SCIKIT = {"breast cancer": "load_breast_cancer", "wine": "load_wine", "iris": "load_iris", "digits": "load_digits"}
 SIDE = 3 / (1 + math.sqrt(2))

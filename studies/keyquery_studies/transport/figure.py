@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keyquery.studies.transport import TransportStudy
+from keyquery_studies.transport.study import TransportStudy
 
 CALLED = {
     "ot": "transport, matched",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.carried import BEGUN, CALLED
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.transport import TransportStudy
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.kernels.report import seeds_of
+from keyquery_studies.transport.figure import BEGUN, CALLED
+from keyquery_studies.transport.study import TransportStudy
 
 FROM = {
     ("published", "input"): "released: input",
@@ -20,19 +19,19 @@ FROM = {
 }
 
 
-def transport_study_tables(reading: TransportStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: TransportStudy) -> list[Any]:
     """Accuracy and cost of every method, set by set; courses of Transformers; pre-trained heads."""
     shown = list[Any]()
-    for lines in (_methods(reading, table), _courses(reading, table), _starts(reading, table)):
+    for lines in (_methods(reading), _courses(reading), _starts(reading)):
         shown += [*([""] if shown and lines else []), *lines]
     return shown
 
 
-def _methods(reading: TransportStudy, table: Callable[..., Table]) -> list[Any]:
+def _methods(reading: TransportStudy) -> list[Any]:
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         found = [row for row in rows if row["dataset"] == dataset]
-        made = table("method", "accuracy", "gap", "CPU s", "times less", "MB")
+        made = columns_table("method", "accuracy", "gap", "CPU s", "times less", "MB")
         made.columns[0].no_wrap = True
         for row in found:
             ours = row["method"] == "transformer"
@@ -52,11 +51,11 @@ def _methods(reading: TransportStudy, table: Callable[..., Table]) -> list[Any]:
     return [*shown, *legend] if shown else []
 
 
-def _courses(reading: TransportStudy, table: Callable[..., Table]) -> list[Any]:
+def _courses(reading: TransportStudy) -> list[Any]:
     rows = reading.followed()
     if not rows:
         return []
-    made = table("Transformer", "k, i", "W₂/T", "by lot", "shape", "by lot", "matched", "efficiency")
+    made = columns_table("Transformer", "k, i", "W₂/T", "by lot", "shape", "by lot", "matched", "efficiency")
     made.columns[0].no_wrap = True
     for row in rows:
         figures = [f"{row[name]:.3f}" for name in ("optimality", "by_lot", "shape", "shape_by_lot")]
@@ -74,11 +73,11 @@ def _courses(reading: TransportStudy, table: Callable[..., Table]) -> list[Any]:
     return [Text(title, style="bold"), made, *said]
 
 
-def _starts(reading: TransportStudy, table: Callable[..., Table]) -> list[Any]:
+def _starts(reading: TransportStudy) -> list[Any]:
     rows = reading.starts()
     if not rows:
         return []
-    made = table("set", "synthetic points", "epochs", "accuracy")
+    made = columns_table("set", "synthetic points", "epochs", "accuracy")
     for column in made.columns[:2]:
         column.justify, column.no_wrap = "left", True
     for row in rows:

@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from keyquery.capture.load import pick_device
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.progress import Progress
 from keyquery.reading import Reading, provenance
-from keyquery.studies.cost import costing
-from keyquery.studies.courses import FIGURES, STARTS, CourseTrial, StartTrial
-from keyquery.studies.jobs import check_folder, device_name, finish, name_of
-from keyquery.studies.rivals import HELD_OUT, METHODS, PATIENCE, RECIPES, STEPS, learn
-from keyquery.studies.rows import over_seeds
-from keyquery.studies.simulated import HELD_OUT as TESTED
-from keyquery.studies.simulated import ROWS, SETS, SIMULATED, bayes, keep_adult, split_of
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress
+from keyquery_studies.common.jobs import check_folder, device_name, finish, name_of
+from keyquery_studies.common.rows import over_seeds
+from keyquery_studies.transport.baselines import HELD_OUT, METHODS, PATIENCE, RECIPES, STEPS, learn
+from keyquery_studies.transport.cost import costing
+from keyquery_studies.transport.datasets import HELD_OUT as TESTED
+from keyquery_studies.transport.datasets import ROWS, SETS, SIMULATED, bayes, keep_adult, split_of
+from keyquery_studies.transport.trajectories import FIGURES, STARTS, CourseTrial, StartTrial
 
 PARTS = ("accuracy", "course", "start")
 FOLLOWED = [(kind, classes, i) for kind in ("published", "transformer") for classes in (2, 3) for i in (1, 4)]

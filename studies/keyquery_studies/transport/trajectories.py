@@ -11,16 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.estimators.alignment import centres
 from keyquery.estimators.base import seeded
-from keyquery.estimators.fitting import epochs_of
-from keyquery.estimators.sequences import statistics
-from keyquery.instruments.transport import transport
-from keyquery.instruments.transport_lens import TransportLens
-from keyquery.studies.jobs import name_of
-from keyquery.studies.rivals import STEPS, Labelled, Transformer, class_loss, recipe_of, standardised
-from keyquery.studies.simulated import LEARN, TEST, bayes, named, simulated
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.transport.alignment import centres
+from keyquery.instruments.transport.lens import TransportLens
+from keyquery.instruments.transport.transport import transport
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import name_of
+from keyquery_studies.transport.baselines import STEPS, Labelled, Transformer, class_loss, recipe_of, standardised
+from keyquery_studies.transport.datasets import LEARN, TEST, bayes, named, simulated
 
 LENGTH = 20  # steps of a sequence, as published
 FIGURES = ("distance", "wasserstein", "optimality", "efficiency", "matched")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.studies.vision_language import FEWEST, FLOWS, VisionLanguageStudy
+from keyquery_studies.vision_language.study import FEWEST, FLOWS, VisionLanguageStudy
 
 TASKS = {"directed, exchanged": "with a direction", "reciprocal, replaced": "without"}
 PARTS = {"symmetric": "#2166ac", "skew": "#d6701c", "popularity": "#8c959f"}

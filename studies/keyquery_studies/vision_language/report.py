@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.seen import PARTS
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.vision_language import FEWEST, VisionLanguageStudy
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.kernels.report import seeds_of
+from keyquery_studies.vision_language.figure import PARTS
+from keyquery_studies.vision_language.study import FEWEST, VisionLanguageStudy
 
 
-def vision_language_tables(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: VisionLanguageStudy) -> list[Any]:
     """Scores of every variant, what parts of the scores carry, and flow beside the rise of the loss."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         found = [row for row in rows if row["dataset"] == dataset]
-        made = table("variant", "matching", "relations", "R@1", "R@5", "R@10", "filled", "both", "CPU s")
+        made = columns_table("variant", "matching", "relations", "R@1", "R@5", "R@10", "filled", "both", "CPU s")
         made.columns[0].no_wrap = True
         for row in found:
             names = ("texts_at_1", "texts_at_5", "texts_at_10", "filled", "filled_both")
@@ -27,11 +26,11 @@ def vision_language_tables(reading: VisionLanguageStudy, table: Callable[..., Ta
         said = f"{dataset}: shares of right answers about pairs never said, {seeds_of(found)}"
         shown += [*([""] if shown else []), Text(said, style="bold"), made]
     shown += ["Half of what is asked to match is true. R: the right sentence for an image, among 40.", ""]
-    return [*shown, *_turned(reading, table), "", *_flow(reading, table)]
+    return [*shown, *_turned(reading), "", *_flow(reading)]
 
 
-def _turned(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
-    made = table("set", "variant", "task", *PARTS)
+def _turned(reading: VisionLanguageStudy) -> list[Any]:
+    made = columns_table("set", "variant", "task", *PARTS)
     for column in made.columns[:3]:
         column.justify, column.no_wrap = "left", True
     rows = reading.turned()
@@ -45,8 +44,8 @@ def _turned(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[A
     return [Text("matching loss without a part of the joint encoder's scores, change in nats", style="bold"), made]
 
 
-def _flow(reading: VisionLanguageStudy, table: Callable[..., Table]) -> list[Any]:
-    made = table("set", "over", "flow", "correlation", "95 %", "points")
+def _flow(reading: VisionLanguageStudy) -> list[Any]:
+    made = columns_table("set", "over", "flow", "correlation", "95 %", "points")
     for column in made.columns[:3]:
         column.justify, column.no_wrap = "left", True
     for row in reading.correlations():

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from keyquery.capture.load import pick_device
-from keyquery.files import write_all
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.forms.ranks import spearman
-from keyquery.progress import Progress
 from keyquery.reading import Reading, digests, provenance
-from keyquery.studies.jobs import check_folder, device_name, finish
-from keyquery.studies.pictured import cifar
-from keyquery.studies.rows import FORMER, over_seeds
-from keyquery.studies.vectors import load_dino
-from keyquery.studies.vision_trials import LEARNED, READINGS, SIZES, VARIANTS, ParserTrial
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_all
+from keyquery.support.progress import Progress
+from keyquery.support.rank_correlation import spearman
+from keyquery_studies.common.jobs import check_folder, device_name, finish
+from keyquery_studies.common.rows import FORMER, over_seeds
+from keyquery_studies.rerank.embeddings import load_dino
+from keyquery_studies.vision_language.scenes import cifar
+from keyquery_studies.vision_language.trial import LEARNED, READINGS, SIZES, VARIANTS, ParserTrial
 
 SCORES = (
     "matching",

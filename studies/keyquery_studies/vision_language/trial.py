@@ -16,16 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from keyquery.estimators.captions import MASK, PAD, Vocabulary
-from keyquery.estimators.pictures import images_of
-from keyquery.estimators.vision_language import VisualParser
-from keyquery.estimators.vision_network import VisionLanguageNetwork
-from keyquery.extras import optional
-from keyquery.instruments.ablation import ablate
-from keyquery.instruments.flow import flow
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.pictured import DIRECTED, GRIDS, Said, Scene, Things, digits, drawn, scenes
-from keyquery.studies.vectors import load_dino
+from keyquery.estimators.inputs.captions import MASK, PAD, Vocabulary
+from keyquery.estimators.inputs.images import images_of
+from keyquery.estimators.vision_language.network import VisionLanguageNetwork
+from keyquery.estimators.vision_language.parser import VisualParser
+from keyquery.instruments.ablation.ablate import ablate
+from keyquery.instruments.flow.flow import flow
+from keyquery.support.extras import optional
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.rerank.embeddings import load_dino
+from keyquery_studies.vision_language.scenes import DIRECTED, GRIDS, Said, Scene, Things, digits, drawn, scenes
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "parser": {},

@@ -25,7 +25,7 @@ from keyquery.cli.options import (
 )
 
 
-def study_words(
+def words(
     data: Annotated[
         Path | None,
         typer.Option(help="A text file, packed or not, or a folder with one; without, the tokens in --out."),
@@ -56,7 +56,7 @@ def study_words(
     and small Transformers that start from counts, at random, and symmetric. Ten minutes on one core; with --out it may
     be broken off, and goes on.
     """
-    from keyquery.studies.words import Plan, count_words
+    from keyquery_studies.words.study import Plan, count_words
 
     files = targets(force, json=json, csv=csv, picture=picture)
     named = {"seeds": seed, "objectives": objective}

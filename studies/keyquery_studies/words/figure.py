@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.studies.planted import STARTS
-from keyquery.studies.texts import OBJECTIVES
-from keyquery.studies.words import WordsStudy
+from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.words.planted_models import STARTS
+from keyquery_studies.words.study import WordsStudy
 
 # How each way to fill a blank is called.
 FILLED = {

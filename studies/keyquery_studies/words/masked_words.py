@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from keyquery.capture.load import load_model, load_tokenizer
 from keyquery.data import windows
-from keyquery.files import write_all
 from keyquery.forms.counts import KINDS, normed_rows
-from keyquery.instruments.losses import logits
-from keyquery.instruments.words import Cooccurrence, encoded
-from keyquery.studies.jobs import name_of
-from keyquery.studies.language import read_documents
-from keyquery.studies.texts import HELD_OUT
+from keyquery.instruments.ablation.losses import logits
+from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence, encoded
+from keyquery.support.files import write_all
+from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.language_models import read_documents
+from keyquery_studies.common.objectives import HELD_OUT
 
 REACH, WIDE, COUNT = 8, 64, 1000  # tokens on either side of a blank, as the widest has it, and blanks a seed
 FEW = 1e-9  # of a score, so that tokens that score alike go by how frequent they are

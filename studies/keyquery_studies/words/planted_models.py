@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from keyquery.forms import Form
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.forms.counts import dealt
-from keyquery.instruments.words import Cooccurrence
+from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.layers import Attention, LanguageModel, Shape
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.language import begin, tasks
-from keyquery.studies.texts import HELD_OUT, OBJECTIVES
+from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.language_models import begin, tasks
+from keyquery_studies.common.objectives import HELD_OUT, OBJECTIVES
 
 # What is planted, on top of what stands before it; `shuffled` is all of it, with the words changed among each other.
 STARTS = ("random", "symmetric", "embeddings", "scores", "values", "shuffled")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.starts import FILLED, STARTED
-from keyquery.report.trainings import seeds_of
-from keyquery.studies.texts import OBJECTIVES
-from keyquery.studies.words import WordsStudy
+from keyquery.report.kit.tables import columns_table
+from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.kernels.report import seeds_of
+from keyquery_studies.words.figure import FILLED, STARTED
+from keyquery_studies.words.study import WordsStudy
 
 
-def words_study_tables(reading: WordsStudy, table: Callable[..., Table]) -> list[Any]:
+def tables(reading: WordsStudy) -> list[Any]:
     """How blanks were filled, worst first; then every start's steps to the goal."""
-    made = table("blanks filled by", "median rank", "1/rank", "among ten", "seeds")
+    made = columns_table("blanks filled by", "median rank", "1/rank", "among ten", "seeds")
     made.columns[0].no_wrap = True
     for row in reading.summary():
         cells = (_with(row, "median", ".0f"), _with(row, "reciprocal", ".3f"), _with(row, "ten", ".1%"))
@@ -29,9 +29,9 @@ def words_study_tables(reading: WordsStudy, table: Callable[..., Table]) -> list
         alike = [row for row in rows if row["objective"] == objective]
         if alike:
             title = f"{objective}: steps to a loss of {goals[objective]:.2f}, {seeds_of(alike)}"
-            shown += ["", Text(title, style="bold"), _starts(alike, table)]
+            shown += ["", Text(title, style="bold"), _starts(alike)]
     if reading.heads:
-        shown += ["", Text("heads beside the corpus, means over a layer", style="bold"), _beside(reading, table)]
+        shown += ["", Text("heads beside the corpus, means over a layer", style="bold"), _beside(reading)]
     symmetry = ", ".join(f"{kind} {value:+z.2f}" for kind, value in reading.symmetry.items())
     return [
         *shown,
@@ -41,8 +41,8 @@ def words_study_tables(reading: WordsStudy, table: Callable[..., Table]) -> list
     ]
 
 
-def _beside(reading: WordsStudy, table: Callable[..., Table]) -> Table:
-    made = table("model", "layer", "compares", "points", "size", "explained", "beyond chance")
+def _beside(reading: WordsStudy) -> Table:
+    made = columns_table("model", "layer", "compares", "points", "size", "explained", "beyond chance")
     for row in reading.beside():
         beyond = f"{row['compares_beyond']} and {row['points_beyond']} of {row['heads']}"
         figures = (f"{row[name]:+z.2f}" for name in ("compares", "points"))
@@ -52,8 +52,8 @@ def _beside(reading: WordsStudy, table: Callable[..., Table]) -> Table:
     return made
 
 
-def _starts(rows: list[dict[str, Any]], table: Callable[..., Table]) -> Table:
-    made = table("start", "steps", "saved", "loss in the end")
+def _starts(rows: list[dict[str, Any]]) -> Table:
+    made = columns_table("start", "steps", "saved", "loss in the end")
     made.columns[0].no_wrap = True
     for row in rows:
         saved = row["saved"]

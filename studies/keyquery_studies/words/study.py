@@ -17,19 +17,19 @@ from typing import Any
 import torch
 
 from keyquery.capture.load import pick_device
-from keyquery.forms.checks import check_count
-from keyquery.instruments import look
-from keyquery.instruments.corpus import NAMES, level
-from keyquery.instruments.intervals import paired
-from keyquery.instruments.words import Cooccurrence
-from keyquery.progress import Progress
+from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.instruments.look.corpus import NAMES, level
+from keyquery.instruments.look.look import look
 from keyquery.reading import Reading, provenance
-from keyquery.studies.blanked import Ranking, encode, learned_from
-from keyquery.studies.depth import text_in
-from keyquery.studies.jobs import check_folder, finish
-from keyquery.studies.language import first_below, prepare
-from keyquery.studies.planted import STARTS, PlantedTraining
-from keyquery.studies.rows import over_seeds
+from keyquery.support.checks import check_count
+from keyquery.support.progress import Progress
+from keyquery.support.statistics import paired
+from keyquery_studies.common.jobs import check_folder, finish
+from keyquery_studies.common.language_models import first_below, prepare
+from keyquery_studies.common.rows import over_seeds
+from keyquery_studies.depth.study import text_in
+from keyquery_studies.words.masked_words import Ranking, encode, learned_from
+from keyquery_studies.words.planted_models import STARTS, PlantedTraining
 
 FIGURES = ("median", "reciprocal", "ten")
 WHERE = 0.75  # of a training at random, whose loss there is the goal

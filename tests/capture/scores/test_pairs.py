@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.capture.position_means import LEAST
-from keyquery.capture.score_shares import score_shares
-from keyquery.capture.score_variance import FOLDS
-from keyquery.capture.scored_pairs import watch_pairs
-from keyquery.capture.scores_on_data import SEQUENCES, score_variances
+from keyquery.capture.scores.on_data import SEQUENCES, score_variances
+from keyquery.capture.scores.pairs import watch_pairs
+from keyquery.capture.scores.position_means import LEAST
+from keyquery.capture.scores.shares import score_shares
+from keyquery.capture.scores.variance import FOLDS
 from keyquery.forms.parts import PARTS
 from keyquery.testing.families import tiny_model
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture.position_means import PositionMeans
-from keyquery.capture.score_shares import score_shares
-from keyquery.capture.score_variance import FOLDS, ScoreVariance
+from keyquery.capture.scores.position_means import PositionMeans
+from keyquery.capture.scores.shares import score_shares
+from keyquery.capture.scores.variance import FOLDS, ScoreVariance
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.instruments.on_data import interval
+from keyquery.instruments.look.on_data import interval
 
 
 def visible(n, causal=True, window=None):
@@ -75,7 +75,9 @@ def head(part, sequences=64, n=12, rank=16):
 )
 def test_a_head_of_one_part_has_that_part_alone(made, part):
     # The noise of the means moves popularity into the interaction and back, by the order of 1/sequences.
-    query, key, rope, bias = head(made, 512 if part == "popularity" else 64, 24 if part in ("symmetric", "skew") else 12)
+    query, key, rope, bias = head(
+        made, 512 if part == "popularity" else 64, 24 if part in ("symmetric", "skew") else 12
+    )
     found = shares_of(query, key, rope, bias)
     assert float(found[part].value[0]) >= 0.99
     assert abs(sum(float(found[name].value[0]) for name in (*PARTS, "interaction")) - 1) < 1e-9

@@ -167,7 +167,7 @@ def test_other_architectures_are_refused(tmp_path):
 
 
 def test_how_a_tensor_is_stored_is_told(tmp_path):
-    from keyquery.studies.dial import precision
+    from keyquery_studies.dial.study import precision
 
     weight = torch.randn(32, 32).numpy()
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery import bounded_pickle
-from keyquery.checkpoints.torch_files import MAGIC, load_pickled
+from keyquery.checkpoints.formats.torch_files import MAGIC, load_pickled
+from keyquery.support import bounded_pickle
 from tests.hostile import assert_refused
 
 

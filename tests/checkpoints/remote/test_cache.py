@@ -9,7 +9,7 @@ import pytest
 
 import keyquery as kq
 from keyquery.capture.load import load_model
-from keyquery.checkpoints.cache import cache_folder, cached, full_names
+from keyquery.checkpoints.remote.cache import cache_folder, cached, full_names
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import keyquery as kq
-from keyquery.checkpoints import download
+from keyquery.checkpoints.remote import download
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra hf")
 
@@ -197,7 +197,7 @@ def test_headers_that_are_too_large_together_are_refused(site, folder, monkeypat
     site(lambda handler: serve(handler, folder))
     with pytest.raises(ValueError, match="claims a header of 134217728 bytes; refused"):
         kq.read("org/name")
-    monkeypatch.setattr("keyquery.checkpoints.hub.LARGEST", 2**20)
+    monkeypatch.setattr("keyquery.checkpoints.remote.hub.LARGEST", 2**20)
     header = b"{" + b" " * 2**19 + b"}"
     for shard in "abc":
         (folder / shard).write_bytes(struct.pack("<Q", len(header)) + header)

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import keyquery as kq
-from tests.estimators.test_events import QUICK, SMALL, clicks
+from tests.estimators.events.test_model import QUICK, SMALL, clicks
 
 
 @pytest.fixture(scope="module")

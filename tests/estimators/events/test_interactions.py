@@ -6,10 +6,10 @@ import torch
 
 import keyquery as kq
 from keyquery import report
-from keyquery.estimators.interactions import Context, Interactions, compare
-from keyquery.estimators.mixture import Mixture
-from keyquery.progress import silent
-from tests.estimators.hawkes import rates, simulate, simulate_by_tick
+from keyquery.estimators.events.interactions import Context, Interactions, compare
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.support.progress import silent
+from tests.estimators.events.hawkes import rates, simulate, simulate_by_tick
 
 # Rates without a past: type 0 excites type 1, and type 2 is noise.
 BASE, TAU = np.array([0.15, 0.1, 1.0]), 2.0

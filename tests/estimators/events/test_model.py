@@ -11,9 +11,9 @@ from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
-from keyquery.estimators import event_training
-from keyquery.estimators.event_network import KNOTS, EventNetwork, Since
-from keyquery.estimators.mixture import Mixture
+from keyquery.estimators.events import training as event_training
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.network import KNOTS, EventNetwork, Since
 
 SMALL = {"width": 16, "heads": 2, "window": 20, "device": "cpu", "random_state": 0}
 QUICK = {**SMALL, "epochs": 1}
@@ -302,7 +302,7 @@ def test_whole_groups_are_held_out(monkeypatch):
         taken.extend(draw(step, torch.Generator()) for step in steps)
         return train(network, draw, loss, recipe, **options)
 
-    monkeypatch.setattr("keyquery.estimators.event_training.train", spy)
+    monkeypatch.setattr("keyquery.estimators.events.training.train", spy)
     types = np.repeat(["x", "y"], 500)
     groups = np.repeat(np.arange(20), 50)
     kq.EventModel(**QUICK, holdout=0.25, batch_size=4).fit(types, np.exp(groups) * 1.0 + np.arange(1000), groups)

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from keyquery.estimators.columns import times_of
-from keyquery.estimators.streams import longer, stream_of
-from keyquery.estimators.windows import Clock, cut, ends
+from keyquery.estimators.events.windows import Clock, cut, ends
+from keyquery.estimators.inputs.columns import times_of
+from keyquery.estimators.inputs.event_streams import longer, stream_of
 
 NAN = float("nan")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.estimators import room
-from keyquery.estimators.room import HELD, STEP, needed
+from keyquery.estimators.npt import memory as room
+from keyquery.estimators.npt.memory import HELD, STEP, needed
 
 SMALL = {"embedding": 4, "depth": 2, "heads": 2, "steps": 2, "device": "cpu", "random_state": 0}
 X = np.random.default_rng(0).normal(size=(12, 2))

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery.cli import app
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, drawing, table_loss
-from keyquery.estimators.room import CHUNK, at_a_time
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows, columns_of, encode, fields_of
+from keyquery.estimators.inputs.tables import Rows, columns_of, encode, fields_of
+from keyquery.estimators.npt.memory import CHUNK, at_a_time
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples, answers, drawing, table_loss
 
 SMALL = {"embedding": 8, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
 
@@ -117,7 +117,7 @@ def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatc
     memories = network.memories(context.within())
     said = []
     for size in (1, 7, 64, 256):
-        monkeypatch.setattr("keyquery.estimators.datapoint_training.at_a_time", lambda *_, size=size: size)
+        monkeypatch.setattr("keyquery.estimators.npt.training.at_a_time", lambda *_, size=size: size)
         said.append(answers(network, later, memories))
     assert said[0].std() > 1e-3
     assert max((one - said[0]).abs().max().item() for one in said[1:]) < 1e-12
@@ -126,7 +126,7 @@ def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatc
 def test_a_gpu_predicts_as_many_at_a_time_as_it_has_room_for(monkeypatch):
     gpu, rooms = torch.device("cuda"), {}
     for free in (1e6, 1e9, 1e11):
-        monkeypatch.setattr("keyquery.estimators.room.free", lambda device, free=free: free)
+        monkeypatch.setattr("keyquery.estimators.npt.memory.free", lambda device, free=free: free)
         rooms[free] = at_a_time(100_000, 640, 8, 4096, gpu)
     assert rooms == {1e6: 64, 1e9: 512, 1e11: 8192}
     assert at_a_time(100, 640, 8, 4096, gpu) == 128  # no more than are asked

@@ -6,9 +6,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import keyquery as kq
-from keyquery.estimators.datapoint_training import Plan, Samples, drawing, losses, spoil, stratified, table_loss
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples, drawing, losses, spoil, stratified, table_loss
 from keyquery.training.optimisers import make_optimiser
 
 SMALL = {"embedding": 8, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}

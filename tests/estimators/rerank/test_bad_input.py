@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.estimators.search import search
-from tests.estimators.groups import curves
+from keyquery.estimators.rerank.search import search
+from tests.estimators.rerank.groups import curves
 
 pytestmark = pytest.mark.unchecked
 VECTORS, LABELS = curves(4, seed=0)

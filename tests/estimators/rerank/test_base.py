@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.estimators import search as searching
-from keyquery.estimators.search import search
-from tests.estimators.groups import curves
+from keyquery.estimators.rerank import search as searching
+from keyquery.estimators.rerank.search import search
+from tests.estimators.rerank.groups import curves
 
 
 @pytest.fixture(scope="module")

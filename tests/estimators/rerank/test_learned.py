@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.estimators import saved_network
-from keyquery.estimators.rerank import Lists
-from keyquery.estimators.rerank_network import (
+from keyquery.checkpoints.fitted import saved_network
+from keyquery.estimators.rerank.learned import Lists
+from keyquery.estimators.rerank.network import (
     ALPHA,
     RerankNetwork,
     affinities,
@@ -22,9 +22,9 @@ from keyquery.estimators.rerank_network import (
     distance,
     rerank_loss,
 )
-from keyquery.estimators.search import search
+from keyquery.estimators.rerank.search import search
 from keyquery.layers.kernels import KERNELS
-from tests.estimators.groups import curves, mean_precision, others
+from tests.estimators.rerank.groups import curves, mean_precision, others
 
 SMALL = {"top": 24, "anchors": 12, "width": 16, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
 

@@ -13,8 +13,8 @@ from safetensors.torch import load, save
 
 import keyquery as kq
 from keyquery.estimators.base import hold_out
-from keyquery.estimators.network import BINS, SeriesNetwork, stretches
-from keyquery.estimators.sequences import padded, series_of, statistics
+from keyquery.estimators.inputs.sequences import padded, series_of, statistics
+from keyquery.estimators.series.network import BINS, SeriesNetwork, stretches
 
 SMALL = {"width": 16, "heads": 2, "depth": 1, "device": "cpu", "random_state": 0}
 NAN = float("nan")

@@ -6,9 +6,9 @@ import torch
 
 import keyquery as kq
 from keyquery import report
-from keyquery.estimators.importance import Importance, occlude
-from keyquery.estimators.sequences import Padded
-from tests.estimators.test_series import SMALL, bumps
+from keyquery.estimators.inputs.sequences import Padded
+from keyquery.estimators.series.importance import Importance, occlude
+from tests.estimators.series.test_classifier import SMALL, bumps
 
 
 def linear(data):

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import keyquery as kq
-from keyquery.estimators.alignment import MOST, align, centres
+from keyquery.estimators.transport.alignment import MOST, align, centres
 
 # Means of Gaussian classes with covariance 2I, as published: pairs are 2i apart, of three classes in the mean.
 SIDE = 3 / (1 + math.sqrt(2))

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.estimators.pictures import images_of
-from tests.estimators.test_vision_language import fields, small, texts
+from keyquery.estimators.inputs.images import images_of
+from tests.estimators.vision_language.test_parser import fields, small, texts
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import keyquery as kq
 from keyquery.capture import attention_maps
-from keyquery.capture.words import words_of
-from keyquery.instruments.causes import Causes
-from keyquery.instruments.discovery import DSeparation, icd
-from keyquery.instruments.masking import predicted
+from keyquery.capture.word_pieces import words_of
+from keyquery.instruments.causes.causes import Causes
+from keyquery.instruments.causes.discovery import DSeparation, icd
+from keyquery.instruments.causes.masked_prediction import predicted
 from keyquery.layers import LanguageModel
 from keyquery.testing.families import tiny_model
-from tests.instruments.sems import random_sem
+from tests.instruments.causes.sems import random_sem
 
 TEXT = "It was unbelievably cold, and the captain of the ship spoke."
 

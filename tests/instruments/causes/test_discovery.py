@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyquery.instruments.discovery import (
+from keyquery.instruments.causes.discovery import (
     DSeparation,
     Pag,
     PartialCorrelation,
@@ -22,7 +22,7 @@ from keyquery.instruments.discovery import (
     members,
     orient,
 )
-from tests.instruments.sems import every_equivalent, mixed_of, random_sem, separated, true_mag, witnessed
+from tests.instruments.causes.sems import every_equivalent, mixed_of, random_sem, separated, true_mag, witnessed
 
 GRAPHS = 60
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.instruments.discovery import Pag
-from tests.instruments.sems import random_sem
+from keyquery.instruments.causes.discovery import Pag
+from tests.instruments.causes.sems import random_sem
 
 
 def two_parents(rng):

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery import files
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.forms.counts import KINDS, symmetry_of
-from keyquery.instruments import tally
-from keyquery.instruments.tally import words_in
+from keyquery.instruments.cooccurrence import tally
+from keyquery.instruments.cooccurrence.tally import words_in
+from keyquery.support import files
 
 TEXT = "The river flooded the bank; the bank had a loan. 'The river's loan', said the bank.\n\nA shore, a river\n" * 3
 texts_of = st.lists(st.lists(st.sampled_from("abcde"), max_size=9).map(" ".join), min_size=1, max_size=5)

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.depth import CONTRARY
-from keyquery.instruments.law import Law, count
-from keyquery.report import terminal
-from keyquery.report.plane import KNOWN
+from keyquery.instruments.depth.depth import CONTRARY
+from keyquery.instruments.depth.law import Law, count
+from keyquery.report.depth.figure import KNOWN
+from keyquery.report.kit import terminal
 from keyquery.testing.families import tiny_model
 
 budgets = st.floats(320_000, 1e15)

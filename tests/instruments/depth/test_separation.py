@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.instruments.separation import MOST, log_rank_of_two, rank_of_two, separation_bounds
+from keyquery.instruments.depth.separation import MOST, log_rank_of_two, rank_of_two, separation_bounds
 
 
 def times(p, q):
@@ -155,7 +155,7 @@ def test_what_is_not_computed_is_told(options, words):
 
 
 def test_a_rank_of_many_tokens_that_turns_out_too_large_is_told(monkeypatch):
-    monkeypatch.setattr("keyquery.instruments.separation.MOST", 40)
+    monkeypatch.setattr("keyquery.instruments.depth.separation.MOST", 40)
     with pytest.raises(ValueError, match="the separation rank of 2 layers of width 3 is above 40, too large"):
         kq.separation_rank(2, 3, tokens=4)
 

@@ -9,8 +9,8 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import attention_maps
-from keyquery.capture.words import token_texts
-from keyquery.instruments.modality import patch_order
+from keyquery.capture.word_pieces import token_texts
+from keyquery.instruments.flow.modality import patch_order
 from keyquery.testing.families import tiny_inputs, tiny_model
 from tests import vision
 

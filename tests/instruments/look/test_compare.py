@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.comparison import Comparison
-from keyquery.instruments.difference import difference
-from keyquery.report import terminal
-from keyquery.report.page import page
+from keyquery.instruments.look.compare import Comparison
+from keyquery.instruments.look.difference import difference
+from keyquery.report.kit import terminal
+from keyquery.report.look.page import page
 
 run = CliRunner().invoke
 

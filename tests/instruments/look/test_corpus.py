@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.corpus import Corpus, centred, level
+from keyquery.instruments.look.corpus import Corpus, centred, level
 from keyquery.layers import LanguageModel, Shape
-from keyquery.report.page import page
+from keyquery.report.look.page import page
 
 run = CliRunner().invoke
 WORDS = 120

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keyquery.instruments.labels import LABELS, Thresholds, label_head, properties
+from keyquery.instruments.look.labels import LABELS, Thresholds, label_head, properties
 
 WEIGHTS = {"symmetry": 0.1, "positive_share": 0.5, "effective_rank": 50.0}
 PARTS = ("symmetric", "skew", "popularity", "query_only", "position")

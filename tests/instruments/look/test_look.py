@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.comparison import Comparison
+from keyquery.instruments.look.compare import Comparison
 
 run = CliRunner().invoke
 WORDS = [

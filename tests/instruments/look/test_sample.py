@@ -5,9 +5,9 @@ import torch
 
 import keyquery as kq
 from keyquery.capture import attention_maps
-from keyquery.capture.scores_on_data import SEQUENCES
+from keyquery.capture.scores.on_data import SEQUENCES
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.instruments.sample import DIGITS, take
+from keyquery.instruments.look.sample import DIGITS, take
 
 FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "qwen3", "gptj", "phi")
 

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 import keyquery as kq
 from keyquery.data import Revisited
-from keyquery.instruments import score_revisited
+from keyquery.instruments.rankings.rankings import score_revisited
 
 # Ranks of the hits, how many are relevant, standard and trapezoidal average precision, worked out by hand.
 BY_HAND = [

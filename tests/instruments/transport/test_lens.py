@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.capture.store import Store
+from keyquery.instruments.transport.store import Store
 from keyquery.training import Recipe, train
 
 pytest.importorskip("ot")

@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.instruments.sketch import principal
-from keyquery.instruments.transport import CURVES
-from keyquery.report import terminal
-from keyquery.report.page import page
+from keyquery.instruments.transport.sketch import principal
+from keyquery.instruments.transport.transport import CURVES
+from keyquery.report.kit import terminal
+from keyquery.report.look.page import page
 
 pytest.importorskip("ot")
 

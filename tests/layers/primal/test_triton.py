@@ -5,11 +5,11 @@ import torch
 
 import keyquery as kq
 from keyquery.layers.primal import reference, sample
-from keyquery.layers.primal.fused import choose, fused
+from keyquery.layers.primal.dispatch import choose, fused
 
 pytest.importorskip("triton")
 kernels = pytest.importorskip("keyquery.layers.primal.triton")
-sample_kernels = pytest.importorskip("keyquery.layers.primal.sample_triton")
+sample_kernels = pytest.importorskip("keyquery.layers.primal.triton_sample")
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.layers.time.clock import elapsed, spread
+from keyquery.layers.time.timestamps import elapsed, spread
 from keyquery.layers.time.waves import phases, waves
 
 SPECTRA = ("normal", "inverse_cdf", "free")

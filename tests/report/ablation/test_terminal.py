@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments import Ablation
-from keyquery.report import terminal
+from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.report.kit import terminal
 
 KINDS = (*PARTS, "zero", "mean")
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli, report
-from keyquery.instruments.causes import Causes
-from keyquery.report import terminal
-from keyquery.report.graph_page import graph_page
-from keyquery.report.graphs import svg
-from keyquery.report.rings import KINDS, kind_of, ring, tips, written
+from keyquery.instruments.causes.causes import Causes
+from keyquery.report.causes.layout import KINDS, kind_of, ring, tips, written
+from keyquery.report.causes.page import graph_page
+from keyquery.report.causes.svg import svg
+from keyquery.report.kit import terminal
 from tests.report.readings import EVIL
 
 run = CliRunner().invoke

@@ -6,8 +6,8 @@ import pytest
 import keyquery as kq
 from tests import vision
 from tests.report.conftest import CHROMIUM
+from tests.report.flow.test_flow import made
 from tests.report.readings import EVIL
-from tests.report.test_flow import made
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli, report
-from keyquery.report import terminal
-from keyquery.report.flow_page import depths, grid, views
+from keyquery.report.flow.page import depths, grid, views
+from keyquery.report.kit import terminal
 from tests import vision
+from tests.report.look.test_page import data_of, unpacked
 from tests.report.readings import EVIL
-from tests.report.test_page import data_of, unpacked
 
 run = CliRunner().invoke
 LABELS = ["image"] * 6 + ["text"] * 4

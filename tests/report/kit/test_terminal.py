@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.progress import bar
 from keyquery.reading import Reading
-from keyquery.report import terminal
-from keyquery.report.pace import paced
+from keyquery.report.kit import terminal
+from keyquery.report.kit.progress_bar import paced
+from keyquery.support.progress import bar
 from tests.report.test_hostile import READINGS, spoiled
-from tests.test_printable import HOSTILE
+from tests.support.test_printable import HOSTILE
 
 
 def shown(reading, width=100):

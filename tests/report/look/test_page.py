@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.cli import looking
+from keyquery.cli import look as looking
 from keyquery.forms.parts import PARTS
-from keyquery.report.colours import DARK, LIGHT
-from keyquery.report.page import pack, page
-from keyquery.report.shell import ASSETS
+from keyquery.report.kit.colours import DARK, LIGHT
+from keyquery.report.kit.page import ASSETS
+from keyquery.report.look.page import pack, page
 from tests.report.readings import EVIL, crowd, tiny
 
 run = CliRunner().invoke
@@ -212,7 +212,7 @@ def test_look_and_compare_write_page_and_picture(tmp_path):
 
 
 def test_a_page_of_a_text_has_tokens_and_directions(tmp_path):
-    from tests.instruments.test_look import folder_with_tokenizer
+    from tests.instruments.look.test_look import folder_with_tokenizer
 
     path, text = folder_with_tokenizer(tmp_path, "bert")
     html = tmp_path / "page.html"

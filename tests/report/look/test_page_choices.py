@@ -8,8 +8,8 @@ import pytest
 
 import keyquery as kq
 from tests.report.conftest import CHROMIUM
+from tests.report.look.test_browser import three, title, written
 from tests.report.readings import crowd, tiny
-from tests.report.test_browser import three, title, written
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 

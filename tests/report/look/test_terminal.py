@@ -9,11 +9,11 @@ from rich.console import Console
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.report import terminal
-from keyquery.report.looked import MARKS, Bar
-from keyquery.report.shares import bar_shares, leading, window
+from keyquery.report.kit import terminal
+from keyquery.report.look.shares import bar_shares, leading, window
+from keyquery.report.look.terminal import MARKS, Bar
+from tests.report.look.test_triangle import look
 from tests.report.readings import crowd
-from tests.report.test_triangle import look
 
 
 def shown(reading, width=100):

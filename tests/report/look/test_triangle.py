@@ -9,11 +9,11 @@ import torch
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.geometry import Look
-from keyquery.printable import printable
+from keyquery.instruments.look.look import Look
 from keyquery.report import picture_bytes
-from keyquery.report.colours import DEPTHS, depth_colour
-from keyquery.report.triangle import BUBBLE, LEFT, SIDE, TOP, barycentric, dots, filled, region, svg
+from keyquery.report.kit.colours import DEPTHS, depth_colour
+from keyquery.report.look.triangle import BUBBLE, LEFT, SIDE, TOP, barycentric, dots, filled, region, svg
+from keyquery.support.printable import printable
 
 TALL = math.sqrt(3) / 2
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,8 +10,9 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.report import picture_bytes, terminal
-from keyquery.report.page import page
+from keyquery.report import picture_bytes
+from keyquery.report.kit import terminal
+from keyquery.report.look.page import page
 from tests.report.readings import EVIL
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.report.page import frame, page
+from keyquery.report.look.page import frame, page
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL
 

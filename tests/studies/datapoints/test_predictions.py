@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.datapoints.predictions import auroc, figures, row_heads, shuffled, tell, tell_corrupted
+from keyquery_studies.datapoints.tables import load_kept, prepare_tables, split_of
+from keyquery_studies.datapoints.trial import TableTrial, samples_of, settings_of
 
 import keyquery as kq
-from keyquery.estimators.datapoint_training import Plan, Samples
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
-from keyquery.studies.npt import TableTrial, samples_of, settings_of
-from keyquery.studies.tabular import load_kept, prepare_tables, split_of
-from keyquery.studies.tellers import auroc, figures, row_heads, shuffled, tell, tell_corrupted
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from keyquery_studies.common.jobs import Job, finish
+from keyquery_studies.datapoints import baselines
+from keyquery_studies.datapoints import trial as trainings
+from keyquery_studies.datapoints.lookups import LookUp
+from keyquery_studies.datapoints.study import DatapointStudy, Plan, over_folds, tell_tables
+from keyquery_studies.datapoints.tables import prepare_tables
+from keyquery_studies.datapoints.trial import TableTrial
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report import terminal
-from keyquery.studies import DatapointStudy, baselines, tell_tables
-from keyquery.studies import npt as trainings
-from keyquery.studies.datapoints import Plan, over_folds
-from keyquery.studies.jobs import Job, finish
-from keyquery.studies.lookups import LookUp
-from keyquery.studies.npt import TableTrial
-from keyquery.studies.tabular import prepare_tables
+from keyquery.report.kit import terminal
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_it_needs_data_or_what_an_earlier_run_left(tmp_path):
 
 
 def test_baselines_say_that_they_need_scikit_learn(monkeypatch, sheets, tmp_path):
-    monkeypatch.setattr("keyquery.studies.baselines.find_spec", lambda name: None)
+    monkeypatch.setattr("keyquery_studies.datapoints.baselines.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="--part npt"):
         tell_tables(sheets, tmp_path, Plan(part="baselines", tables=("yacht",)))
 

@@ -5,13 +5,13 @@ import lzma
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.datapoints import baselines
+from keyquery_studies.datapoints.baselines import MODELS, Baseline, numbers_of, trees_of
+from keyquery_studies.datapoints.folds import fold_of
+from keyquery_studies.datapoints.lookups import VARIANTS, LookUp, doubled, nearest, scored
+from keyquery_studies.datapoints.tables import BREAST, TABLES, load_kept, prepare_tables, split_of
 
-from keyquery.estimators.tables import Rows
-from keyquery.studies import baselines
-from keyquery.studies.baselines import MODELS, Baseline, numbers_of, trees_of
-from keyquery.studies.folds import fold_of
-from keyquery.studies.lookups import VARIANTS, LookUp, doubled, nearest, scored
-from keyquery.studies.tabular import BREAST, TABLES, load_kept, prepare_tables, split_of
+from keyquery.estimators.inputs.tables import Rows
 
 # Folds
 
@@ -119,7 +119,7 @@ def test_breast_cancer_comes_with_scikit_learn_and_goes_on_as_a_file(tmp_path, m
     other = tmp_path / "there"
     other.mkdir()
     (other / BREAST).write_bytes((tmp_path / "here" / BREAST).read_bytes())
-    monkeypatch.setattr("keyquery.studies.tabular.find_spec", lambda name: None)
+    monkeypatch.setattr("keyquery_studies.datapoints.tables.find_spec", lambda name: None)
     assert prepare_tables(other, tmp_path / "again", ["breast"]) == facts
     with pytest.raises(FileNotFoundError, match=BREAST):
         prepare_tables(None, tmp_path / "none", ["breast"])

@@ -5,12 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-
-import keyquery as kq
-from keyquery.instruments.losses import next_token_loss
-from keyquery.layers import LanguageModel, Shape
-from keyquery.studies.abilities import (
+from keyquery_studies.dial.abilities import (
     accuracy,
     doubles,
     first_token_mass,
@@ -25,7 +20,12 @@ from keyquery.studies.abilities import (
     repeated,
     text,
 )
-from keyquery.studies.material import NOTHING, Material, Sequences
+from keyquery_studies.dial.sequences import NOTHING, Material, Sequences
+from torch import nn
+
+import keyquery as kq
+from keyquery.instruments.ablation.losses import next_token_loss
+from keyquery.layers import LanguageModel, Shape
 
 SIZE = 64
 

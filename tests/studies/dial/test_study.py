@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 import torch
+from keyquery_studies.dial.study import Abilities, Subject, dial_abilities, level_of, study, trials_of
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.instruments.losses import next_token_loss
+from keyquery.instruments.ablation.losses import next_token_loss
 from keyquery.layers import LanguageModel, Shape
-from keyquery.studies.dial import Abilities, Subject, dial_abilities, level_of, study, trials_of
 
 SHORT = {"sequences": 4, "length": 32, "device": "cpu"}
 TALE = kq.models.TEXT.read_text()

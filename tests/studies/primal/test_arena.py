@@ -6,15 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from keyquery.studies.arena import listops as lists
-from keyquery.studies.arena import pathfinder as paths
-from keyquery.studies.arena.model import EAGER, Classifier
-from keyquery.studies.arena.speed import TIMED, Speed
-from keyquery.studies.arena.tasks import SPLITS, TASKS, load_arena, prepare_arena
-from keyquery.studies.arena.training import ArenaTraining, _order
-from keyquery.studies.jobs import finish
-from keyquery.studies.released import published_regularizer, start_as_published
+from keyquery_studies.common.jobs import finish
+from keyquery_studies.primal.arena import listops as lists
+from keyquery_studies.primal.arena import pathfinder as paths
+from keyquery_studies.primal.arena.model import EAGER, Classifier
+from keyquery_studies.primal.arena.speed import TIMED, Speed
+from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena, prepare_arena
+from keyquery_studies.primal.arena.training import ArenaTraining, _order
+from keyquery_studies.primal.released_code import published_regularizer, start_as_published
 
 WORDS = ["", *map(str, range(10)), "min(", "max(", "median(", "total(", ")"]
 
@@ -120,7 +119,7 @@ def test_the_distance_of_the_marks_hardly_tells_the_label(drawing):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["listops", "pathfinder"])
 def test_sequences_do_not_depend_on_who_makes_them(task, tmp_path, monkeypatch):
-    monkeypatch.setattr("keyquery.studies.arena.tasks.CHUNK", 20)
+    monkeypatch.setattr("keyquery_studies.primal.arena.tasks.CHUNK", 20)
     facts = [prepare_arena(task, tmp_path / str(workers), examples=(45, 5, 10), workers=workers) for workers in (1, 2)]
     assert facts[0] == facts[1]
     one, other = (load_arena(task, tmp_path / str(workers)) for workers in (1, 2))
@@ -228,7 +227,7 @@ def test_a_run_out_of_time_is_partial_and_goes_on(toy, tmp_path, monkeypatch):
     [row] = finish([job(minutes=0.0)], tmp_path, "cpu")
     assert (row["partial"], row["steps_run"], row["accuracy"]) == (True, 0, None)
     ticks = iter(range(10**6))
-    monkeypatch.setattr("keyquery.studies.arena.training.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("keyquery_studies.primal.arena.training.perf_counter", lambda: float(next(ticks)))
     [row] = finish([job(minutes=0.2)], tmp_path, "cpu")  # a clock that goes on by a second whenever it is read
     assert row["partial"]
     assert 0 < row["steps_run"] < 20

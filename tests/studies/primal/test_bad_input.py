@@ -4,10 +4,10 @@ import sys
 from importlib import import_module
 
 import pytest
+from keyquery_studies.primal.study import PROTOCOLS, Plan, _source, primal
 from typer.testing import CliRunner
 
 from keyquery import cli
-from keyquery.studies.primal import PROTOCOLS, Plan, _source, primal
 
 
 def test_a_seed_that_is_given_twice_is_one():
@@ -19,9 +19,9 @@ def test_a_seed_that_is_given_twice_is_one():
 @pytest.mark.parametrize("name", ["kernels", "dial", "primal"])
 def test_commands_take_a_seed_once(name, monkeypatch):
     seen = []
-    module = import_module(f"keyquery.studies.{name}")
+    module = import_module(f"keyquery_studies.{name}")
     monkeypatch.setattr(module, "dial_abilities" if name == "dial" else name, lambda *given: seen.append(given))
-    monkeypatch.setattr(sys.modules["keyquery.cli.study"], "deliver", lambda *given: None)
+    monkeypatch.setattr(sys.modules["keyquery_studies.cli"], "deliver", lambda *given: None)
     result = CliRunner().invoke(cli.app, ["study", name, "--seed", "1", "--seed", "0", "--seed", "1"])
     assert result.exit_code == 0, result.output
     [given] = seen

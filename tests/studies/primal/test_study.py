@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from keyquery_studies.primal.arena.tasks import TASKS
+from keyquery_studies.primal.released_code import published_regularizer
+from keyquery_studies.primal.study import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, primal
+from keyquery_studies.primal.uea_series import PUBLISHED
 from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
 from keyquery.layers import PrimalAttention
-from keyquery.report import terminal
-from keyquery.studies.arena.tasks import TASKS
-from keyquery.studies.primal import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, primal
-from keyquery.studies.released import published_regularizer
-from keyquery.studies.series import PUBLISHED
+from keyquery.report.kit import terminal
 
 
 def series_row(attention="primal", protocol="held out", variant="default", **changes):

@@ -8,13 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import normalize
-
-from keyquery.estimators.fitting import Labelled, class_loss
-from keyquery.estimators.sequences import Padded
-from keyquery.layers import PrimalAttention
-from keyquery.studies.jobs import Job, finish
-from keyquery.studies.series import (
+from keyquery_studies.common.jobs import Job, finish
+from keyquery_studies.primal.uea_series import (
     PUBLISHED,
     VARIANTS,
     SeriesTrial,
@@ -22,6 +17,11 @@ from keyquery.studies.series import (
     prepare_series,
     published_settings,
 )
+from torch.nn.functional import normalize
+
+from keyquery.estimators.inputs.sequences import Padded
+from keyquery.estimators.series.training import Labelled, class_loss
+from keyquery.layers import PrimalAttention
 
 
 def written(path, count, seed, labels=("down", "up"), dims=2):

@@ -10,9 +10,9 @@ from torch import nn
 import keyquery as kq
 from keyquery.checkpoints.family import families
 from keyquery.forms.parts import PARTS
-from keyquery.surgery.attach import rewrite, sites_of
-from keyquery.surgery.dial import Gains, Means
-from keyquery.surgery.sites import Call, Past, Turn
+from keyquery.surgery.dial.dial import Gains, Means
+from keyquery.surgery.rewriting.attach import rewrite, sites_of
+from keyquery.surgery.rewriting.sites import Call, Past, Turn
 from keyquery.testing.families import tiny_inputs, tiny_model
 
 TINY = sorted(name for name, family in families().items() if family.tiny)

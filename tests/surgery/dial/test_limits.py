@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import Means
+from keyquery.surgery.dial.dial import Means
+from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.testing.families import tiny_model
-from tests.surgery.test_dial_running import GAINS, decoder, text
+from tests.surgery.dial.test_running import GAINS, decoder, text
 
 
 def test_gradients_that_would_be_wrong_are_refused_and_others_pass():

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.surgery.attach import _CHANGED
-from keyquery.surgery.register import ACTIVE
+from keyquery.surgery.rewriting.attach import _CHANGED
+from keyquery.surgery.rewriting.register import ACTIVE
 from keyquery.testing.families import tiny_model
 
 DECODERS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -117,7 +117,7 @@ def test_a_model_is_given_back_after_whatever_happens(error, where, monkeypatch)
         raise error
 
     if where == "on the way in":
-        monkeypatch.setattr("keyquery.surgery.attach.intercept", fail)
+        monkeypatch.setattr("keyquery.surgery.rewriting.attach.intercept", fail)
     with pytest.raises(error), kq.dial(model, popularity=0):
         fail()
     with torch.no_grad():

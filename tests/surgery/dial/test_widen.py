@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from keyquery.surgery.wide import widen
+from keyquery.surgery.dial.widen import widen
 
 GAINS = {
     "all": torch.tensor([[1.0, 0.5], [0.0, 2.0], [0.7, 1.0], [0.3, 1.2], [1.5, 0.0]], dtype=torch.float64),

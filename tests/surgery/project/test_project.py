@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.components import components
+from keyquery.surgery.project.components import components
+from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.testing.families import tiny_model
 
 ROPES = {

@@ -8,7 +8,7 @@ import torch
 import keyquery as kq
 from keyquery.capture import attention_maps
 from keyquery.testing.families import tiny_model
-from tests.surgery.test_dial_running import GAINS, decoder, text
+from tests.surgery.dial.test_running import GAINS, decoder, text
 
 MODELS = {
     "gpt_oss": {},

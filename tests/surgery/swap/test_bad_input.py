@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import keyquery as kq
-from keyquery.surgery import swap as surgery
+from keyquery.surgery.swap import swap as surgery
 from keyquery.testing.families import tiny_model
 from tests.surgery.tiny import assert_as_it_was, assert_refused, encoder, snapshot, tiny
 

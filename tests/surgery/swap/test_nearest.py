@@ -6,7 +6,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.layers.kernels import Diagonal, Pairwise, Split
-from keyquery.surgery.nearest import KERNELS, nearest
+from keyquery.surgery.swap.nearest import KERNELS, nearest
 
 R, D, DOUBLE = 4, 11, torch.float64
 ROPES = {

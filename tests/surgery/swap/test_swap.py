@@ -11,7 +11,7 @@ from torch import nn
 import keyquery as kq
 from keyquery.capture import attention_maps, joint_moments
 from keyquery.layers.kernels import KERNELS
-from keyquery.surgery.build import FAMILIES
+from keyquery.surgery.swap.build import FAMILIES
 from keyquery.testing.families import tiny_inputs
 from tests.surgery.tiny import (
     HEADS,

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.position_means import LEAST, PositionMeans
-from keyquery.capture.score_variance import FOLDS, ScoreVariance
-from keyquery.capture.scored_pairs import ScoredPairs, watch_pairs
-from keyquery.capture.watch import Batch
+from keyquery.capture.hooks import Batch
+from keyquery.capture.scores.pairs import ScoredPairs, watch_pairs
+from keyquery.capture.scores.position_means import LEAST, PositionMeans
+from keyquery.capture.scores.variance import FOLDS, ScoreVariance
 from keyquery.checkpoints import Heads, Layer
 
 SEQUENCES = 2 * FOLDS * LEAST  # that means by position need: half of them for the means, in folds

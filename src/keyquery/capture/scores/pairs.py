@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from keyquery.capture.attention_stream import unmasked
 from keyquery.capture.guard import temporarily
-from keyquery.capture.stream import unmasked
-from keyquery.capture.watch import Batch, entry, has_two_sides, mask_for, masks_of, watch
+from keyquery.capture.hooks import Batch, entry, has_two_sides, mask_for, masks_of, watch
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.capture.score_variance import GROUPS, POPULARITY, POSITION, QUERY_ONLY, ScoreVariance
+from keyquery.capture.scores.variance import GROUPS, POPULARITY, POSITION, QUERY_ONLY, ScoreVariance
 from keyquery.forms.parts import PARTS
 from keyquery.forms.shares import part_ranks
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from keyquery.capture.position_means import PositionMeans
+from keyquery.capture.scores.position_means import PositionMeans
 from keyquery.forms.parts import PARTS, Rotated
 from keyquery.forms.rope import Rope
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keyquery.checkpoints.gguf_header import Header, read_header
-from keyquery.extras import optional
+from keyquery.checkpoints.formats.gguf_header import Header, read_header
+from keyquery.support.extras import optional
 
 # Architectures whose converter permutes the rows of q and k, so that rotary pairs are neighbours: (2i, 2i + 1).
 INTERLEAVED = {"llama"}

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.bounded_pickle import Pickle, UnknownName, as_key, latin1, pairs
-from keyquery.files import regular
+from keyquery.support.bounded_pickle import Pickle, UnknownName, as_key, latin1, pairs
+from keyquery.support.files import regular
 
 MAGIC = 0x1950A86A20F9469CFC6C  # at the start of a file of the older format
 OLDER = 1001  # its version

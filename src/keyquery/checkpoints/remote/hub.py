@@ -13,10 +13,10 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
-from keyquery.bounded_json import parse_json
-from keyquery.checkpoints.download import Get, Response, fetch
+from keyquery.checkpoints.remote.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
-from keyquery.extras import optional
+from keyquery.support.bounded_json import parse_json
+from keyquery.support.extras import optional
 
 # Bytes that are fetched to open a model, in all: JSON takes up to thirty times as much memory. The index and headers
 # of a model of 100,000 tensors have some 25 MB.

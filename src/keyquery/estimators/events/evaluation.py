@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int
 
-from keyquery.estimators.mixture import Mixture
+from keyquery.estimators.events.mixture import Mixture
 from keyquery.reading import Reading
 
 

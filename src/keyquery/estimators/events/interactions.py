@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.windows import Batch, Windows
-from keyquery.progress import Progress
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.reading import Reading
+from keyquery.support.progress import Progress
 
 CONTEXTS, LAGS = 64, 16  # histories that are asked about, and lags
 Foretell = Callable[[Batch], tuple[Tensor, Mixture]]

@@ -23,12 +23,8 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.columns import times_of, told
-from keyquery.estimators.event_facts import check_facts
-from keyquery.estimators.event_network import TIMES, EventNetwork
-from keyquery.estimators.event_training import following, judged, learn
-from keyquery.estimators.foretelling import Foretelling, counted, transitions
-from keyquery.estimators.interactions import (
+from keyquery.estimators.events.evaluation import Foretelling, counted, transitions
+from keyquery.estimators.events.interactions import (
     Context,
     Interactions,
     checked_lags,
@@ -38,13 +34,17 @@ from keyquery.estimators.interactions import (
     take_contexts,
     usual_lags,
 )
-from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.streams import Stream, learnable, longer, stream_of
-from keyquery.estimators.windows import Batch, Clock, Windows, cut, ends
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.network import TIMES, EventNetwork
+from keyquery.estimators.events.saved_facts import check_facts
+from keyquery.estimators.events.training import following, judged, learn
+from keyquery.estimators.events.windows import Batch, Clock, Windows, cut, ends
+from keyquery.estimators.inputs.columns import times_of, told
+from keyquery.estimators.inputs.event_streams import Stream, learnable, longer, stream_of
 from keyquery.layers.time.attention import WAYS
-from keyquery.progress import bars
 from keyquery.reading import digests, provenance
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import bars
 
 INFORMATION = ("past", "target_time")
 

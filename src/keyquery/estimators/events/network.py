@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
-from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.network import places
-from keyquery.estimators.windows import Windows
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.windows import Windows
+from keyquery.estimators.series.network import places
 from keyquery.layers import Block, BochnerTime, MercerTime, TimeAttention
 from keyquery.layers.time import TimeCode
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from keyquery.forms.checks import check_choice, check_number
+from keyquery.support.checks import check_choice, check_number
 
 CLOCKS = ("numbers", "dates", "spans")
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.estimators.base import hold_out
-from keyquery.estimators.event_network import EventNetwork
-from keyquery.estimators.fitting import epochs_of
-from keyquery.estimators.mixture import Mixture
-from keyquery.estimators.windows import Batch, Windows
-from keyquery.progress import Progress
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.network import EventNetwork
+from keyquery.estimators.events.windows import Batch, Windows
+from keyquery.estimators.series.training import epochs_of
+from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from keyquery.estimators.streams import Stream
+from keyquery.estimators.inputs.event_streams import Stream
 
 
 class Clock(NamedTuple):
@@ -22,7 +22,7 @@ class Clock(NamedTuple):
     def begin(self, stream: Stream) -> Float64[np.ndarray, " groups"]:
         """When time begins, for each group; small numbers keep more of the gaps.
 
-        >>> from keyquery.estimators.streams import stream_of
+        >>> from keyquery.estimators.inputs.event_streams import stream_of
         >>> stream = stream_of(["a", "b"], [7.0, 9.0], [0, 1])
         >>> Clock(1.0).begin(stream), Clock(1.0, 5.0).begin(stream)
         (array([7., 9.]), array([5., 5.]))
@@ -95,7 +95,7 @@ def cut(
     A group of more is cut into windows that overlap by half: what follows an event is predicted once, in the first
     window that holds it, so that only those near the beginning of the group have fewer than half a window before them.
 
-    >>> from keyquery.estimators.streams import stream_of
+    >>> from keyquery.estimators.inputs.event_streams import stream_of
     >>> stream = stream_of(range(11), range(11))
     >>> windows, groups = cut(stream, np.arange(11), Clock(1.0), 4, "cpu")
     >>> [batch.next_types[batch.counted].tolist() for batch in windows.batches(1)]

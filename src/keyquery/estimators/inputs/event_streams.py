@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-from keyquery.estimators.columns import labels_of_column, times_of
+from keyquery.estimators.inputs.columns import labels_of_column, times_of
 
 
 @dataclass(frozen=True, eq=False)

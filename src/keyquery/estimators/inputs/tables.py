@@ -15,7 +15,7 @@ from torch import Tensor
 
 from keyquery.data.tables import Table
 from keyquery.estimators.base import is_missing
-from keyquery.estimators.sequences import statistics
+from keyquery.estimators.inputs.sequences import statistics
 
 SHOWN = 5  # names that an error lists
 

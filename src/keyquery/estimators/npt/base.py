@@ -28,24 +28,16 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.datapoint_training import Plan, Samples, answers, learn, seen_by, stratified
-from keyquery.estimators.leaning import Leaning, lean
-from keyquery.estimators.room import require_room
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import (
-    Field,
-    Rows,
-    check_features,
-    columns_of,
-    encode,
-    fields_of,
-    named,
-)
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, named
+from keyquery.estimators.npt.explanation import Leaning, lean
+from keyquery.estimators.npt.memory import require_room
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
-from keyquery.progress import bars
 from keyquery.reading import digests, provenance
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import bars
 
 Own = TypeVar("Own", bound="Datapoints")
 

@@ -11,9 +11,9 @@ from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.estimators.base import classes_of, label_facts, labels_of, numbers_of
-from keyquery.estimators.datapoint_base import Coded, Datapoints, target_of
-from keyquery.estimators.sequences import statistics
-from keyquery.estimators.tables import Field
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.inputs.tables import Field
+from keyquery.estimators.npt.base import Coded, Datapoints, target_of
 
 FARTHEST = 1e18  # standard deviations from the mean, whose square single precision still holds
 

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.estimators.datapoint_training import answers
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
-from keyquery.progress import Progress
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.training import answers
 from keyquery.reading import Reading
+from keyquery.support.progress import Progress
 
 Odds = Callable[[Tensor, int], Tensor]
 

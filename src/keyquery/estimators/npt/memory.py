@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from keyquery.layers.cpu_dropout import FEW
 from keyquery.layers.datapoints import SHORT
-from keyquery.layers.dropping import FEW
 
 FLOAT = 4  # bytes
 HELD = 6  # copies of a weight: itself, its gradient, two means of LAMB's, Lookahead's slow weights, the best so far

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from keyquery.estimators.tables import Rows
+from keyquery.estimators.inputs.tables import Rows
 from keyquery.layers.datapoints import DatapointEncoder, Memory
 
 

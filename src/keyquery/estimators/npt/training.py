@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
-from keyquery.estimators.room import at_a_time
-from keyquery.estimators.table_network import TableNetwork
-from keyquery.estimators.tables import Rows
+from keyquery.estimators.inputs.tables import Rows
+from keyquery.estimators.npt.memory import at_a_time
+from keyquery.estimators.npt.network import TableNetwork
 from keyquery.layers.datapoints import Memory
-from keyquery.progress import Progress
+from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 
 LONG = 2000  # steps of the published runs; a step of a shorter one goes further

@@ -16,11 +16,11 @@ from torch.nn.functional import normalize
 
 from keyquery.capture.load import pick_device
 from keyquery.estimators.base import Estimator, check_sizes
-from keyquery.estimators.rerank_network import affinities, cosines
-from keyquery.estimators.reranking import Reranking, Shown, reranking_of
-from keyquery.estimators.search import search, search_index
-from keyquery.estimators.vectors import Asked, asked_of, like, lists_of
-from keyquery.forms.checks import check_count
+from keyquery.estimators.inputs.vectors import Asked, asked_of, like, lists_of
+from keyquery.estimators.rerank.network import affinities, cosines
+from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
+from keyquery.estimators.rerank.search import search, search_index
+from keyquery.support.checks import check_count
 
 ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates that are scored at a time
 Own = TypeVar("Own", bound="ListReranker")

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from keyquery.estimators.base import check_sizes
-from keyquery.estimators.rerankers import ListReranker, dots, in_batches
-from keyquery.estimators.search import CHUNK, itself_first, mutual, search
-from keyquery.estimators.vectors import Asked
-from keyquery.forms.checks import check_number
+from keyquery.estimators.inputs.vectors import Asked
+from keyquery.estimators.rerank.base import ListReranker, dots, in_batches
+from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
+from keyquery.support.checks import check_number
 
 SHARE = 2 / 3  # of a neighbour's own neighbours that must be known for the rest to be taken in
 ROUNDING = 1e-6  # of dot products: a query may be an item of the database

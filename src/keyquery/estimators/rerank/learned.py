@@ -21,13 +21,13 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.rerank_network import RerankNetwork, affinities, cosines, rerank_loss
-from keyquery.estimators.rerankers import ListReranker, check_anchors, in_batches, rows_of
-from keyquery.estimators.search import itself_first, search
-from keyquery.estimators.vectors import Asked, asked_of, descriptors_of
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.estimators.inputs.vectors import Asked, asked_of, descriptors_of
+from keyquery.estimators.rerank.base import ListReranker, check_anchors, in_batches, rows_of
+from keyquery.estimators.rerank.network import RerankNetwork, affinities, cosines, rerank_loss
+from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.layers.kernels import KERNELS
-from keyquery.progress import bars
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import bars
 from keyquery.training import Recipe, train
 
 WIDTH = 64  # at which the learning rate is the plan's; wider networks take smaller steps

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from keyquery.data.images import Images
-from keyquery.instruments.ranking import score_rankings
+from keyquery.instruments.rankings.rankings import score_rankings
 from keyquery.reading import Reading, digests, provenance
 
 EDGE = 64  # pixels that a thumbnail has at most

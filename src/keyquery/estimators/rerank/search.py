@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from keyquery.extras import optional
-from keyquery.forms.checks import check_choice
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
 
 ENGINES = ("auto", "faiss", "torch")
 QUERIES, ITEMS = 1024, 65_536  # whose dot products are in memory at a time

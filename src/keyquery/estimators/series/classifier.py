@@ -26,13 +26,13 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.fitting import TIE, Labelled, class_loss, epochs_of, judged
-from keyquery.estimators.importance import Importance, occlude
-from keyquery.estimators.network import KINDS, SeriesNetwork
-from keyquery.estimators.sequences import Padded, axes_of, columns_of, padded, series_of, statistics
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.progress import bars
+from keyquery.estimators.inputs.sequences import Padded, axes_of, columns_of, padded, series_of, statistics
+from keyquery.estimators.series.importance import Importance, occlude
+from keyquery.estimators.series.network import KINDS, SeriesNetwork
+from keyquery.estimators.series.training import TIE, Labelled, class_loss, epochs_of, judged
 from keyquery.reading import digests, provenance
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import bars
 from keyquery.training import Recipe, train
 
 RANK = 20  # of primal layers, where heads are as wide

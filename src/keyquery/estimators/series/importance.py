@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.estimators.sequences import Padded
-from keyquery.progress import Progress, silent
+from keyquery.estimators.inputs.sequences import Padded
 from keyquery.reading import Reading
+from keyquery.support.progress import Progress, silent
 
 SHARE = 16  # a window is such a part of a series, unless the user says otherwise
 TOGETHER = 16  # windows that are left out at a time: more do not fit into a processor's caches

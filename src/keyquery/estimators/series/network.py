@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from keyquery.forms.checks import check_choice
 from keyquery.layers import Encoder
 from keyquery.layers.kernels import KERNELS
+from keyquery.support.checks import check_choice
 
 BINS = 16
 KINDS = ("primal+", "primal", *KERNELS)

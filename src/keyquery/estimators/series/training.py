@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.estimators.sequences import Padded
+from keyquery.estimators.inputs.sequences import Padded
 from keyquery.layers import regularizer
 from keyquery.training.loop import Draw
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from keyquery.forms.coupling import match
-from keyquery.progress import Progress, silent
+from keyquery.support.progress import Progress, silent
 
 GEOMETRIES = ("circle", "simplex", "learned")
 MATCHES = ("ot", "random", "mean")

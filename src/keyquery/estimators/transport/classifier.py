@@ -15,17 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
-from keyquery.estimators.alignment import (
-    GEOMETRIES,
-    MATCHES,
-    Aligned,
-    Mapper,
-    align,
-    centres,
-    learned_loss,
-    map_loss,
-    room,
-)
 from keyquery.estimators.base import (
     Estimator,
     check_sizes,
@@ -39,13 +28,24 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.datapoint_base import target_of
-from keyquery.estimators.fitting import epochs_of
-from keyquery.estimators.points import Points, points_of
-from keyquery.estimators.sequences import statistics
-from keyquery.estimators.tables import check_features
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.progress import Progress, bars
+from keyquery.estimators.inputs.points import Points, points_of
+from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.inputs.tables import check_features
+from keyquery.estimators.npt.base import target_of
+from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.transport.alignment import (
+    GEOMETRIES,
+    MATCHES,
+    Aligned,
+    Mapper,
+    align,
+    centres,
+    learned_loss,
+    map_loss,
+    room,
+)
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress, bars
 from keyquery.training import Recipe, train
 
 HOLDOUT = 0.2

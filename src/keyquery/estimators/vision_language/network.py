@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from keyquery.estimators.captions import PAD
-from keyquery.extras import optional
+from keyquery.estimators.inputs.captions import PAD
 from keyquery.layers.blocks import Encoder
 from keyquery.layers.vision import VisionEncoder
+from keyquery.support.extras import optional
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that released models have learned from
 

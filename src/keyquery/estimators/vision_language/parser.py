@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from keyquery.capture.load import load_model, pick_device
 from keyquery.estimators.base import Estimator, check_sizes, filled, read_fitted, seed_of, seeded, write_fitted
-from keyquery.estimators.captions import Vocabulary, cut, texts_of
-from keyquery.estimators.pictures import images_of
-from keyquery.estimators.vision_network import Backbone, VisionLanguageNetwork, backbone_of, built
-from keyquery.estimators.vision_training import MASKINGS, Pairs, learn, watched
-from keyquery.forms.checks import check_choice, check_count
+from keyquery.estimators.inputs.captions import Vocabulary, cut, texts_of
+from keyquery.estimators.inputs.images import images_of
+from keyquery.estimators.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
+from keyquery.estimators.vision_language.training import MASKINGS, Pairs, learn, watched
 from keyquery.layers.kernels import KERNELS
 from keyquery.layers.vision import VisionEncoder
-from keyquery.progress import bars
 from keyquery.reading import plain
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import bars
 
 PAIRS = 256  # that are judged at a time
 

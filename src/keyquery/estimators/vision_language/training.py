@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, layer_norm
 
-from keyquery.estimators.captions import FIRST, MASK
-from keyquery.estimators.fitting import epochs_of
-from keyquery.estimators.vision_network import Seen, VisionLanguageNetwork
+from keyquery.estimators.inputs.captions import FIRST, MASK
+from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.layers.vision import together
-from keyquery.progress import Progress
+from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 
 MASKINGS = ("attention", "random")

@@ -12,22 +12,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch
-from keyquery.capture.watch import evaluating
+from keyquery.capture.hooks import evaluating
 from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
-from keyquery.forms.checks import check_choice
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.geometry import Look
-from keyquery.instruments.intervals import paired
-from keyquery.instruments.labels import Thresholds, label_head
-from keyquery.instruments.losses import Loss, next_token_loss
-from keyquery.progress import Progress, silent
+from keyquery.instruments.ablation.losses import Loss, next_token_loss
+from keyquery.instruments.look.labels import Thresholds, label_head
+from keyquery.instruments.look.look import Look
 from keyquery.reading import Reading, digests, provenance
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import Means, dial
+from keyquery.support.checks import check_choice
+from keyquery.support.progress import Progress, silent
+from keyquery.support.statistics import paired
+from keyquery.surgery.dial.dial import Means, dial
 from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
+from keyquery.surgery.rewriting.attach import sites_of
+from keyquery.surgery.rewriting.sites import labels_of
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import labels_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from keyquery.capture import Batch
-from keyquery.capture.watch import evaluating
+from keyquery.capture.hooks import evaluating
 from keyquery.checkpoints.sources import bare
-from keyquery.instruments.ablation import facts_of, losses_of
-from keyquery.instruments.intervals import paired
-from keyquery.instruments.losses import default_loss, hide, logits, real_tokens
+from keyquery.instruments.ablation.ablate import facts_of, losses_of
+from keyquery.instruments.ablation.losses import default_loss, hide, logits, real_tokens
 from keyquery.reading import Reading, digests, provenance
-from keyquery.surgery.attach import sites_of
-from keyquery.surgery.dial import Means, dial
+from keyquery.support.statistics import paired
+from keyquery.surgery.dial.dial import Means, dial
+from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.surgery.selection import Selection
 
 first = itemgetter(0)

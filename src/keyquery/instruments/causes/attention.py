@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from keyquery.capture import attention_maps
 from keyquery.capture.load import load_model
-from keyquery.capture.words import Words, words_of
-from keyquery.forms.checks import check_count, check_float
+from keyquery.capture.word_pieces import Words, words_of
+from keyquery.support.checks import check_count, check_float
 
 NEAR = 1e-4  # by which rows may miss a sum of 1; in half precision as much as rounding makes of it
 WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # what configurations call it

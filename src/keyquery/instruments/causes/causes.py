@@ -17,13 +17,21 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from keyquery.capture.words import Words
-from keyquery.extras import optional
-from keyquery.forms.checks import check_choice, check_count, check_number
-from keyquery.instruments.discovery import Edge, Pag, PartialCorrelation, correlation_of, expected_seconds, fci, icd
-from keyquery.instruments.mapped import Mapped, listed, mapped
-from keyquery.progress import Progress, bar, silent
+from keyquery.capture.word_pieces import Words
+from keyquery.instruments.causes.attention import Mapped, listed, mapped
+from keyquery.instruments.causes.discovery import (
+    Edge,
+    Pag,
+    PartialCorrelation,
+    correlation_of,
+    expected_seconds,
+    fci,
+    icd,
+)
 from keyquery.reading import Reading, digest, provenance
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.extras import optional
+from keyquery.support.progress import Progress, bar, silent
 
 METHODS = ("icd", "fci")
 LONG = 60  # seconds from which on a search is warned of

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from keyquery.forms.checks import check_count
-from keyquery.instruments.causes import Causes
-from keyquery.instruments.discovery import Pag, closed_sets, depths, members
+from keyquery.instruments.causes.causes import Causes
+from keyquery.instruments.causes.discovery import Pag, closed_sets, depths, members
 from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_count
 
 # Whether the prediction at the target changes when these positions are masked.
 Tester = Callable[[tuple[int, ...], int], bool]

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.capture.watch import evaluating
-from keyquery.capture.words import Words
+from keyquery.capture.hooks import evaluating
+from keyquery.capture.word_pieces import Words
 from keyquery.checkpoints import read
-from keyquery.forms.checks import check_count
-from keyquery.instruments.losses import logits
-from keyquery.instruments.mapped import check_length
+from keyquery.instruments.ablation.losses import logits
+from keyquery.instruments.causes.attention import check_length
+from keyquery.support.checks import check_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from keyquery.forms import Form
 from keyquery.forms import counts as algebra
-from keyquery.forms.checks import check_choice, check_count, check_number
 from keyquery.forms.counts import KINDS
-from keyquery.instruments.tally import CHUNK, Tally, read_into, words_in
-from keyquery.progress import Progress, bars
+from keyquery.instruments.cooccurrence.tally import CHUNK, Tally, read_into, words_in
 from keyquery.reading import Reading, digest, plain, provenance
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.progress import Progress, bars
 
 DENSE = 20_000  # words, beyond which a square of them would not fit into most memories
 LOW = 0xFFFFFFFF

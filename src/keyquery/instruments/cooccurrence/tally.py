@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from keyquery.capture.words import WORD
-from keyquery.files import count_pieces, text_pieces
+from keyquery.capture.word_pieces import WORD
 from keyquery.forms.counts import count_pairs, merge_pairs
-from keyquery.progress import Progress
+from keyquery.support.files import count_pieces, text_pieces
+from keyquery.support.progress import Progress
 
 CHUNK = 2**16  # tokens that are counted at a time
 LETTERS = 2**16  # of a text that are looked through at a time, and of a word that may wait for its end

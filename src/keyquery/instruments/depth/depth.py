@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from torch import nn
 
 from keyquery.checkpoints import read
-from keyquery.forms.checks import check_count, check_number
-from keyquery.instruments.law import FITTED, SIGMAS, Law, count
-from keyquery.instruments.separation import log_rank_of_two, separation_bounds
+from keyquery.instruments.depth.law import FITTED, SIGMAS, Law, count
+from keyquery.instruments.depth.separation import log_rank_of_two, separation_bounds
 from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_count, check_number
 
 VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
 WIDEST = 10**7  # beyond any model; ranks are summed over the width

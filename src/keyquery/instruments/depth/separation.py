@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from keyquery.forms.checks import check_count
+from keyquery.support.checks import check_count
 
 PRIME = 33554393  # products of two numbers below it, and sums of 8,192 such products, fit into 63 bits
 MOST = 1023  # a rank that is computed; elimination takes its cube

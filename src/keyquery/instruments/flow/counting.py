@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from keyquery.capture.stream import Heard
+from keyquery.capture.attention_stream import Heard
 
 SOME = 1 << 16  # numbers of a map that are looked at together
 SINK = 0.3  # the share of all of a head's attention from which on the token that takes it is a sink (Gu et al., 2024)

@@ -13,12 +13,12 @@ from torch import nn
 
 from keyquery.capture.load import load_model, load_processor
 from keyquery.checkpoints.sources import bare
-from keyquery.forms.checks import check_choice, check_count, check_number
-from keyquery.instruments.crossing import SINK
-from keyquery.instruments.flowing import Measured, heard, listened
-from keyquery.instruments.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
+from keyquery.instruments.flow.counting import SINK
+from keyquery.instruments.flow.measure import Measured, heard, listened
+from keyquery.instruments.flow.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
 from keyquery.reading import Reading, digest, digests, provenance
-from keyquery.surgery.attach import check_unchanged
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.surgery.rewriting.attach import check_unchanged
 
 READINGS = ("raw", "residual", "weighted", "net", "rollout")
 

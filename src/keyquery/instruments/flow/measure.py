@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture.carried import carried, lengths
-from keyquery.capture.stream import Heard, stream_maps
-from keyquery.forms.checks import check_batches, check_float
-from keyquery.instruments.crossing import SINK, Classes, Crossing, net_shares, shares
-from keyquery.instruments.mapped import check_rows
-from keyquery.instruments.modality import TOWERS, Tokens
+from keyquery.capture.attention_stream import Heard, stream_maps
+from keyquery.capture.value_norms import carried, lengths
+from keyquery.instruments.causes.attention import check_rows
+from keyquery.instruments.flow.counting import SINK, Classes, Crossing, net_shares, shares
+from keyquery.instruments.flow.modality import TOWERS, Tokens
 from keyquery.reading import short
+from keyquery.support.checks import check_batches, check_float
 
 DIGITS = 4  # of kept maps: they are looked at
 

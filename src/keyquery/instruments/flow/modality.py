@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.watch import Batch
-from keyquery.capture.words import token_texts, words_of
+from keyquery.capture.hooks import Batch
+from keyquery.capture.word_pieces import token_texts, words_of
 from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
-from keyquery.extras import optional
-from keyquery.instruments.mapped import check_length
+from keyquery.instruments.causes.attention import check_length
+from keyquery.support.extras import optional
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
 SEGMENTS = ("first text", "second text")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from keyquery.checkpoints import Heads, read
-from keyquery.instruments.difference import compared_tensors, difference
-from keyquery.instruments.geometry import Look, look
-from keyquery.instruments.validity import check_changes
-from keyquery.progress import Progress
+from keyquery.instruments.look.difference import compared_tensors, difference
+from keyquery.instruments.look.look import Look, look
+from keyquery.instruments.look.validity import check_changes
 from keyquery.reading import Reading, provenance
+from keyquery.support.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from keyquery.capture.load import load_tokenizer
 from keyquery.checkpoints import Layer
 from keyquery.forms.counts import KINDS
-from keyquery.instruments.words import Cooccurrence
-from keyquery.progress import Progress
+from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.support.progress import Progress
 
 TOKENS = 400  # the most frequent, whose pairs are compared
 DRAWS = 99  # of the corpus with its tokens changed among each other

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form
-from keyquery.progress import Progress, silent
+from keyquery.support.progress import Progress, silent
 
 PIECE = 2**21  # entries of a factor that are measured at a time
 

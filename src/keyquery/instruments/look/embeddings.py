@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.instruments.corpus import Corpus, corpus_of
-from keyquery.instruments.directions import Directions
-from keyquery.progress import Progress
+from keyquery.instruments.look.corpus import Corpus, corpus_of
+from keyquery.instruments.look.directions import Directions
+from keyquery.support.progress import Progress
 
 
 @dataclass(frozen=True)

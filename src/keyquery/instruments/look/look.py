@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.capture import text_batches
+from keyquery.capture.batches import LENGTH, read_lines
+from keyquery.capture.hooks import Batch
 from keyquery.capture.load import load_model
-from keyquery.capture.text import LENGTH, read_lines
-from keyquery.capture.watch import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.fitted import opened
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.instruments.embedded import Embedded, joined
-from keyquery.instruments.figures import figures_of, of_whole_layer
-from keyquery.instruments.labels import Thresholds, label_head, properties
-from keyquery.instruments.on_data import PAIRS, SHARES, OnData
-from keyquery.instruments.sample import take
-from keyquery.instruments.validity import check_look
-from keyquery.instruments.words import Cooccurrence
-from keyquery.progress import Progress, silent
+from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.instruments.look.embeddings import Embedded, joined
+from keyquery.instruments.look.labels import Thresholds, label_head, properties
+from keyquery.instruments.look.metrics import figures_of, of_whole_layer
+from keyquery.instruments.look.on_data import PAIRS, SHARES, OnData
+from keyquery.instruments.look.sample import take
+from keyquery.instruments.look.validity import check_look
 from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress, silent
 
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # what is said of a layer, and of each of its heads
 

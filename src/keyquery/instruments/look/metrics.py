@@ -11,7 +11,7 @@ import torch
 from keyquery.forms import Form, Rope
 from keyquery.forms.measures import directionality
 from keyquery.forms.offsets import energies
-from keyquery.instruments.on_data import by_head
+from keyquery.instruments.look.on_data import by_head
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
 PIECE = 2**21  # entries of a factor that are measured at a time: small enough for the cache, large enough to be fast

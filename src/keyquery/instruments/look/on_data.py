@@ -11,15 +11,15 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, Moments, joint_moments, typical_length
-from keyquery.capture.score_shares import Estimate, score_shares
-from keyquery.capture.score_variance import ScoreVariance
-from keyquery.capture.scores_on_data import SEQUENCES, rows_of, score_variances
+from keyquery.capture.scores.on_data import SEQUENCES, rows_of, score_variances
+from keyquery.capture.scores.shares import Estimate, score_shares
+from keyquery.capture.scores.variance import ScoreVariance
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.parts import PARTS
 from keyquery.forms.shares import Visible, part_ranks, shares
-from keyquery.instruments.intervals import student
-from keyquery.instruments.sample import Sample
-from keyquery.progress import Progress
+from keyquery.instruments.look.sample import Sample
+from keyquery.support.progress import Progress
+from keyquery.support.statistics import student
 
 PAIRS = ("visible", "independent")
 SHARES = (*PARTS, "interaction", "symmetry")

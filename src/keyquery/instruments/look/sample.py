@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, queries_and_keys
-from keyquery.capture.position_means import PositionMeans
+from keyquery.capture.scores.position_means import PositionMeans
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.parts import PARTS, score_parts
 from keyquery.reading import short

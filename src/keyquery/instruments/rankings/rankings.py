@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.data.retrieval import SETUPS, Revisited
-from keyquery.forms.checks import check_count
 from keyquery.reading import Reading, digest, provenance
+from keyquery.support.checks import check_count
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -14,15 +14,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from keyquery.capture.probe import Probe, device_of
-from keyquery.capture.store import Store
-from keyquery.extras import optional
-from keyquery.forms.checks import check_count
 from keyquery.forms.coupling import EXACT, check_installed
-from keyquery.instruments.course import ends
-from keyquery.instruments.energies import Energies
-from keyquery.instruments.transport import FRAMES, POINTS, Transport, frames_of, measured
-from keyquery.progress import Progress
+from keyquery.instruments.transport.head_energies import Energies
+from keyquery.instruments.transport.path import ends
+from keyquery.instruments.transport.store import Store
+from keyquery.instruments.transport.transport import FRAMES, POINTS, Transport, frames_of, measured
 from keyquery.reading import provenance
+from keyquery.support.checks import check_count
+from keyquery.support.extras import optional
+from keyquery.support.progress import Progress
 
 
 class TransportLens:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.instruments.course import Course
+from keyquery.instruments.transport.path import Course
 from keyquery.reading import plain, short
 
 DIGITS = 4

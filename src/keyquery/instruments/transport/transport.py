@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.checks import check_count
 from keyquery.forms.coupling import EXACT, gaussian, match
-from keyquery.instruments.course import ArrayCourse, Course, ends
-from keyquery.instruments.sketch import sketch
-from keyquery.progress import Progress, silent
+from keyquery.instruments.transport.path import ArrayCourse, Course, ends
+from keyquery.instruments.transport.sketch import sketch
 from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_count
+from keyquery.support.progress import Progress, silent
 
 FRAMES, POINTS = 25, 300  # steps that curves have and a page shows, and points that it shows
 CURVES = ("distance", "wasserstein", "optimality", "path_length", "efficiency")

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from keyquery.layers.jit import no_kernels
 from keyquery.layers.primal import reference
 from keyquery.layers.primal.reference import Grams
+from keyquery.layers.triton_support import no_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 # Features and values of a head that the Triton kernels can hold at once.

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers.primal.inputs import without_autocast
+from keyquery.support.checks import check_choice, check_count
 
 FEATURES = ("cosine", "elu", "random")
 FUSED = ("cosine", "elu", "given")  # what an implementation computes itself; `given` are features already

@@ -11,13 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from keyquery.forms.checks import check_choice, check_count, check_float, check_number
 from keyquery.layers.packing import Packing
 from keyquery.layers.primal.causal import Prefix, prefix_scores
+from keyquery.layers.primal.dispatch import IMPLEMENTATIONS, choose, fused
 from keyquery.layers.primal.features import make, orthogonal_
-from keyquery.layers.primal.fused import IMPLEMENTATIONS, choose, fused
 from keyquery.layers.primal.inputs import as_autocast, check_tokens, clean, count, untouched, without_autocast
-from keyquery.layers.primal.maps import merge, mixing
 from keyquery.layers.primal.objective import (
     FORGOTTEN,
     LOSSES,
@@ -27,10 +25,12 @@ from keyquery.layers.primal.objective import (
     objective,
     reconstruction,
 )
+from keyquery.layers.primal.output import merge, mixing
 from keyquery.layers.primal.reference import features as reference_features
 from keyquery.layers.primal.sample import evenly, project, sampled, take, weigh
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
 from keyquery.reading import digests, provenance
+from keyquery.support.checks import check_choice, check_count, check_float, check_number
 
 Source = tuple[Tensor, Tensor]  # tokens, and the places of those that f(X) takes
 

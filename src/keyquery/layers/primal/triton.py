@@ -18,10 +18,10 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from keyquery.layers.jit import kernel
 from keyquery.layers.primal.features import FUSED
 from keyquery.layers.primal.reference import Grams
-from keyquery.layers.primal.tiles import flags, load, products, small, store, widths
+from keyquery.layers.primal.triton_tiles import flags, load, products, small, store, widths
+from keyquery.layers.triton_support import kernel
 
 
 class Launch(NamedTuple):

@@ -13,8 +13,8 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from keyquery.layers.jit import kernel
-from keyquery.layers.primal.tiles import flags, load, products, small, store, widths
+from keyquery.layers.primal.triton_tiles import flags, load, products, small, store, widths
+from keyquery.layers.triton_support import kernel
 
 BLOCK = 64  # sampled tokens at a time
 SHARES = 8  # programs that share the samples of a batch, where gradients of directions are summed over them

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from keyquery.forms import Form
-from keyquery.forms.checks import broadcast, check_choice
-from keyquery.layers.attend import as_wide
+from keyquery.layers.attention import Attention
 from keyquery.layers.cache import Cache
-from keyquery.layers.structured import Attention
-from keyquery.layers.time.code import TimeCode
-from keyquery.layers.time.kernel import TimeKernel
+from keyquery.layers.fused import as_wide
+from keyquery.layers.time.base import TimeCode
+from keyquery.layers.time.reading import TimeKernel
+from keyquery.support.checks import broadcast, check_choice
 
 WAYS = ("concatenated", "additive", "interaction")
 POSITIVE = ("psd", "rbf")  # kernels that stay what they are only if the time kernel is added, not taken off

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
-from keyquery.layers.time.clock import elapsed_exactly
-from keyquery.layers.time.kernel import TimeKernel, checked_lags, usual_lags
+from keyquery.layers.time.reading import TimeKernel, checked_lags, usual_lags
+from keyquery.layers.time.timestamps import elapsed_exactly
 from keyquery.layers.time.waves import phases, waves
 from keyquery.reading import digests, provenance
 

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.layers.time.clock import spaced, spread
-from keyquery.layers.time.code import TimeCode
+from keyquery.layers.time.base import TimeCode
+from keyquery.layers.time.timestamps import spaced, spread
+from keyquery.support.checks import check_choice, check_count
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 HIDDEN = 8  # units of the monotone network

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from keyquery.forms.checks import check_count, check_number
-from keyquery.layers.time.clock import spaced, spread
-from keyquery.layers.time.code import TimeCode
+from keyquery.layers.time.base import TimeCode
+from keyquery.layers.time.timestamps import spaced, spread
+from keyquery.support.checks import check_count, check_number
 
 FIRST = (1.0, 1e4)  # periods, until data is seen
 SHORTEST = 1e-300  # of periods: frequencies must be finite

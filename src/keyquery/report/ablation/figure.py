@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.extras import optional
-from keyquery.instruments.ablation import Ablation
-from keyquery.report.colours import LIGHT, WHOLE
+from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.report.kit.colours import LIGHT, WHOLE
+from keyquery.support.extras import optional
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
-from keyquery.instruments.ablation import Ablation
-from keyquery.instruments.turned import Turned
-from keyquery.report.colours import WHOLE
+from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.instruments.ablation.dialled import Turned
+from keyquery.report.kit.colours import WHOLE
 
 MOST = 48  # rows of a table; beyond, those that matter most
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keyquery.extras import optional
-from keyquery.instruments.causes import Causes
-from keyquery.report.colours import EDGES
-from keyquery.report.rings import MEANS, Ring, kinds, rings, short, strong, tips
+from keyquery.instruments.causes.causes import Causes
+from keyquery.report.causes.layout import MEANS, Ring, kinds, rings, short, strong, tips
+from keyquery.report.kit.colours import EDGES
+from keyquery.support.extras import optional
 
 TOKENS = {"target": "#cf222e", "cause": "#1f2328", "": "#59636e"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from keyquery.instruments.causes import Causes
-from keyquery.report.colours import EDGES
+from keyquery.instruments.causes.causes import Causes
+from keyquery.report.kit.colours import EDGES
 
 # What is said of an edge, by its marks in the order of the alphabet.
 KINDS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from keyquery.instruments.causes import Causes
-from keyquery.report import graphs
-from keyquery.report.rings import MEANS, kind_of, kinds, ring, strong, written
-from keyquery.report.shell import document
+from keyquery.instruments.causes.causes import Causes
+from keyquery.report.causes import svg as graphs
+from keyquery.report.causes.layout import MEANS, kind_of, kinds, ring, strong, written
+from keyquery.report.kit.page import document
 
 
 def graph_page(reading: Causes) -> str:

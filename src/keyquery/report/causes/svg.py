@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from html import escape
 
-from keyquery.instruments.causes import Causes
-from keyquery.report.colours import EDGES, EDGES_DARK
-from keyquery.report.rings import KINDS, MEANS, Arc, Ring, kinds, rings, short, strong, tips
+from keyquery.instruments.causes.causes import Causes
+from keyquery.report.causes.layout import KINDS, MEANS, Arc, Ring, kinds, rings, short, strong, tips
+from keyquery.report.kit.colours import EDGES, EDGES_DARK
 
 
 def _tones(colours: dict[str, str]) -> str:

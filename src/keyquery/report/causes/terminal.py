@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.causes import Causes
-from keyquery.instruments.explanation import Explanation
-from keyquery.report.rings import MEANS, kind_of, written
+from keyquery.instruments.causes.causes import Causes
+from keyquery.instruments.causes.explain import Explanation
+from keyquery.report.causes.layout import MEANS, kind_of, written
 
 ORDERED = ", no token is a cause of an earlier one"
 MOST = 40  # edges that are shown

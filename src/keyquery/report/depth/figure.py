@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keyquery.instruments.depth import Depth
-from keyquery.instruments.law import FITTED, SIGMAS, Law, count
-from keyquery.report.colours import LIGHT
+from keyquery.instruments.depth.depth import Depth
+from keyquery.instruments.depth.law import FITTED, SIGMAS, Law, count
+from keyquery.report.kit.colours import LIGHT
 
 # Layers and width, as published, and on which side of the mark the name stands.
 KNOWN: dict[str, tuple[int, int, str]] = {

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.depth import Depth
-from keyquery.instruments.law import count
-from keyquery.report.plane import short
+from keyquery.instruments.depth.depth import Depth
+from keyquery.instruments.depth.law import count
+from keyquery.report.depth.figure import short
+from keyquery.report.kit.tables import columns_table
 
 TOLD = {"depth-efficient": "more depth would pay", "balanced": "", "depth-inefficient": "more width would pay"}
 
 
-def depth_lines(reading: Depth, table: Callable[..., Table]) -> list[Any]:
+def depth_lines(reading: Depth) -> list[Any]:
     """The verdict, the shapes side by side, and what is to be kept in mind."""
     law = reading.provenance["law"]
     said = f"ln d = {law['a']:g} + {law['b']:g}·L"
@@ -26,11 +26,15 @@ def depth_lines(reading: Depth, table: Callable[..., Table]) -> list[Any]:
         name = shape.get("name") or f"{shape['layers']} layers of width {shape['width']:,}"
         told = f": {TOLD[str(reading.verdict)]}" * bool(TOLD[str(reading.verdict)])
         title = f"{name}: {reading.verdict}{told}"
-    return [Text(title, style="bold"), _shapes(reading, table), "", *_words(reading, said)]
+    return [Text(title, style="bold"), _shapes(reading), "", *_words(reading, said)]
 
 
-def _shapes(reading: Depth, table: Callable[..., Table]) -> Table:
-    made, shape, usable = table("shape", "layers", "width", "heads", "parameters"), reading.shape, reading.usable
+def _shapes(reading: Depth) -> Table:
+    made, shape, usable = (
+        columns_table("shape", "layers", "width", "heads", "parameters"),
+        reading.shape,
+        reading.usable,
+    )
     made.columns[0].no_wrap = True
     if shape is not None:
         heads = str(shape["heads"]) if "heads" in shape else ""

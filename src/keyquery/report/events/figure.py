@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.estimators.interactions import Interactions
-from keyquery.extras import optional
-from keyquery.forms.checks import check_count
-from keyquery.report.stretches import AGAINST, FOR
+from keyquery.estimators.events.interactions import Interactions
+from keyquery.report.series.figure import AGAINST, FOR
+from keyquery.support.checks import check_count
+from keyquery.support.extras import optional
 
 MOST = 24  # types that are drawn, those with the largest changes
 COLUMNS = 2

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.extras import optional
-from keyquery.forms.checks import check_choice
-from keyquery.instruments.flow import Flow
-from keyquery.report.colours import LIGHT
-from keyquery.report.flow_page import depths, views
+from keyquery.instruments.flow.flow import Flow
+from keyquery.report.flow.page import depths, views
+from keyquery.report.kit.colours import LIGHT
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
 
 
 def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:

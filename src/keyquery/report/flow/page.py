@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.instruments.flow import Flow
-from keyquery.instruments.modality import IMAGE
+from keyquery.instruments.flow.flow import Flow
+from keyquery.instruments.flow.modality import IMAGE
 from keyquery.reading import short
-from keyquery.report.packed import pack
-from keyquery.report.shell import document
+from keyquery.report.kit.packed_numbers import pack
+from keyquery.report.kit.page import document
 
 SCRIPTS = ("elements.js", "flow.js")
 HEADS = 24  # whose maps a page asks for

@@ -8,8 +8,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.flow import Flow
-from keyquery.report.flow_page import depths, grid, views
+from keyquery.instruments.flow.flow import Flow
+from keyquery.report.flow.page import depths, grid, views
 
 MOST = 8  # heads, and layers from which on only some are shown
 LAYERS = 48

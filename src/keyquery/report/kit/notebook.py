@@ -5,15 +5,21 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from keyquery.instruments.transport import Transport
 from keyquery.reading import Reading
-from keyquery.report.page import PAGED, frame
+from keyquery.report.kit.page import page
+from keyquery.report.registry import display_of
 
 
 def html(reading: Reading) -> str:
     """The page of a reading that has one, the records of another as a table; every text is data, never markup."""
-    bare = isinstance(reading, Transport) and not reading.sketch
-    return frame(reading) if isinstance(reading, PAGED) and not bare else _table(reading)
+    drawable = display_of(reading).page and getattr(reading, "sketch", True)  # a path may lack what its page draws
+    return frame(reading) if drawable else _table(reading)
+
+
+def frame(reading: Reading) -> str:
+    """The page in a frame of its own, as a notebook shows it: neither can touch the other."""
+    facts = 'width="100%" height="760" frameborder="0" sandbox="allow-scripts"'
+    return f'<iframe {facts} title="{escape(reading.kind)}" srcdoc="{escape(page(reading))}"></iframe>'
 
 
 def _table(reading: Reading) -> str:

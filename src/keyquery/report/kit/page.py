@@ -10,7 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from keyquery.report.embedded import as_json
+from keyquery.reading import Reading
+from keyquery.report.kit.embedded_json import as_json
+from keyquery.report.registry import display_of, imported
 
 ASSETS = Path(__file__).parent / "assets"
 DATA = """<noscript>
@@ -50,6 +52,18 @@ def document(
     own |= {"tab": escape(f"{title}: {kind}" if kind else title), "data": "" if data is None else as_json(data)}
     # In one pass, so that nothing in the data is taken for a place to fill.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: {**own, **parts}[found[1]], template)
+
+
+def page(reading: Reading) -> str:
+    """The page of a reading as HTML.
+
+    >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
+    '<!doctype html>'
+    """
+    display = display_of(reading)
+    if not display.page:
+        raise ValueError(f"a reading of kind {reading.kind!r} has no page")
+    return str(imported(display.page)(reading))
 
 
 def policy(script: str, style: str, images: bool = False) -> str:

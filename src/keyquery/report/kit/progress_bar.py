@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from keyquery.printable import printable
-from keyquery.progress import WIDE, Progress, silent
+from keyquery.support.printable import printable
+from keyquery.support.progress import WIDE, Progress, silent
 
 EVERY = 30.0  # seconds between two lines, where there is no terminal
 

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
-from keyquery.instruments.corpus import NAMES, level
-from keyquery.instruments.geometry import Look
+from keyquery.instruments.look.corpus import NAMES, level
+from keyquery.instruments.look.look import Look
 
 
 def corpus_tables(reading: Look) -> list[Any]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
-from keyquery.instruments.comparison import Comparison
+from keyquery.instruments.look.compare import Comparison
 
 MOST = 12  # heads that are ranked
 NAMES = 3  # tensors that are named

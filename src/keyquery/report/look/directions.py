@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
-from keyquery.instruments.geometry import Look
+from keyquery.instruments.look.look import Look
 
 MOST = 80  # lines that leave the labels in sight
 CELL = 35  # two of them and the head fit into 80 columns

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keyquery.estimators.reranking import Reranking
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.causes import Causes
-from keyquery.instruments.comparison import Comparison
-from keyquery.instruments.flow import Flow
-from keyquery.instruments.geometry import Look
-from keyquery.instruments.transport import Transport
-from keyquery.reading import Reading, short
-from keyquery.report import triangle
-from keyquery.report.flow_page import flow_page
-from keyquery.report.graph_page import graph_page
-from keyquery.report.moves_page import moves_page
-from keyquery.report.packed import pack, pack_bytes
-from keyquery.report.picture import looks_of
-from keyquery.report.shares import OF_DATA, OF_WEIGHTS, has_data, window
-from keyquery.report.shell import document
-from keyquery.report.survey_page import survey_page
-from keyquery.report.transport_page import transport_page
-from keyquery.survey.answers import Survey
+from keyquery.instruments.look.compare import Comparison
+from keyquery.instruments.look.look import Look
+from keyquery.reading import short
+from keyquery.report.kit.packed_numbers import pack, pack_bytes
+from keyquery.report.kit.page import document
+from keyquery.report.look import triangle
+from keyquery.report.look.figure import looks_of
+from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, has_data, window
 
 SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
@@ -40,37 +29,14 @@ MANY = 400  # heads, from which on only the outermost values of a spectrum are k
 OUTERMOST = 64
 
 
-# Kinds of readings with a page of their own; looks and comparisons share one.
-OWN: dict[type[Reading], Callable[[Any], str]] = {
-    Causes: graph_page,
-    Flow: flow_page,
-    Reranking: moves_page,
-    Survey: survey_page,
-    Transport: transport_page,
-}
-PAGED = (Look, Comparison, *OWN)
-
-
-def page(reading: Reading) -> str:
-    """The page of a look, of the looks of a comparison, of causal graphs, flow, paths, lists or a survey, as HTML.
-
-    >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
-    '<!doctype html>'
-    """
-    if type(reading) in OWN:
-        return OWN[type(reading)](reading)
+def look_page(reading: Look | Comparison) -> str:
+    """The page of a look, or of the looks of a comparison, as HTML."""
     looks = looks_of(reading)
     changes = [_change(one) for one in reading.changes] if isinstance(reading, Comparison) else []
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks], "changes": changes}
     title = " and ".join(str(look.model["name"]) for look in looks)
     triangles = "".join(triangle.inline(look, named=len(looks) > 1) for look in looks)
     return document("page", title, SCRIPTS, data, own_style=triangle.STYLE, triangles=triangles)
-
-
-def frame(reading: Reading) -> str:
-    """The page in a frame of its own, as a notebook shows it: neither can touch the other."""
-    facts = 'width="100%" height="760" frameborder="0" sandbox="allow-scripts"'
-    return f'<iframe {facts} title="{escape(reading.kind)}" srcdoc="{escape(page(reading))}"></iframe>'
 
 
 def _model(look: Look) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.geometry import Look
+from keyquery.instruments.look.look import Look
 
 # How a label is known, as a mark behind it; a label from ablation has none.
 EVIDENCE = {"variance": "*", "weights": "°"}

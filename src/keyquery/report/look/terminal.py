@@ -14,10 +14,13 @@ from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
-from keyquery.instruments import Comparison, Look
-from keyquery.report.counted import corpus_tables
-from keyquery.report.differences import difference_lines
-from keyquery.report.shares import (
+from keyquery.instruments.look.compare import Comparison
+from keyquery.instruments.look.look import Look
+from keyquery.report.kit.tables import columns_table, plain_table
+from keyquery.report.look.cooccurrence import corpus_tables
+from keyquery.report.look.differences import difference_lines
+from keyquery.report.look.directions import tokens_tables
+from keyquery.report.look.shares import (
     CHANGES,
     EVIDENCE,
     OF_DATA,
@@ -29,7 +32,6 @@ from keyquery.report.shares import (
     window,
     with_bars,
 )
-from keyquery.report.tokens import tokens_tables
 
 # Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
 MARKS = dict(
@@ -118,23 +120,6 @@ class Bar:
         ends = list(accumulate((round(wide * min(max(at, 0.0), 1.0)) for at in sums), max))  # a share below 0 is none
         pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
         yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
-
-
-def columns_table(first: str, *columns: Any) -> Table:
-    """A table without lines: names of columns that are figures, or texts, which may wrap."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(first)
-    for column in columns:
-        figures = isinstance(column, str)
-        table.add_column(column, justify="right" if figures else "left", no_wrap=figures)
-    return table
-
-
-def plain_table(first: str) -> Table:
-    """A table without lines, with its first column."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(first, no_wrap=True)
-    return table
 
 
 def _title(reading: Look) -> list[Text]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.geometry import Look
-from keyquery.report.colours import DARK, LIGHT, PLAIN, depth_colour
-from keyquery.report.shares import has_data, window
+from keyquery.instruments.look.look import Look
+from keyquery.report.kit.colours import DARK, LIGHT, PLAIN, depth_colour
+from keyquery.report.look.shares import has_data, window
 
 SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
 TALL = SIDE * math.sqrt(3) / 2

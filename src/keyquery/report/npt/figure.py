@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.estimators.leaning import Leaning
-from keyquery.extras import optional
-from keyquery.forms.checks import check_count
-from keyquery.report.stretches import AGAINST, FOR
+from keyquery.estimators.npt.explanation import Leaning
+from keyquery.report.series.figure import AGAINST, FOR
+from keyquery.support.checks import check_count
+from keyquery.support.extras import optional
 
 GREY = "#8c959f"
 LETTERS = 24  # of a name that are shown

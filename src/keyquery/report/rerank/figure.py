@@ -7,12 +7,12 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from keyquery.estimators.reranking import Reranking
-from keyquery.extras import optional
-from keyquery.forms.checks import check_count
-from keyquery.report.colours import LIGHT
-from keyquery.report.moves_page import direction, mark
-from keyquery.report.rings import short
+from keyquery.estimators.rerank.reading import Reranking
+from keyquery.report.causes.layout import short
+from keyquery.report.kit.colours import LIGHT
+from keyquery.report.rerank.page import direction, mark
+from keyquery.support.checks import check_count
+from keyquery.support.extras import optional
 
 COLOURS = {"up": LIGHT["symmetric"], "down": LIGHT["skew"], "stays": "#8c959f"}
 FOUND = "#1a7f37"

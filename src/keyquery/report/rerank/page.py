@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from keyquery.estimators.reranking import Reranking, moved
-from keyquery.report.shell import document
+from keyquery.estimators.rerank.reading import Reranking, moved
+from keyquery.report.kit.page import document
 
 MOST = 50  # queries that are shown
 CARD, GAP, TALL = 84, 8, 46  # pixels: of a card, between two, and of the lines between before and after

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.estimators.reranking import Reranking
-from keyquery.instruments.ranking import RankingScores
-from keyquery.report.moves_page import direction, mark
-from keyquery.report.rings import short
+from keyquery.estimators.rerank.reading import Reranking
+from keyquery.instruments.rankings.rankings import RankingScores
+from keyquery.report.causes.layout import short
+from keyquery.report.kit.tables import columns_table
+from keyquery.report.rerank.page import direction, mark
 
 MOST = 5  # queries that are shown
 STYLES = {"up": "blue", "down": "yellow", "stays": "dim"}
 LETTERS = 50
 
 
-def reranking_lines(reading: Reranking, table: Callable[..., Table]) -> list[Any]:
+def reranking_lines(reading: Reranking) -> list[Any]:
     """A table a query: what stands in the first places now, where it was, and how far it moved."""
     shown: list[Any] = [Text(f"{reading.method}: {len(reading.queries)} queries", style="bold")]
     for one in reading.queries[:MOST]:
-        made = table("place", "was", Text("moved"), Text("item"), "score")
+        made = columns_table("place", "was", Text("moved"), Text("item"), "score")
         items = {item["item"]: item for item in one["items"]}
         for place, number in enumerate(one["after"], 1):
             item = items[number]
@@ -41,9 +40,9 @@ def reranking_lines(reading: Reranking, table: Callable[..., Table]) -> list[Any
     return shown + ([f"and {rest} more queries: --json, --csv or --html for all"] if rest > 0 else [])
 
 
-def scores_lines(reading: RankingScores, table: Callable[..., Table]) -> list[Any]:
+def scores_lines(reading: RankingScores) -> list[Any]:
     """The mean of every measure."""
-    made = table("measure", "mean")
+    made = columns_table("measure", "mean")
     for name, value in reading.mean.items():
         made.add_row(name, f"{value:.4f}")
     skipped = len(reading.rows) - len(reading.scored)

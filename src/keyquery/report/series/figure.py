@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from keyquery.estimators.importance import Importance
-from keyquery.extras import optional
-from keyquery.forms.checks import check_count
+from keyquery.estimators.series.importance import Importance
+from keyquery.support.checks import check_count
+from keyquery.support.extras import optional
 
 FOR, AGAINST, LINE = "#2a9d8f", "#b3446c", "#24292f"
 MOST = 12  # dims that are drawn

@@ -7,10 +7,10 @@ from html import escape
 from typing import Any
 
 from keyquery.reading import short
-from keyquery.report.colours import depth_colour, tones
-from keyquery.report.shell import document
-from keyquery.report.surveyed import counted, told
-from keyquery.survey.answers import FIGURES, Survey, final
+from keyquery.report.kit.colours import depth_colour, tones
+from keyquery.report.kit.page import document
+from keyquery.report.survey.terminal import counted, told
+from keyquery.survey.reading import FIGURES, Survey, final
 
 SCRIPTS = ("elements.js", "survey.js", "survey_table.js")
 DIGITS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keyquery.survey.answers import Survey
+from keyquery.survey.reading import Survey
 
 MOST = 40  # models, runs or families that a terminal shows
 SOME = 8  # runs, or families, that are told in words

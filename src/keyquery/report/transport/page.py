@@ -5,11 +5,11 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from keyquery.instruments.transport import CURVES, TOLD, Transport
+from keyquery.instruments.transport.transport import CURVES, TOLD, Transport
 from keyquery.reading import short
-from keyquery.report.colours import depth_colour, tones
-from keyquery.report.shell import document
-from keyquery.report.wording import heads_said, recorded, said
+from keyquery.report.kit.colours import depth_colour, tones
+from keyquery.report.kit.page import document
+from keyquery.report.transport.wording import heads_said, recorded, said
 
 SCRIPTS = ("elements.js", "transport.js")
 DIGITS = 5

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.transport import Transport
-from keyquery.report.wording import MOST, heads_said, recorded, said
+from keyquery.instruments.transport.transport import Transport
+from keyquery.report.kit.tables import columns_table
+from keyquery.report.transport.wording import MOST, heads_said, recorded, said
 
 COLUMNS = {
     "points": "points",
@@ -25,10 +25,10 @@ COLUMNS = {
 }
 
 
-def transport_lines(reading: Transport, table: Callable[..., Table]) -> list[Any]:
+def transport_lines(reading: Transport) -> list[Any]:
     """One row for all points and one per class, what the columns mean, and which heads became skew."""
     rows = reading.records()
-    made = table("class", *COLUMNS.values())
+    made = columns_table("class", *COLUMNS.values())
     for row in rows[: MOST + 1]:
         made.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
     where = ", ".join(filter(None, [reading.model["name"], reading.model.get("module")]))

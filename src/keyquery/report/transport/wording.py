@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keyquery.instruments.energies import SKEW
-from keyquery.instruments.transport import Transport
+from keyquery.instruments.transport.head_energies import SKEW
+from keyquery.instruments.transport.transport import Transport
 
 MOST = 30  # classes, and heads, that are named
 LIMIT = f"{SKEW:g}".replace("-", "−")

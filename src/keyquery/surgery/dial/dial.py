@@ -22,15 +22,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, batches_of
-from keyquery.capture.position_means import PositionMeans
-from keyquery.capture.scores_on_data import SEQUENCES, position_means, rows_of
-from keyquery.forms.checks import check_choice, check_number
+from keyquery.capture.scores.on_data import SEQUENCES, position_means, rows_of
+from keyquery.capture.scores.position_means import PositionMeans
 from keyquery.forms.parts import PARTS
-from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
-from keyquery.surgery.handles import Handle, check_model, lasting
+from keyquery.support.checks import check_choice, check_number
+from keyquery.surgery.dial.widen import widen
+from keyquery.surgery.handle import Handle, check_model, lasting
+from keyquery.surgery.rewriting.attach import check_unchanged, rewrite, sites_of
+from keyquery.surgery.rewriting.sites import Call, Site, labels_of
 from keyquery.surgery.selection import Selection, select
-from keyquery.surgery.sites import Call, Site, labels_of
-from keyquery.surgery.wide import widen
 
 MOST = 1e4  # beyond, scores of short floats overflow
 POSITION = PARTS.index("position")

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.checks import check_choice
-from keyquery.layers.jit import no_kernels
+from keyquery.layers.triton_support import no_kernels
+from keyquery.support.checks import check_choice
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 
@@ -51,7 +51,7 @@ def widen(
     if impl == "triton" and why is not None:
         raise RuntimeError(f'impl="triton" {why}; impl="auto" takes the reference there')
     if impl == "triton" or (impl == "auto" and queries.is_cuda and why is None):
-        from keyquery.surgery.wide_triton import widen as fast  # imports triton, which not everybody has
+        from keyquery.surgery.dial.widen_triton import widen as fast  # imports triton, which not everybody has
 
         return fast(*given, gains, new, across, placed, swapped)
     return _reference(*given, gains, new, across, placed, swapped)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from keyquery.layers.jit import kernel
+from keyquery.layers.triton_support import kernel
 
 BLOCK = 32  # tokens of a program
 

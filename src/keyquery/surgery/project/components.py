@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
-from keyquery.surgery.planes import fill, inverse, pairs, plane_rows
+from keyquery.surgery.project.rotary_planes import fill, inverse, pairs, plane_rows
 
 
 class Component(NamedTuple):

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, batches_of, joint_moments
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.surgery.attach import check_unchanged, rewrite, sites_of
-from keyquery.surgery.components import Component, components
-from keyquery.surgery.handles import Handle, check_model, lasting
+from keyquery.support.checks import check_choice, check_count
+from keyquery.surgery.handle import Handle, check_model, lasting
+from keyquery.surgery.project.components import Component, components
+from keyquery.surgery.rewriting.attach import check_unchanged, rewrite, sites_of
+from keyquery.surgery.rewriting.sites import Call, Site, labels_of
 from keyquery.surgery.selection import select
-from keyquery.surgery.sites import Call, Site, labels_of
 
 KERNELS = ("general", "symmetric", "psd", "skew", "zero")
 

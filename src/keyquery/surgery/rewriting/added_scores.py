@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from keyquery.surgery.sites import Run, Site, repeated
+from keyquery.surgery.rewriting.sites import Run, Site, repeated
 
 
 def beside(module: nn.Module, site: Site, run: Run) -> Callable[..., Any]:

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.capture.guard import claim, temporarily, uninterrupted
-from keyquery.capture.interface import uses_interface
-from keyquery.capture.watch import has_two_sides, masks_of, slow_path
+from keyquery.capture.hooks import has_two_sides, masks_of, slow_path
+from keyquery.capture.transformers_attention import uses_interface
 from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention, Cache
-from keyquery.layers.attend import as_wide, attend
-from keyquery.surgery.beside import beside
-from keyquery.surgery.handles import put
-from keyquery.surgery.register import ACTIVE, eagerly, intercept
-from keyquery.surgery.sites import Rewrite, Run, Site, find_sites, repeated
+from keyquery.layers.fused import as_wide, attend
+from keyquery.surgery.handle import put
+from keyquery.surgery.rewriting.added_scores import beside
+from keyquery.surgery.rewriting.register import ACTIVE, eagerly, intercept
+from keyquery.surgery.rewriting.sites import Rewrite, Run, Site, find_sites, repeated
 
 
 @dataclass(eq=False)

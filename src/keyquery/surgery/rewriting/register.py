@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.capture.guard import hold, uninterrupted
-from keyquery.capture.interface import TABLE, Ungrouped, unwrapped
+from keyquery.capture.transformers_attention import TABLE, Ungrouped, unwrapped
 from keyquery.checkpoints.sources import first_line
-from keyquery.extras import optional
-from keyquery.layers.attend import as_wide
-from keyquery.surgery.sites import Run, Site, repeated
+from keyquery.layers.fused import as_wide
+from keyquery.support.extras import optional
+from keyquery.surgery.rewriting.sites import Run, Site, repeated
 
 FUSED, EAGER = "keyquery", "keyquery_eager"
 # Modules whose queries and keys are rewritten; all others attend as they always do.

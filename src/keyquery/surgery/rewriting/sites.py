@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from keyquery.capture.watch import mask_for
+from keyquery.capture.hooks import mask_for
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.forms import Rope
 

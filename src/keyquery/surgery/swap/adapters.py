@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Layer
 from keyquery.layers import Attention, Cache
-from keyquery.surgery.handles import put
+from keyquery.surgery.handle import put
 
 # Where families keep the share of attention weights that they drop: a number, or an nn.Dropout.
 DROPOUTS = ("attn_dropout", "attention_dropout", "dropout")

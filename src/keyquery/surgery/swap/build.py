@@ -13,8 +13,8 @@ from keyquery.checkpoints.layer import LatentLayer
 from keyquery.checkpoints.layouts import Values
 from keyquery.layers import Attention
 from keyquery.layers.kernels import Diagonal, Pairwise, Split
-from keyquery.surgery.adapters import Swapped, TorchAttention, TransformersAttention, rate_of
-from keyquery.surgery.nearest import nearest
+from keyquery.surgery.swap.adapters import Swapped, TorchAttention, TransformersAttention, rate_of
+from keyquery.surgery.swap.nearest import nearest
 
 # Families whose attention is called as TransformersAttention is: tests prove each of them.
 FAMILIES = (

@@ -9,8 +9,8 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.checks import check_choice, check_count, check_float
-from keyquery.surgery.planes import fill, inverse, pairs, plane_rows
+from keyquery.support.checks import check_choice, check_count, check_float
+from keyquery.surgery.project.rotary_planes import fill, inverse, pairs, plane_rows
 
 KERNELS = ("symmetric", "psd", "rbf", "skew", "split", "pairwise")
 

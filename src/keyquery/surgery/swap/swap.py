@@ -15,18 +15,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from keyquery.bounded_json import parse_json
 from keyquery.capture import batches_of, joint_moments
 from keyquery.capture.guard import hold
-from keyquery.capture.watch import Batch
+from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads, Layer, read
-from keyquery.files import write_all
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import Attention
-from keyquery.surgery.adapters import Swapped, replace, unnest, unrecord
-from keyquery.surgery.attach import check_unchanged
-from keyquery.surgery.build import adapt, build, carried_state, check_layer, place_of, start_nearest
-from keyquery.surgery.handles import Handle, check_model, lasting, put
+from keyquery.support.bounded_json import parse_json
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.files import write_all
+from keyquery.surgery.handle import Handle, check_model, lasting, put
+from keyquery.surgery.rewriting.attach import check_unchanged
+from keyquery.surgery.swap.adapters import Swapped, replace, unnest, unrecord
+from keyquery.surgery.swap.build import adapt, build, carried_state, check_layer, place_of, start_nearest
 
 FORMAT = "keyquery swap 1"  # one key of the metadata, whose keys have no order: equal swaps are equal files
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # whose masks say all that a kq.Attention needs

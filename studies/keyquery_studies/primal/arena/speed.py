@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from keyquery.forms.checks import check_choice, check_count
 from keyquery.layers import regularizer
-from keyquery.studies.arena.model import ATTENTIONS, EAGER, Classifier
-from keyquery.studies.arena.tasks import TASKS
-from keyquery.studies.jobs import device_name, name_of
+from keyquery.support.checks import check_choice, check_count
 from keyquery.training.optimisers import make_optimiser
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.primal.arena.model import ATTENTIONS, EAGER, Classifier
+from keyquery_studies.primal.arena.tasks import TASKS
 
 TIMED = (*ATTENTIONS, EAGER)
 

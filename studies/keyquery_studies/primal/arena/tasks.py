@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from keyquery.arrays import read_arrays
 from keyquery.data import load_images, read_column
-from keyquery.files import write_all
-from keyquery.progress import Progress, silent
-from keyquery.studies.arena.listops import listops
-from keyquery.studies.arena.pathfinder import pathfinder
+from keyquery.support.arrays import read_arrays
+from keyquery.support.files import write_all
+from keyquery.support.progress import Progress, silent
+from keyquery_studies.primal.arena.listops import listops
+from keyquery_studies.primal.arena.pathfinder import pathfinder
 
 SPLITS = ("train", "validation", "test")
 CHUNK = 1000  # examples that are generated from one seed, whoever does it

@@ -16,12 +16,12 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.forms.checks import check_choice, check_count
-from keyquery.studies.arena.model import ATTENTIONS, DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH, Classifier
-from keyquery.studies.arena.tasks import SPLITS, TASKS, load_arena
-from keyquery.studies.jobs import device_name, name_of
-from keyquery.studies.released import published_regularizer, start_as_published
+from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
+from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.primal.arena.model import ATTENTIONS, DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH, Classifier
+from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena
+from keyquery_studies.primal.released_code import published_regularizer, start_as_published
 
 SCHEDULES = ("published", "shortened")
 STARTS = ("published", "default")  # of primal layers

@@ -1,7 +1,7 @@
 """Causal discovery with hidden causes: tests of independence in, a partial ancestral graph out."""
 
-from keyquery.instruments.discovery.effort import expected_seconds
-from keyquery.instruments.discovery.independence import (
+from keyquery.instruments.causes.discovery.effort import expected_seconds
+from keyquery.instruments.causes.discovery.independence import (
     TOLERANCE,
     DSeparation,
     PartialCorrelation,
@@ -9,10 +9,10 @@ from keyquery.instruments.discovery.independence import (
     Test,
     correlation_of,
 )
-from keyquery.instruments.discovery.pag import MARKS, Edge, Pag, later_nodes, members
-from keyquery.instruments.discovery.rules import orient
-from keyquery.instruments.discovery.search import Found, fci, icd, icd_rounds
-from keyquery.instruments.discovery.trees import closed_sets, depths
+from keyquery.instruments.causes.discovery.pag import MARKS, Edge, Pag, later_nodes, members
+from keyquery.instruments.causes.discovery.rules import orient
+from keyquery.instruments.causes.discovery.search import Found, fci, icd, icd_rounds
+from keyquery.instruments.causes.discovery.trees import closed_sets, depths
 
 __all__ = [
     "MARKS",

@@ -6,8 +6,8 @@ from time import perf_counter
 
 import numpy as np
 
-from keyquery.instruments.discovery.independence import PartialCorrelation
-from keyquery.instruments.discovery.search import icd
+from keyquery.instruments.causes.discovery.independence import PartialCorrelation
+from keyquery.instruments.causes.discovery.search import icd
 
 FEW = 12  # nodes of the search that is timed
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from keyquery.extras import optional
-from keyquery.instruments.discovery.pag import members
+from keyquery.instruments.causes.discovery.pag import members
+from keyquery.support.extras import optional
 
 # What is left of a variable of variance 1 when others are known: below this it counts as known, too. The same bound
 # cuts off eigenvalues where a matrix of correlations is inverted. Rows of float32 that are equal differ by far less.

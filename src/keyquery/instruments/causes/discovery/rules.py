@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from keyquery.instruments.discovery.pag import Pag, members
+from keyquery.instruments.causes.discovery.pag import Pag, members
 
 Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent
 Proposal = tuple[int, int, str]  # at, other, mark

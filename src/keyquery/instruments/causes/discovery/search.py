@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from keyquery.instruments.discovery.independence import Query, Test
-from keyquery.instruments.discovery.pag import Pag, later_nodes, members
-from keyquery.instruments.discovery.rules import arrowheads, finish, orient
-from keyquery.instruments.discovery.trees import closed_sets, depths
-from keyquery.progress import Progress, silent
+from keyquery.instruments.causes.discovery.independence import Query, Test
+from keyquery.instruments.causes.discovery.pag import Pag, later_nodes, members
+from keyquery.instruments.causes.discovery.rules import arrowheads, finish, orient
+from keyquery.instruments.causes.discovery.trees import closed_sets, depths
+from keyquery.support.progress import Progress, silent
 
 # Sets that may separate a pair, each with its cost: cheaper ones are tried first.
 Candidates = list[tuple[int, int]]
@@ -44,7 +44,7 @@ def icd(
     round.
 
     >>> import networkx
-    >>> from keyquery.instruments.discovery import DSeparation
+    >>> from keyquery.instruments.causes.discovery import DSeparation
     >>> icd(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
@@ -99,7 +99,7 @@ def fci(
     `tiers` and `progress` as in `icd`.
 
     >>> import networkx
-    >>> from keyquery.instruments.discovery import DSeparation
+    >>> from keyquery.instruments.causes.discovery import DSeparation
     >>> fci(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keyquery.instruments.discovery.pag import Pag, members
+from keyquery.instruments.causes.discovery.pag import Pag, members
 
 
 def onward(graph: Pag, u: int, w: int) -> int:

@@ -1,0 +1,1 @@
+"""Readers of file formats: GGUF, llama2.c, and files of torch."""

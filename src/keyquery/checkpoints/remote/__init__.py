@@ -1,0 +1,1 @@
+"""Models of a hub: names, downloads, and the cache."""

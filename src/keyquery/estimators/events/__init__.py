@@ -1,0 +1,1 @@
+"""EventModel: continuous-time event sequences."""

@@ -1,0 +1,1 @@
+"""Data as users have them, to tensors as networks want them."""

@@ -1,0 +1,1 @@
+"""NPTClassifier and NPTRegressor: tables, by attention between rows."""

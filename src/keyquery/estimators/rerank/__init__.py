@@ -1,0 +1,1 @@
+"""Re-rankers of retrieval lists, learned and training-free."""

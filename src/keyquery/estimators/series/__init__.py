@@ -1,0 +1,1 @@
+"""SeriesClassifier: time series to classes."""

@@ -1,0 +1,1 @@
+"""TransportClassifier: classes by a map learned from optimal transport."""

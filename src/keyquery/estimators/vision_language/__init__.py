@@ -1,0 +1,1 @@
+"""VisualParser: images and captions."""

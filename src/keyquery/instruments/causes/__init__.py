@@ -1,0 +1,1 @@
+"""Causal graphs from attention, and explanations along them."""

@@ -1,0 +1,1 @@
+"""Co-occurrence of words, and the attention that follows from it."""

@@ -1,0 +1,1 @@
+"""Depth against width: the published law, and separation ranks."""

@@ -1,0 +1,1 @@
+"""The geometry of every head, from weights and on data; comparisons of models."""

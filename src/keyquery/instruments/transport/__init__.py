@@ -1,0 +1,1 @@
+"""Training as transport of points, beside optimal transport."""

@@ -1,0 +1,1 @@
+"""What all displays share: colours, tables, figures, and the frame of a page."""

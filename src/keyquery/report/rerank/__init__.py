@@ -1,0 +1,1 @@
+"""Displays of re-ranked lists."""

@@ -1,0 +1,1 @@
+"""Displays of paths beside optimal transport."""

@@ -1,0 +1,1 @@
+"""Parts of scores scaled in a running model."""

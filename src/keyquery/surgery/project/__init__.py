@@ -1,0 +1,1 @@
+"""QK forms projected onto a structure, in a running model."""

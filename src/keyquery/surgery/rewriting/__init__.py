@@ -1,0 +1,1 @@
+"""Where queries and keys of a running model can be rewritten."""

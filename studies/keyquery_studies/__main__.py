@@ -1,0 +1,9 @@
+"""`python -m keyquery_studies NAME`: a study from a source tree that is not installed."""
+
+from keyquery.support.plugins import register
+from keyquery_studies import registry
+from keyquery_studies.cli import study
+
+if __name__ == "__main__":
+    register(registry)
+    study()

@@ -1,0 +1,1 @@
+"""What several studies share: jobs, rows of results, language models and their objectives."""

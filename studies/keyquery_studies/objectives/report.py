@@ -1,0 +1,35 @@
+"""The study of objectives as tables in the terminal."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from rich.text import Text
+
+from keyquery.report.kit.tables import columns_table
+from keyquery.report.look.terminal import Bar
+from keyquery_studies.common.objectives import SHARES
+from keyquery_studies.objectives.study import Objectives
+
+
+def tables(reading: Objectives) -> list[Any]:
+    """Layer by layer, what heads became; then when each kind of head became what it is."""
+    seeds = len({row["seed"] for row in reading.heads})
+    table = columns_table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "spread")
+    for row in reading.summary():
+        spread = "–" if row["symmetry_sd"] is None else f"± {row['symmetry_sd']:.2f}"
+        shares = Bar([*(row[share] for share in SHARES), 0.0, 0.0])
+        table.add_row(row["objective"], str(row["layer"]), shares, f"{row['symmetry']:+z.2f}", spread)
+    lines = [
+        f"{row['objective']}, seed {row['seed']}: loss {row['loss']:.3f} on held-out text" for row in reading.losses
+    ]
+    onsets: dict[tuple[str, str], list[int]] = {}
+    for row in reading.onsets():
+        onsets.setdefault((row["objective"], row["part"]), []).append(row["since"])
+    said = (
+        f"{objective}: {len(since)} heads end mostly {part}, and are so since step {median(since):.0f} (median)"
+        for (objective, part), since in onsets.items()
+    )
+    title = Text(f"heads on held-out text, mean over heads and {seeds} seed{'s' if seeds > 1 else ''}", style="bold")
+    return [title, table, "", *lines, *said]
