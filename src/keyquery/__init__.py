@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from keyquery._version import __version__
+from keyquery._version import __version__ as __version__
 
 # Public names are listed once, in the stub, where type checkers and editors find them. They are imported when they are
 # first used: the command line is up, and can be interrupted, before torch is.

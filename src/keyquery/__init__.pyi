@@ -1,18 +1,13 @@
 """The public names of keyquery, each with the module that it is in; `__init__.py` reads this list."""
+# ruff: noqa: I001
 
-from keyquery import data as data
-from keyquery import models as models
-from keyquery import survey as survey
-from keyquery import testing as testing
+from keyquery import data as data, models as models, survey as survey, testing as testing
 from keyquery._version import __version__ as __version__
 from keyquery.checkpoints import read as read
 from keyquery.estimators.events.model import EventModel as EventModel
-from keyquery.estimators.npt.estimators import NPTClassifier as NPTClassifier
-from keyquery.estimators.npt.estimators import NPTRegressor as NPTRegressor
+from keyquery.estimators.npt.estimators import NPTClassifier as NPTClassifier, NPTRegressor as NPTRegressor
 from keyquery.estimators.rerank.base import (
     AffinityReranker as AffinityReranker,
-)
-from keyquery.estimators.rerank.base import (
     AlphaQueryExpansion as AlphaQueryExpansion,
 )
 from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker as KReciprocalReranker
@@ -20,11 +15,7 @@ from keyquery.estimators.rerank.learned import Reranker as Reranker
 from keyquery.estimators.series.classifier import SeriesClassifier as SeriesClassifier
 from keyquery.estimators.transport.classifier import TransportClassifier as TransportClassifier
 from keyquery.estimators.vision_language.parser import VisualParser as VisualParser
-from keyquery.forms import Form as Form
-from keyquery.forms import Rope as Rope
-from keyquery.forms import ksvd as ksvd
-from keyquery.forms import monge_gap as monge_gap
-from keyquery.forms import nystrom as nystrom
+from keyquery.forms import Form as Form, Rope as Rope, ksvd as ksvd, monge_gap as monge_gap, nystrom as nystrom
 from keyquery.instruments.ablation.ablate import ablate as ablate
 from keyquery.instruments.causes.causes import causes as causes
 from keyquery.instruments.causes.explain import explain as explain
@@ -39,35 +30,15 @@ from keyquery.instruments.transport.lens import TransportLens as TransportLens
 from keyquery.instruments.transport.transport import transport as transport
 from keyquery.layers import (
     Attention as Attention,
-)
-from keyquery.layers import (
     BochnerTime as BochnerTime,
-)
-from keyquery.layers import (
     Cache as Cache,
-)
-from keyquery.layers import (
     CooccurrenceAttention as CooccurrenceAttention,
-)
-from keyquery.layers import (
     DatapointAttention as DatapointAttention,
-)
-from keyquery.layers import (
     Decoder as Decoder,
-)
-from keyquery.layers import (
     Encoder as Encoder,
-)
-from keyquery.layers import (
     MercerTime as MercerTime,
-)
-from keyquery.layers import (
     PrimalAttention as PrimalAttention,
-)
-from keyquery.layers import (
     TimeAttention as TimeAttention,
-)
-from keyquery.layers import (
     regularizer as regularizer,
 )
 from keyquery.reading import Reading as Reading

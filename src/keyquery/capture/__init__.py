@@ -1,9 +1,9 @@
 """A live model and inputs in; activations, queries and keys, their moments, and attention maps out."""
 
-from keyquery.capture.attention_maps import attention_maps
 from keyquery.capture.batches import text_batches, typical_length
 from keyquery.capture.hooks import Batch, activations, queries_and_keys, watch
 from keyquery.capture.moments import Moments, batches_of, joint_moments
+from keyquery.capture.whole_maps import attention_maps
 
 __all__ = [
     "Batch",
