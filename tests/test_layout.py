@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import jaxtyping
@@ -129,8 +130,12 @@ def test_every_kind_and_display_is_where_the_registries_say():
             import_module(module)
             assert KINDS[kind].__module__ == module
         for display in (DISPLAYS if plugin is None else plugin.DISPLAYS).values():
-            for path in filter(None, (display.terminal, display.page, display.svg, *display.figures.values())):
-                assert callable(imported(path))
+            for path in filter(None, (display.terminal, display.page, display.svg)):
+                first, *rest = signature(imported(path)).parameters.values()
+                assert first.name == "reading"
+                assert all(parameter.default is not parameter.empty for parameter in rest), path
+            for path in display.figures.values():
+                assert list(signature(imported(path)).parameters)[:2] == ["reading", "pyplot"], path
 
 
 COMPILER = ["torch._dynamo", "sympy"]

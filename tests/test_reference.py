@@ -10,6 +10,7 @@ import pytest
 import keyquery as kq
 
 SOURCE = Path(kq.__file__).parent
+STUDIES = SOURCE.parent.parent / "studies"
 ENTRIES = [
     entry
     for page in sorted((SOURCE.parent.parent / "docs/api").glob("*.md"))
@@ -18,7 +19,10 @@ ENTRIES = [
 
 
 def file_of(module):
-    path = SOURCE.parent.joinpath(*module.split("."))
+    root = SOURCE.parent if module.startswith("keyquery.") or module == "keyquery" else STUDIES
+    path = root.joinpath(*module.split("."))
+    if module == "keyquery":
+        return path / "__init__.pyi"  # which lists the public names
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
@@ -53,7 +57,8 @@ def home(path):
 
 def promised():
     """All that stands in an `__all__` of the package."""
-    for path in sorted(SOURCE.rglob("__init__.py")):
+    yield from (f"keyquery.{name}" for name in kq.__all__)
+    for path in sorted(set(SOURCE.rglob("__init__.py")) - {SOURCE / "__init__.py"}):
         module = ".".join(("keyquery", *path.parent.relative_to(SOURCE).parts))
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":

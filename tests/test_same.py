@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from keyquery_studies.kernels.synthetic import TASKS, Trial
-from keyquery_studies.objectives.study import objectives
+from keyquery_studies.objectives.study import run as run_objectives
 
 import keyquery as kq
 from keyquery.layers import Shape
@@ -59,7 +59,7 @@ def trial():
 
 def study():
     shape = Shape(vocab_size=300, width=8, depth=1, num_attention_heads=2, length=16)
-    return objectives(kq.models.TEXT, steps=4, shape=shape, device="cpu").to_json()
+    return run_objectives(kq.models.TEXT, steps=4, shape=shape, device="cpu").to_json()
 
 
 ALL = [look, look_shared_by_threads, causes, series, events, rows, transport, trial, study]

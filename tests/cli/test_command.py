@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.cli import look as looking
 from keyquery.support import files
 
 run = CliRunner().invoke
@@ -58,9 +57,9 @@ def test_an_interrupt_is_told_in_words_at_any_time(delay):
 
 def test_an_interrupt_inside_a_command_is_told_in_words():
     code = (
-        "import keyquery.cli.look as looking, keyquery.__main__ as start, sys\n"
+        "import keyquery.cli, keyquery.__main__ as start, sys\n"
         "def stop(*args, **options): raise KeyboardInterrupt\n"
-        "looking.look_at = stop\n"
+        "sys.modules['keyquery.cli.look'].look_at = stop\n"
         "sys.argv = ['keyquery', 'look', '-q']\n"
         "start.main()"
     )
@@ -79,7 +78,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(error, main, monkeypatch):
     def fail(*args, **options):
         raise error
 
-    monkeypatch.setattr(looking, "look_at", fail)
+    monkeypatch.setattr(sys.modules["keyquery.cli.look"], "look_at", fail)
     code, err = main("look", "-q")
     assert code == 2
     assert err.startswith(f"keyquery: {type(error).__name__}: ")

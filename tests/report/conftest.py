@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from keyquery.report.look.page import page
+from keyquery.report.kit.page import page
 
 CHROMIUM = shutil.which("chromium")
 

@@ -20,7 +20,8 @@ from keyquery_studies.causes.fill_in_model import (
     reviews,
 )
 from keyquery_studies.causes.searches import Patient, explained, first, prefixes, sensitivity, subsets
-from keyquery_studies.causes.study import CausesStudy, explain_blanks
+from keyquery_studies.causes.study import CausesStudy
+from keyquery_studies.causes.study import run as run_causes
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -186,7 +187,7 @@ def test_gradient_times_input_is_what_a_change_of_length_does():
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("causes")
     sources = {"sentiment": films(folder, 300), "recommendation": bills(folder)}
-    return explain_blanks(sources, folder / "out", seeds=(0,), count=8, steps=60), sources, folder / "out"
+    return run_causes(sources, folder / "out", seeds=(0,), count=8, steps=60), sources, folder / "out"
 
 
 def test_models_learn_and_the_word_that_tells_is_found(study):
@@ -207,7 +208,7 @@ def test_models_learn_and_the_word_that_tells_is_found(study):
 def test_results_are_kept_and_not_made_again(study):
     reading, sources, out = study
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
-    again = explain_blanks(sources, out, seeds=(0,), count=8, steps=60)
+    again = run_causes(sources, out, seeds=(0,), count=8, steps=60)
     assert again.rows == reading.rows
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from keyquery_studies.common.objectives import SHARES
-from keyquery_studies.depth.study import DepthStudy, Plan, best_rate, depths, parabola, text_in
+from keyquery_studies.depth.study import DepthStudy, Plan, best_rate, parabola, text_in
+from keyquery_studies.depth.study import run as run_depth
 from keyquery_studies.depth.trial import ShapedTraining, width_of
 from rich.console import Console
 from typer.testing import CliRunner
@@ -26,7 +27,7 @@ TINY = Plan(budgets=(2000,), depths=(1, 2), rates=(1e-3, 4e-3), seeds=(0, 1), st
 @pytest.fixture(scope="module")
 def study(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    return depths(corpus, out, TINY, device="cpu"), out
+    return run_depth(corpus, out, TINY, device="cpu"), out
 
 
 def test_every_shape_of_the_plan_keeps_its_budget():
@@ -85,7 +86,7 @@ def without_time(rows):
 
 
 def test_what_was_broken_off_goes_on_as_if_it_had_not_been(corpus, study, tmp_path, monkeypatch):
-    nothing = depths(corpus, tmp_path, TINY, "cpu", minutes=0)
+    nothing = run_depth(corpus, tmp_path, TINY, "cpu", minutes=0)
     assert nothing.rows == []
     assert nothing.provenance["missing"] == len(study[0].rows)
     with pytest.raises(ValueError, match="nothing to draw"):
@@ -94,15 +95,15 @@ def test_what_was_broken_off_goes_on_as_if_it_had_not_been(corpus, study, tmp_pa
     clock = iter(range(10**6))
     monkeypatch.setattr("keyquery_studies.depth.trial.time", lambda: next(clock))
     monkeypatch.setattr("keyquery_studies.depth.study.time", lambda: 0)
-    some = depths(None, tmp_path, TINY, "cpu", minutes=20 / 60)  # a training looks six times
+    some = run_depth(None, tmp_path, TINY, "cpu", minutes=20 / 60)  # a training looks six times
     assert 0 < len(some.rows) < len(study[0].rows)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
     monkeypatch.undo()
-    whole = depths(None, tmp_path, TINY, "cpu")
+    whole = run_depth(None, tmp_path, TINY, "cpu")
     assert without_time(whole.rows) == without_time(study[0].rows)
     assert list((tmp_path / "checkpoints").iterdir()) == []
     told = []
-    depths(None, tmp_path, TINY, "cpu", progress=lambda items, what, total: told.append(total) or items)
+    run_depth(None, tmp_path, TINY, "cpu", progress=lambda items, what, total: told.append(total) or items)
     assert told == []  # nothing is trained twice
 
 
@@ -115,7 +116,7 @@ def test_a_rate_that_diverges_is_told_and_not_taken(corpus, tmp_path, monkeypatc
         return own(self, *arguments)
 
     monkeypatch.setattr(ShapedTraining, "_train", fails_at_high_rates)
-    reading = depths(corpus, tmp_path, replace(TINY, depths=(1,)), "cpu")
+    reading = run_depth(corpus, tmp_path, replace(TINY, depths=(1,)), "cpu")
     assert [(row["rate"], row["seed"]) for row in reading.rows] == [(1e-3, 0), (1e-3, 1)]
     assert [(row["rate"], row["seed"]) for row in reading.diverged] == [(4e-3, 0)]
     assert reading.provenance["missing"] == 0
@@ -267,13 +268,13 @@ def test_plans_that_cannot_be_are_refused(plan, words):
 
 def test_what_cannot_be_trained_is_told(tmp_path, corpus):
     with pytest.raises(ValueError, match="data must be a text file, or a folder with one"):
-        depths()
+        run_depth()
     with pytest.raises(ValueError, match="minutes needs out: what is broken off would be lost"):
-        depths(corpus, minutes=1)
+        run_depth(corpus, minutes=1)
     with pytest.raises(ValueError, match="minutes must be at least 0, got -1"):
-        depths(corpus, tmp_path, minutes=-1)
+        run_depth(corpus, tmp_path, minutes=-1)
     with pytest.raises(ValueError, match="holds no tokens of an earlier run"):
-        depths(None, tmp_path, TINY)
+        run_depth(None, tmp_path, TINY)
 
 
 def test_names_tell_settings_and_neither_time_nor_compiling():
@@ -306,6 +307,6 @@ def test_compiled_blocks_learn_the_same(corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_by_eager)
     plan = Plan(budgets=(2000,), depths=(2,), rates=(1e-3,), seeds=(0,), steps=3, vocabulary=300, length=8)
-    plain, compiled = (depths(corpus, tmp_path / str(c), plan, "cpu", compiled=c).rows[0] for c in (False, True))
+    plain, compiled = (run_depth(corpus, tmp_path / str(c), plan, "cpu", compiled=c).rows[0] for c in (False, True))
     assert traced == ["Block", "Block"]
     assert compiled["loss"] == pytest.approx(plain["loss"], rel=1e-6)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from keyquery_studies.common.jobs import finish
-from keyquery_studies.common.language_models import INITS, Training, begin, first_below, prepare
-from keyquery_studies.kernels.study import Kernels, Plan, kernels, starts
+from keyquery_studies.common.language_models import INITS, Tokenizer, Training, begin, first_below, prepare
+from keyquery_studies.kernels.study import Kernels, Plan, starts
+from keyquery_studies.kernels.study import run as run_kernels
 from keyquery_studies.kernels.synthetic import (
     HEAD,
     SEEN,
@@ -28,10 +29,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli, report
+from keyquery import cli
 from keyquery.layers import LanguageModel
 from keyquery.layers.kernels import KERNELS
 from keyquery.report.kit import terminal
+from keyquery.report.kit.colours import KERNELS as COLOURS
 
 TINY = Plan(
     seeds=(0,),
@@ -51,7 +53,7 @@ TINY = Plan(
 @pytest.fixture(scope="module")
 def study(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    return kernels(corpus, out, TINY, device="cpu"), out
+    return run_kernels(corpus, out, TINY, device="cpu"), out
 
 
 def known(kernel, truth):
@@ -246,7 +248,7 @@ def test_a_study_that_was_broken_off_goes_on_and_may_grow(corpus, study, tmp_pat
 
     plan = replace(TINY, part="init", seeds=(0,))
     with pytest.raises(KeyboardInterrupt):
-        kernels(corpus, tmp_path, plan, "cpu", progress=interrupted)
+        run_kernels(corpus, tmp_path, plan, "cpu", progress=interrupted)
     done = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     assert len(done) == 3
     told = []
@@ -255,12 +257,12 @@ def test_a_study_that_was_broken_off_goes_on_and_may_grow(corpus, study, tmp_pat
         told.append(total)
         return items
 
-    reading = kernels(corpus, tmp_path, plan, "cpu", progress=watch)
+    reading = run_kernels(corpus, tmp_path, plan, "cpu", progress=watch)
     assert told == [2 * len(INITS) - 3]
     assert all((tmp_path / "results" / name).read_bytes() == content for name, content in done.items())
-    kernels(corpus, tmp_path, plan, "cpu", progress=watch)
+    run_kernels(corpus, tmp_path, plan, "cpu", progress=watch)
     assert told[1:] == []  # nothing is trained twice
-    more = kernels(None, tmp_path, replace(plan, seeds=(0, 1)), "cpu", progress=watch)
+    more = run_kernels(None, tmp_path, replace(plan, seeds=(0, 1)), "cpu", progress=watch)
     assert told[1:] == [2 * len(INITS)]
     assert more.language[: len(reading.language)] == reading.language
 
@@ -312,7 +314,7 @@ def test_rows_of_a_table_are_shuffled_whole(tmp_path):
     rows = [f"review {i} is fine" for i in range(50)]
     (tmp_path / "a.tsv").write_text("label\ttext\n" + "".join(f"0\t{row}\n" for row in rows))
     prepare(tmp_path / "a.tsv", tmp_path, 300)
-    tokenizer = kq.studies.language.Tokenizer.load(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
     said = tokenizer.decode(np.load(tmp_path / "tokens.npy").tolist()).splitlines()
     assert said != rows
     assert sorted(said) == sorted(rows)
@@ -320,18 +322,18 @@ def test_rows_of_a_table_are_shuffled_whole(tmp_path):
 
 def test_what_cannot_be_trained_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"corpus must be a text file: .* holds no tokens of an earlier run"):
-        kernels(None, tmp_path, TINY)
+        run_kernels(None, tmp_path, TINY)
     with pytest.raises(ValueError, match="part must be one of 'synthetic', 'language', 'init', 'all', got 'word'"):
         Plan(part="word")
     with pytest.raises(ValueError, match="corpus must be a text file for part 'all'; only 'synthetic' needs none"):
-        kernels(None, None, TINY)
+        run_kernels(None, None, TINY)
     with pytest.raises(ValueError, match="few must be a share above 0 and at most 1, got 2"):
         Plan(few=2.0)
     with pytest.raises(ValueError, match="share must be above 0 and at most 1, got 0"):
         Training(objective="masked", kernel="psd", share=0.0, seed=0, steps=1, text="", vocabulary=300)
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(ValueError, match="too few for windows of 9"):
-        kernels(tmp_path / "short.txt", None, TINY, "cpu")
+        run_kernels(tmp_path / "short.txt", None, TINY, "cpu")
     with pytest.raises(ValueError, match="init 'tied' is of queries and keys that differ, not of kernel 'psd'"):
         Training(objective="masked", kernel="psd", init="tied", seed=0, steps=1, text="", vocabulary=300)
     with pytest.raises(ValueError, match="samples must be at least 2, got 1"):
@@ -350,9 +352,7 @@ def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study
         "next token, all text",
         "next token, 50% of it",
     ]
-    assert [line.get_label() for line in figure.get_axes()[0].get_lines()[: len(KERNELS)]] == list(
-        report.colours.KERNELS
-    )
+    assert [line.get_label() for line in figure.get_axes()[0].get_lines()[: len(KERNELS)]] == list(COLOURS)
     nothing = Kernels(starts=starts([0]), synthetic=[], language=[])
     with pytest.raises(ValueError, match="it needs the part synthetic or language"):
         nothing.plot()

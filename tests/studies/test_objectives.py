@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from keyquery_studies.common.objectives import SHARES, Task
-from keyquery_studies.objectives.study import Objectives, objectives, recorded
+from keyquery_studies.objectives.study import Objectives, recorded
+from keyquery_studies.objectives.study import run as run_objectives
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
@@ -17,7 +18,7 @@ TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16
 @pytest.fixture(scope="module")
 def study(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    return objectives(corpus, out, seeds=(0, 1), steps=20, shape=TINY, device="cpu", about="A tale."), out
+    return run_objectives(corpus, out, seeds=(0, 1), steps=20, shape=TINY, device="cpu", about="A tale."), out
 
 
 def test_every_head_is_recorded_at_every_step_asked_for(study):
@@ -104,13 +105,13 @@ def test_a_study_that_was_broken_off_goes_on(corpus, tmp_path):
             yield item
 
     options = {"steps": 20, "shape": TINY, "device": "cpu"}
-    reading = objectives(corpus, **options)
+    reading = run_objectives(corpus, **options)
     with pytest.raises(KeyboardInterrupt):
-        objectives(corpus, tmp_path, **options, progress=interrupted)
-    again = objectives(corpus, tmp_path, **options)
+        run_objectives(corpus, tmp_path, **options, progress=interrupted)
+    again = run_objectives(corpus, tmp_path, **options)
     assert json.dumps(again.to_dict()["heads"]) == json.dumps(reading.to_dict()["heads"])
     told = []
-    third = objectives(corpus, tmp_path, **options, progress=lambda items, what, total: told.append(what) or items)
+    third = run_objectives(corpus, tmp_path, **options, progress=lambda items, what, total: told.append(what) or items)
     assert told == []  # nothing is trained twice
     assert third.to_dict()["losses"] == again.to_dict()["losses"]
 
@@ -118,13 +119,13 @@ def test_a_study_that_was_broken_off_goes_on(corpus, tmp_path):
 @pytest.mark.slow
 def test_studies_of_other_settings_never_mix(corpus, tmp_path):
     options = {"steps": 20, "shape": TINY, "device": "cpu"}
-    objectives(corpus, tmp_path, **options)
+    run_objectives(corpus, tmp_path, **options)
     before = (tmp_path / "encoder" / "model.safetensors").read_bytes()
     other = {**options, "shape": Shape(**{**TINY.to_dict(), "vocab_size": 320})}
     with pytest.raises(FileExistsError, match="is of another study; --force replaces it"):
-        objectives(corpus, tmp_path, **other)
+        run_objectives(corpus, tmp_path, **other)
     assert (tmp_path / "encoder" / "model.safetensors").read_bytes() == before
-    objectives(corpus, tmp_path, **other, force=True)
+    run_objectives(corpus, tmp_path, **other, force=True)
     assert len(Tokenizer.load(tmp_path / "encoder")) == 320
 
 

@@ -12,13 +12,15 @@ from keyquery_studies.rerank import datasets as labelled
 from keyquery_studies.rerank.datasets import Sources, load_split, passages, prepare, split, stretches, votes_right
 from keyquery_studies.rerank.diffusion import Diffusion
 from keyquery_studies.rerank.embeddings import dino, image_vectors, load_dino, text_vectors
-from keyquery_studies.rerank.study import METHODS, RerankStudy, RerankTrial, rerank
+from keyquery_studies.rerank.study import METHODS, RerankStudy, RerankTrial
+from keyquery_studies.rerank.study import run as run_rerank
 from rich.console import Console
 from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.instruments.rankings.rankings import score_revisited
 from keyquery.report.kit import terminal
 from tests.estimators.rerank.groups import curves
 
@@ -172,7 +174,7 @@ def sources(tmp_path_factory, backbone):
 @pytest.fixture(scope="module")
 def study(sources, tmp_path_factory):
     out = tmp_path_factory.mktemp("study")
-    return rerank(sources, out, seeds=(0, 1), **SMALL), out
+    return run_rerank(sources, out, seeds=(0, 1), **SMALL), out
 
 
 def test_vectors_are_made_once_and_kept(sources, study, monkeypatch):
@@ -184,7 +186,7 @@ def test_vectors_are_made_once_and_kept(sources, study, monkeypatch):
         assert np.bincount(arrays["labels"]).tolist() == [25] * 4
     monkeypatch.setattr(labelled, "image_vectors", None)  # would fail if it were called
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
-    assert rerank(sources, out, seeds=(0, 1), **SMALL) == study[0]
+    assert run_rerank(sources, out, seeds=(0, 1), **SMALL) == study[0]
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
 
 
@@ -311,12 +313,12 @@ def test_benchmarks_run_out_of_a_folder(tmp_path):
     (tmp_path / "gnd_rmade.pkl").write_bytes(pickle.dumps(told, protocol=2))
     np.savez(tmp_path / "rmade.npz", Q=queries.numpy(), X=database.numpy())
     out = tmp_path / "out"
-    reading = rerank(Sources(revisited=tmp_path), out, seeds=(0,), **SMALL)
+    reading = run_rerank(Sources(revisited=tmp_path), out, seeds=(0,), **SMALL)
     assert {row["dataset"] for row in reading.rows} == {"rmade"}
     first = next(row for row in reading.rows if row["method"] == "first round")
     lists = (queries @ database.T).argsort(dim=1, descending=True)
     truth = load_split(out, "rmade", reading.provenance["sets"]["rmade"]["digest"], 0).truth
-    expected = kq.instruments.score_revisited(lists, truth)
+    expected = score_revisited(lists, truth)
     for setup in ("medium", "hard"):
         assert first[setup] == pytest.approx(expected[setup].mean["trapezoidal_precision"])
     page = io.StringIO()
@@ -337,14 +339,14 @@ def test_sources_that_lack_something_are_told(tmp_path, sources, backbone):
         ({"texts": tmp_path / "a.tsv"}, "texts need a model of sentences"),
     ):
         with pytest.raises(ValueError, match=said):
-            rerank(Sources(**given))
+            run_rerank(Sources(**given))
     with pytest.raises(FileNotFoundError, match="there is no"):
-        rerank(Sources(images=tmp_path / "none.npz", weights=backbone[1]))
+        run_rerank(Sources(images=tmp_path / "none.npz", weights=backbone[1]))
     np.savez(tmp_path / "bare.npz", images=np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(ValueError, match="must have labels"):
-        rerank(Sources(images=tmp_path / "bare.npz", weights=backbone[1]))
+        run_rerank(Sources(images=tmp_path / "bare.npz", weights=backbone[1]))
     with pytest.raises(ValueError, match="is no safetensors file"):
-        rerank(Sources(images=sources.images, weights=tmp_path / "bare.npz"))
+        run_rerank(Sources(images=sources.images, weights=tmp_path / "bare.npz"))
 
 
 def test_the_command_line_runs_it(study, sources, tmp_path):

@@ -6,7 +6,8 @@ import lzma
 import numpy as np
 import pytest
 from keyquery_studies.time.event_files import read_badges, read_cdnow, read_retail
-from keyquery_studies.time.study import WAYS, EventTrial, TimeStudy, _split, foretell, prepare
+from keyquery_studies.time.study import WAYS, EventTrial, TimeStudy, _split, prepare
+from keyquery_studies.time.study import run as run_time
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -83,7 +84,7 @@ def way(row):
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory):
     folder = tmp_path_factory.mktemp("time")
-    return foretell({"badges": badges(folder)}, folder / "out", seeds=(0, 1, 1), epochs=2, width=8, device="cpu")
+    return run_time({"badges": badges(folder)}, folder / "out", seeds=(0, 1, 1), epochs=2, width=8, device="cpu")
 
 
 def test_every_way_is_tried_once_a_seed(reading):

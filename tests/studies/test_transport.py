@@ -10,7 +10,8 @@ import torch
 from keyquery_studies.transport.baselines import METHODS, Transformer, learn, recipe_of
 from keyquery_studies.transport.cost import costing
 from keyquery_studies.transport.datasets import MEANS, bayes, keep_adult, named, simulated, split_of
-from keyquery_studies.transport.study import MethodTrial, TransportStudy, carry, methods_of
+from keyquery_studies.transport.study import MethodTrial, TransportStudy, methods_of
+from keyquery_studies.transport.study import run as run_transport
 from keyquery_studies.transport.trajectories import CourseTrial, StartTrial, Task
 from rich.console import Console
 from typer.testing import CliRunner
@@ -156,7 +157,7 @@ def study(tmp_path_factory):
         patch.setattr("keyquery_studies.transport.trajectories.FIRST", 20)
 
         def run():
-            return carry(None, folder / "out", seeds=(0,), sets=(named(2, 1, 1),), epochs=2)
+            return run_transport(None, folder / "out", seeds=(0,), sets=(named(2, 1, 1),), epochs=2)
 
         yield run(), folder / "out", run
 
@@ -210,16 +211,16 @@ def test_settings_that_are_other_ones_have_other_names():
 
 def test_bad_input(tmp_path):
     with pytest.raises(ValueError, match=r"part must be one of 'accuracy', 'course', 'start', 'all', got 'acuracy'"):
-        carry(part="acuracy")
+        run_transport(part="acuracy")
     with pytest.raises(ValueError, match=r"set must be one of .* did you mean 'iris'"):
-        carry(sets=["irs"])
+        run_transport(sets=["irs"])
     with pytest.raises(ValueError, match="adult needs a folder with uci_adult_train"):
-        carry(sets=["adult"])
+        run_transport(sets=["adult"])
     with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
-        carry(epochs=0)
+        run_transport(epochs=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="out must be a folder"):
-        carry(out=tmp_path / "file", sets=["iris"], part="accuracy")
+        run_transport(out=tmp_path / "file", sets=["iris"], part="accuracy")
 
 
 def test_the_command_line_runs_it(study, tmp_path):

@@ -21,7 +21,8 @@ from keyquery_studies.vision_language.scenes import (
     scenes,
     unsaid,
 )
-from keyquery_studies.vision_language.study import VisionLanguageStudy, correlated, parse, variants_of
+from keyquery_studies.vision_language.study import VisionLanguageStudy, correlated, variants_of
+from keyquery_studies.vision_language.study import run as run_vision_language
 from keyquery_studies.vision_language.trial import ParserTrial, asked_of, dino_model, reading_others
 from rich.console import Console
 from safetensors.torch import save_file
@@ -161,7 +162,7 @@ def study(tmp_path_factory):
             "sets": ["cifar"],
             "variants": ["symmetric"],
         }
-        return parse(folder / "images.npz", folder / "out", **options), folder
+        return run_vision_language(folder / "images.npz", folder / "out", **options), folder
 
 
 def test_the_study_tells_every_figure(study, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from keyquery_studies.words import masked_words as blanked
 from keyquery_studies.words import planted_models as planted
 from keyquery_studies.words.masked_words import Blanks, counting, told_ranks
 from keyquery_studies.words.planted_models import PlantedTraining, plant
-from keyquery_studies.words.study import Plan, WordsStudy, count_words
+from keyquery_studies.words.study import Plan, WordsStudy
+from keyquery_studies.words.study import run as run_words
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -193,4 +194,4 @@ def test_plans_that_are_none_are_refused(options, said):
 @pytest.mark.parametrize("out", [None, "out"])
 def test_without_data_there_must_be_tokens(tmp_path, out):
     with pytest.raises(ValueError, match="data must be a text file"):
-        count_words(None, None if out is None else tmp_path / out, kq.models.ENCODER)
+        run_words(None, None if out is None else tmp_path / out, kq.models.ENCODER)

@@ -106,7 +106,7 @@ def test_csv_has_the_keys_of_all_records(tmp_path):
 
 HALF = """
 import sys, time
-from keyquery import files
+from keyquery.support import files
 {how}
 """
 # Each writes a part of the new content, says so, and waits to be killed.
@@ -163,7 +163,7 @@ def test_what_goes_wrong_in_the_middle_leaves_nothing(tmp_path):
 
 MARKED = """
 import sys, time
-from keyquery import files
+from keyquery.support import files
 with files.writing(sys.argv[1], sys.argv[2]) as part:
     part.write_text("new"); print("half", flush=True); time.sleep(60)
 """

@@ -10,7 +10,7 @@ import keyquery as kq
 from tests.surgery.tiny import assert_as_it_was, snapshot
 
 SOURCE = Path(kq.__file__).parent
-FILES = {str(SOURCE / name) for name in ("capture/guard.py", "surgery/handles.py", "surgery/attach.py")}
+FILES = {str(SOURCE / name) for name in ("capture/guard.py", "surgery/handle.py", "surgery/rewriting/attach.py")}
 
 
 class Interrupt:

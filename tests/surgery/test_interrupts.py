@@ -19,10 +19,14 @@ from tests.surgery.dial.test_running import GAINS, decoder, text
 from tests.surgery.interrupts import SOURCE, interrupted_everywhere, states
 from tests.surgery.tiny import assert_as_it_was, encoder, snapshot, tiny
 
-SURGERY = ("adapters", "attach", "dial", "handles", "project", "register", "swap")
-CAPTURE = ("carried", "guard", "maps", "moments", "probe", "stream", "watch")
-FILES = {str(SOURCE / "surgery" / f"{name}.py") for name in SURGERY}
-FILES |= {str(SOURCE / "capture" / f"{name}.py") for name in CAPTURE}
+FILES = {
+    *(SOURCE / "surgery" / f"{name}.py" for name in ("handle", "dial/dial", "project/project", "swap/swap")),
+    *(SOURCE / "surgery" / f"{name}.py" for name in ("swap/adapters", "rewriting/attach", "rewriting/register")),
+    *(SOURCE / "capture" / f"{name}.py" for name in ("value_norms", "guard", "whole_maps", "moments", "probe")),
+    *(SOURCE / "capture" / f"{name}.py" for name in ("attention_stream", "hooks")),
+}
+assert all(path.is_file() for path in FILES)
+FILES = {str(path) for path in FILES}
 
 MODELS = {
     "keyquery": lambda: (kq.Attention(8, 2), {"x": torch.randn(1, 4, 8)}),

@@ -195,7 +195,7 @@ ADDRESSES = [
 ]
 TRIED = """
 import sys
-from keyquery.survey.crew import Cluster
+from keyquery.survey.executors import Cluster
 for address in sys.argv[1:]:
     try:
         Cluster(address).open()

@@ -48,7 +48,7 @@ def causes(
     until the prediction changes: along the graph, by attention, by gradient × input, by place, at random. Ten minutes
     a training on one core.
     """
-    from keyquery_studies.causes.study import explain_blanks
+    from keyquery_studies.causes.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     named = {"sentiment": reviews, "recommendation": retail}
@@ -56,5 +56,5 @@ def causes(
     if not sources:
         raise ValueError("give at least one file: --reviews or --retail")
     with watching(quiet) as progress:
-        reading = explain_blanks(sources, out, seed or (0, 1, 2), count, steps, device, workers, progress)
+        reading = run(sources, out, seed or (0, 1, 2), count, steps, device, workers, progress)
     deliver(reading, files, quiet)

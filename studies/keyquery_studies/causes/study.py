@@ -166,7 +166,7 @@ def _load(folder: Path, application: str, digest: str) -> Blanks:
     return load(folder, application, digest)
 
 
-def explain_blanks(
+def run(
     sources: Mapping[str, str | Path],
     out: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),

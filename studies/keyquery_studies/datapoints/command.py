@@ -97,7 +97,7 @@ def datapoints(
     between rows are split into their symmetric and skew parts; kernels between rows are compared. Minutes on a GPU with
     many --workers; with --out it may be broken off at any time, or by --minutes, and goes on.
     """
-    from keyquery_studies.datapoints.study import Plan, tell_tables
+    from keyquery_studies.datapoints.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part == "lookup":
@@ -107,5 +107,5 @@ def datapoints(
     given |= {"part": part, "steps": steps, "embedding": embedding, "depth": depth}
     given |= {"minutes": minutes, "precision": precision}
     with watching(quiet) as progress:
-        reading = tell_tables(data, out, Plan(**given), device, workers, progress)
+        reading = run(data, out, Plan(**given), device, workers, progress)
     deliver(reading, files, quiet)

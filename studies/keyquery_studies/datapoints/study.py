@@ -270,7 +270,7 @@ def _cost(trial: TableTrial, facts: Mapping[str, Any]) -> float:
     return weights * trial.steps * (BYTES + PRODUCTS * facts["rows"])
 
 
-def tell_tables(
+def run(
     data: str | Path | None = None,
     out: str | Path | None = None,
     plan: Plan | None = None,

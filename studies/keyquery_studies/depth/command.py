@@ -58,12 +58,12 @@ def depth(
     their heads become is told. Planned for less than 25 minutes of one H200 with 16 --workers; with --out it may be
     broken off, and goes on.
     """
-    from keyquery_studies.depth.study import Plan, depths
+    from keyquery_studies.depth.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     named = {"budgets": budget, "depths": layers, "rates": rate, "seeds": seed}
     given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
     given |= {"steps": steps, "length": length, "vocabulary": vocabulary}
     with watching(quiet) as progress:
-        reading = depths(data, out, Plan(**given), device, workers, minutes, compiled, force, progress)
+        reading = run(data, out, Plan(**given), device, workers, minutes, compiled, force, progress)
     deliver(reading, files, quiet)

@@ -225,7 +225,7 @@ class Plan:
         return {"steps": self.steps, "vocabulary": self.vocabulary, "length": self.length}
 
 
-def depths(
+def run(
     data: str | Path | None = None,
     out: str | Path | None = None,
     plan: Plan | None = None,

@@ -61,12 +61,12 @@ def dial(
     to the first token.
     Encoders: masked words, and which halves of a passage belong together.
     """
-    from keyquery_studies.dial.study import dial_abilities
+    from keyquery_studies.dial.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.LONG_TEXT]
     with watching(quiet) as progress:
-        reading = dial_abilities(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress, out)
+        reading = run(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress, out)
     deliver(reading, files, quiet)
 
 

@@ -198,7 +198,7 @@ class Setting:
         return None if self.layer is None else f"{self.layer}.{'*' if self.head is None else self.head}"
 
 
-def dial_abilities(
+def run(
     models: Sequence[str | Path],
     texts: Sequence[str | Path],
     by: str = "layer",
@@ -216,7 +216,7 @@ def dial_abilities(
     measured for. `sequences` of `length` tokens are measured of each text and seed. With `out`, a folder, a study that
     was interrupted is resumed: what each model can do on each text and seed is kept there.
 
-    >>> study = dial_abilities([kq.models.DECODER], [kq.models.TEXT], by="all", sequences=2, length=16, device="cpu")
+    >>> study = run([kq.models.DECODER], [kq.models.TEXT], by="all", sequences=2, length=16, device="cpu")
     >>> [(row["ability"], row["part"], row["change"] > 0.01) for row in study.rows if row["means"] == "data"][:2]
     [('next token', 'none', False), ('next token', 'symmetric', True)]
     """

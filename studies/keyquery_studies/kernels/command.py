@@ -69,8 +69,7 @@ def kernels(
 
     Minutes on a GPU with several --workers; the synthetic part takes minutes on any machine and needs no text.
     """
-    from keyquery_studies.kernels.study import Plan
-    from keyquery_studies.kernels.study import kernels as run
+    from keyquery_studies.kernels.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part == "init":

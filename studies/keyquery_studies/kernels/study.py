@@ -145,7 +145,7 @@ class Plan:
         return found
 
 
-def kernels(
+def run(
     corpus: str | Path | None = None,
     out: str | Path | None = None,
     plan: Plan | None = None,

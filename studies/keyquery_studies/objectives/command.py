@@ -51,7 +51,7 @@ def objectives(
     Minutes on a GPU; a processor alone takes far longer, and may be interrupted: --out goes on. The models that ship
     are seed 0 on 21 novels.
     """
-    from keyquery_studies.objectives.study import objectives as run
+    from keyquery_studies.objectives.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     shape = Shape(vocab_size=vocabulary, width=width, depth=depth)

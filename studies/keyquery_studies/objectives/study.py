@@ -98,7 +98,7 @@ class Objectives(Reading, kind="objectives"):
         return found
 
 
-def objectives(
+def run(
     corpus: str | Path,
     out: str | Path | None = None,
     seeds: Sequence[int] = (0,),

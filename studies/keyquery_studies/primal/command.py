@@ -100,8 +100,7 @@ def primal(
     ListOps and Pathfinder are generated; Text and Image are made of files in --data. Minutes to hours on a GPU; with
     --out it may be broken off at any time, or by --minutes, and goes on.
     """
-    from keyquery_studies.primal.study import Plan
-    from keyquery_studies.primal.study import primal as run
+    from keyquery_studies.primal.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part == "ablation":

@@ -201,7 +201,7 @@ class Plan:
         return SeriesTrial(dataset=dataset, digest=digest, attention=attention, **sizes, **chosen, **settings)
 
 
-def primal(
+def run(
     data: str | Path | None = None,
     out: str | Path | None = None,
     plan: Plan | None = None,

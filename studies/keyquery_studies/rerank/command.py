@@ -62,12 +62,12 @@ def rerank(
     k-reciprocal neighbours and diffusion. A minute a training on one core; vectors of images take longer.
     """
     from keyquery_studies.rerank.datasets import Sources
-    from keyquery_studies.rerank.study import rerank
+    from keyquery_studies.rerank.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     given = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}
     sources = Sources(digits=digits, items=items, **given)
     sizes = {"top": top, "anchors": anchors, "width": width, "steps": steps}
     with watching(quiet) as progress:
-        reading = rerank(sources, out, seed or (0, 1, 2), **sizes, device=device, workers=workers, progress=progress)
+        reading = run(sources, out, seed or (0, 1, 2), **sizes, device=device, workers=workers, progress=progress)
     deliver(reading, files, quiet)

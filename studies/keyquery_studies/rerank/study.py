@@ -178,7 +178,7 @@ def _load(folder: Path, dataset: str, digest: str, seed: int) -> Split:
     return load_split(folder, dataset, digest, seed)
 
 
-def rerank(
+def run(
     sources: Sources,
     out: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),

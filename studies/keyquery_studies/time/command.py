@@ -46,7 +46,7 @@ def time(
     The next event of users never seen, by their past: positions, Bochner's and Mercer's codes of time, three ways to
     take them in, dates, and what knowing the time of the next event is worth. Two minutes a training on one core.
     """
-    from keyquery_studies.time.study import foretell
+    from keyquery_studies.time.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     named = {"badges": badges, "retail": retail, "cdnow": cdnow}
@@ -54,5 +54,5 @@ def time(
     if not sources:
         raise ValueError("give at least one file of events: --badges, --retail or --cdnow")
     with watching(quiet) as progress:
-        reading = foretell(sources, out, seed or (0, 1, 2), epochs, width, device, workers, progress)
+        reading = run(sources, out, seed or (0, 1, 2), epochs, width, device, workers, progress)
     deliver(reading, files, quiet)

@@ -160,7 +160,7 @@ def prepare(sources: Mapping[str, str | Path], folder: Path) -> dict[str, dict[s
     return facts
 
 
-def foretell(
+def run(
     sources: Mapping[str, str | Path],
     out: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),

@@ -52,11 +52,11 @@ def transport(
     `kq.TransportClassifier` against Transformers and plainer methods, on classes whose best accuracy is known and on
     public tables; Transformers followed through training; heads that were pre-trained. Half an hour on one core.
     """
-    from keyquery_studies.transport.study import carry
+    from keyquery_studies.transport.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part != "all":
         raise ValueError("--picture draws all parts of the study together: leave out --part")
     with watching(quiet) as progress:
-        reading = carry(data, out, part, seed or (0, 1, 2, 3, 4), dataset or (), epochs, device, workers, progress)
+        reading = run(data, out, part, seed or (0, 1, 2, 3, 4), dataset or (), epochs, device, workers, progress)
     deliver(reading, files, quiet)

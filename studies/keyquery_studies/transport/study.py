@@ -129,7 +129,7 @@ def methods_of(dataset: str) -> tuple[str, ...]:
     return METHODS if dataset == "digits" else tuple(method for method in METHODS if method != "simplex")
 
 
-def carry(
+def run(
     data: str | Path | None = None,
     out: str | Path | None = None,
     part: str = "all",

@@ -78,12 +78,12 @@ def vision_language(
     flow between image and text is held against what shuffled images cost. Digits take minutes of a core a training,
     with --scenes 4000 one or two; photographs want a GPU.
     """
-    from keyquery_studies.vision_language.study import SEEDS, parse
+    from keyquery_studies.vision_language.study import SEEDS, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     chosen: dict[str, Any] = {"sets": dataset or (), "variants": variant or (), "seeds": seed or SEEDS}
     with watching(quiet) as progress:
-        reading = parse(
+        reading = run(
             data,
             out,
             weights,

@@ -126,7 +126,7 @@ def _rises(pairs: np.ndarray) -> float:
     return math.nan if found is None else found
 
 
-def parse(
+def run(
     data: str | Path | None = None,
     out: str | Path | None = None,
     weights: str | Path | None = None,

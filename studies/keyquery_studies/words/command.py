@@ -56,7 +56,7 @@ def words(
     and small Transformers that start from counts, at random, and symmetric. Ten minutes on one core; with --out it may
     be broken off, and goes on.
     """
-    from keyquery_studies.words.study import Plan, count_words
+    from keyquery_studies.words.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     named = {"seeds": seed, "objectives": objective}
@@ -64,5 +64,5 @@ def words(
     given |= {"steps": steps, "vocabulary": vocabulary, "window": window}
     source, others = (models.ENCODER, [models.DECODER]) if model is None else (model, [])
     with watching(quiet) as progress:
-        reading = count_words(data, out, source, others, Plan(**given), device, workers, force, progress)
+        reading = run(data, out, source, others, Plan(**given), device, workers, force, progress)
     deliver(reading, files, quiet)

@@ -134,7 +134,7 @@ class Plan:
         ]
 
 
-def count_words(
+def run(
     data: str | Path | None,
     out: str | Path | None,
     model: str | Path,

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 import keyquery as kq
 from keyquery.checkpoints.fitted import saved_network
+from keyquery.estimators.rerank.base import ROWS
 from keyquery.estimators.rerank.learned import Lists
 from keyquery.estimators.rerank.network import (
     ALPHA,
@@ -163,7 +164,7 @@ def test_items_below_the_top_stay_where_they_are(fitted, unseen):
 def test_batches_do_not_matter(fitted, unseen, monkeypatch):
     queries, database, _ = unseen
     order, scores = fitted.rerank(queries, database)
-    monkeypatch.setitem(kq.estimators.rerankers.ROWS, "cpu", 25)
+    monkeypatch.setitem(ROWS, "cpu", 25)
     again, same = fitted.rerank(queries, database)
     assert torch.equal(order, again)
     assert torch.allclose(scores, same, atol=1e-6)

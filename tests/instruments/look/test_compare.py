@@ -15,7 +15,7 @@ from keyquery import cli
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.difference import difference
 from keyquery.report.kit import terminal
-from keyquery.report.look.page import page
+from keyquery.report.kit.page import page
 
 run = CliRunner().invoke
 

@@ -13,7 +13,7 @@ import keyquery as kq
 from keyquery.instruments.transport.sketch import principal
 from keyquery.instruments.transport.transport import CURVES
 from keyquery.report.kit import terminal
-from keyquery.report.look.page import page
+from keyquery.report.kit.page import page
 
 pytest.importorskip("ot")
 

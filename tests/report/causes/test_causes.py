@@ -125,16 +125,16 @@ def test_a_head_that_is_not_there_is_told(decoder):
 def test_one_token_and_no_edge_draw():
     reading = kq.causes(torch.ones(1, 1))
     assert "<svg" in svg(reading)
-    assert "No edge" in report.page.page(reading)
+    assert "No edge" in report.page(reading)
     reading.plot()
 
 
 def test_the_page_stands_alone_and_texts_are_data():
     explained = {"target": 0, "sets": [[1]], "calls": 3, "pool": [1], "largest": 3}
-    text = report.page.page(made(EVERY, heads=2, tokens=[EVIL] * 6, explanation=explained))
+    text = report.page(made(EVERY, heads=2, tokens=[EVIL] * 6, explanation=explained))
     assert "<img" not in text
     assert text.count("<script>") == 1
-    plain = report.page.page(made(EVERY))
+    plain = report.page(made(EVERY))
     assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", plain)
     assert "3 calls" in text
     assert EVIL not in svg(made(EVERY, tokens=[EVIL] * 6))

@@ -12,7 +12,7 @@ import torch
 import keyquery as kq
 from keyquery.capture import attention_maps
 from keyquery.forms.parts import PARTS
-from keyquery.report.look.page import frame
+from keyquery.report.kit.notebook import frame
 from keyquery.report.look.shares import bar_shares
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL, tiny

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from html import unescape
 
 import numpy as np
@@ -15,11 +16,10 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.cli import look as looking
 from keyquery.forms.parts import PARTS
 from keyquery.report.kit.colours import DARK, LIGHT
-from keyquery.report.kit.page import ASSETS
-from keyquery.report.look.page import pack, page
+from keyquery.report.kit.packed_numbers import pack
+from keyquery.report.kit.page import ASSETS, page
 from tests.report.readings import EVIL, crowd, tiny
 
 run = CliRunner().invoke
@@ -235,7 +235,9 @@ def test_a_page_of_a_text_has_tokens_and_directions(tmp_path):
 )
 def test_targets_are_checked_before_any_work(tmp_path, monkeypatch, arguments, words):
     (tmp_path / "old.html").write_text("old")
-    monkeypatch.setattr(looking, "look_at", lambda *_, **__: pytest.fail("the model was looked at"))
+    monkeypatch.setattr(
+        sys.modules["keyquery.cli.look"], "look_at", lambda *_, **__: pytest.fail("the model was looked at")
+    )
     told = run(cli.app, ["look", *(argument.format(dir=tmp_path) for argument in arguments)])
     assert told.exit_code != 0
     assert words in str(told.exception)

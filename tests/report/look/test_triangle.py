@@ -231,7 +231,7 @@ def test_figures_for_papers():
     image = look(0.5, -0.5).plot().axes[0].images[0].get_array()  # without data: the map
     assert image.tolist() == [[0.5], [-0.5]]
     assert look((1.0, 0, 0, 0)).plot("map").axes[0].images
-    with pytest.raises(ValueError, match="what must be one of 'triangle', 'map', got 'triangel'; did you mean"):
+    with pytest.raises(ValueError, match="what must be one of 'auto', 'triangle', 'map', got 'triangel'; did you mean"):
         look(0.5).plot("triangel")
     with pytest.raises(ValueError, match="'reading' has no picture"):
         kq.Reading().plot()

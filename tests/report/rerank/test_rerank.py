@@ -12,7 +12,7 @@ from rich.console import Console
 import keyquery as kq
 from keyquery.report import picture_bytes
 from keyquery.report.kit import terminal
-from keyquery.report.look.page import page
+from keyquery.report.kit.page import page
 from tests.report.readings import EVIL
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from keyquery.report.look.page import page
+from keyquery.report.kit.page import page
 from keyquery.survey.reading import Survey, answer
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL

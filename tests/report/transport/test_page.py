@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.report.look.page import frame, page
+from keyquery.report.kit.notebook import frame
+from keyquery.report.kit.page import page
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL
 

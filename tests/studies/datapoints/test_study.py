@@ -10,7 +10,8 @@ from keyquery_studies.common.jobs import Job, finish
 from keyquery_studies.datapoints import baselines
 from keyquery_studies.datapoints import trial as trainings
 from keyquery_studies.datapoints.lookups import LookUp
-from keyquery_studies.datapoints.study import DatapointStudy, Plan, over_folds, tell_tables
+from keyquery_studies.datapoints.study import DatapointStudy, Plan, over_folds
+from keyquery_studies.datapoints.study import run as run_datapoints
 from keyquery_studies.datapoints.tables import prepare_tables
 from keyquery_studies.datapoints.trial import TableTrial
 from rich.console import Console
@@ -150,7 +151,7 @@ def study(sheets, tmp_path_factory):
         few = {"learning_rate": (0.1,), "max_leaf_nodes": (8,), "min_samples_leaf": (5,), "iterations": 20}
         patch.setattr(baselines, "BOOSTING", few)
         patch.setattr(baselines, "PERCEPTRON", {"hidden": ((8,),), "alpha": (1e-2,), "epochs": 20})
-        yield tell_tables(sheets, out, plan, device="cpu"), out, plan
+        yield run_datapoints(sheets, out, plan, device="cpu"), out, plan
 
 
 def test_it_has_every_part(study):
@@ -168,7 +169,7 @@ def test_what_is_done_is_not_done_again(study, monkeypatch):
     reading, out, plan = study
     for kind in (TableTrial, baselines.Baseline, LookUp):
         monkeypatch.setattr(kind, "run", lambda *given: pytest.fail("it was done again"))
-    again = tell_tables(None, out, plan, device="cpu")  # the tables lie there, too
+    again = run_datapoints(None, out, plan, device="cpu")  # the tables lie there, too
     assert (again.npt, again.kernels, again.baselines, again.lookup) == (
         reading.npt, reading.kernels, reading.baselines, reading.lookup,
     )  # fmt: skip
@@ -222,15 +223,15 @@ def test_of_classes_the_accuracy_that_is_lost_counts():
 
 def test_it_needs_data_or_what_an_earlier_run_left(tmp_path):
     with pytest.raises(FileNotFoundError, match="'yacht' needs uci_yacht_data"):
-        tell_tables(None, tmp_path / "out", Plan(part="npt", tables=("yacht",)))
+        run_datapoints(None, tmp_path / "out", Plan(part="npt", tables=("yacht",)))
     with pytest.raises(NotADirectoryError, match="data must be a folder"):
-        tell_tables(tmp_path / "none", tmp_path / "out", Plan(part="npt", tables=("yacht",)))
+        run_datapoints(tmp_path / "none", tmp_path / "out", Plan(part="npt", tables=("yacht",)))
 
 
 def test_baselines_say_that_they_need_scikit_learn(monkeypatch, sheets, tmp_path):
     monkeypatch.setattr("keyquery_studies.datapoints.baselines.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="--part npt"):
-        tell_tables(sheets, tmp_path, Plan(part="baselines", tables=("yacht",)))
+        run_datapoints(sheets, tmp_path, Plan(part="baselines", tables=("yacht",)))
 
 
 # Shown

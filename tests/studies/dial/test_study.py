@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
-from keyquery_studies.dial.study import Abilities, Subject, dial_abilities, level_of, study, trials_of
+from keyquery_studies.dial.study import Abilities, Subject, level_of, study, trials_of
+from keyquery_studies.dial.study import run as run_dial
 from typer.testing import CliRunner
 
 import keyquery as kq
@@ -20,7 +21,7 @@ TALE = kq.models.TEXT.read_text()
 
 @pytest.fixture(scope="module")
 def reading():
-    return dial_abilities([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], seeds=(0, 1), **SHORT)
+    return run_dial([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], seeds=(0, 1), **SHORT)
 
 
 def subject(**shape):
@@ -234,7 +235,7 @@ def test_a_model_without_a_head_still_has_abilities():
 )
 def test_what_is_asked_for_is_checked_before_any_work(options, message):
     with pytest.raises(ValueError, match=message):
-        dial_abilities(**{"models": [kq.models.DECODER], "texts": [kq.models.TEXT], **options})
+        run_dial(**{"models": [kq.models.DECODER], "texts": [kq.models.TEXT], **options})
 
 
 @pytest.mark.slow

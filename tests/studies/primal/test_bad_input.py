@@ -1,10 +1,10 @@
 """What the study of primal attention refuses, and what it takes only once."""
 
-import sys
 from importlib import import_module
 
 import pytest
-from keyquery_studies.primal.study import PROTOCOLS, Plan, _source, primal
+from keyquery_studies.primal.study import PROTOCOLS, Plan, _source
+from keyquery_studies.primal.study import run as run_primal
 from typer.testing import CliRunner
 
 from keyquery import cli
@@ -19,9 +19,8 @@ def test_a_seed_that_is_given_twice_is_one():
 @pytest.mark.parametrize("name", ["kernels", "dial", "primal"])
 def test_commands_take_a_seed_once(name, monkeypatch):
     seen = []
-    module = import_module(f"keyquery_studies.{name}")
-    monkeypatch.setattr(module, "dial_abilities" if name == "dial" else name, lambda *given: seen.append(given))
-    monkeypatch.setattr(sys.modules["keyquery_studies.cli"], "deliver", lambda *given: None)
+    monkeypatch.setattr(import_module(f"keyquery_studies.{name}.study"), "run", lambda *given: seen.append(given))
+    monkeypatch.setattr(import_module(f"keyquery_studies.{name}.command"), "deliver", lambda *given: None)
     result = CliRunner().invoke(cli.app, ["study", name, "--seed", "1", "--seed", "0", "--seed", "1"])
     assert result.exit_code == 0, result.output
     [given] = seen
@@ -37,13 +36,13 @@ def test_folders_that_are_files_and_results_that_are_none_are_told(series, tmp_p
     (tmp_path / "file").touch()
     plan = Plan(part="series", seeds=(0,), datasets=("Waves",), attentions=("general",), width=16, epochs=1)
     with pytest.raises(NotADirectoryError, match=r"out must be a folder, and .*file is a file"):
-        primal(series, tmp_path / "file", plan, "cpu")
-    primal(series, tmp_path, plan, "cpu")
+        run_primal(series, tmp_path / "file", plan, "cpu")
+    run_primal(series, tmp_path, plan, "cpu")
     [path, _] = sorted((tmp_path / "results").iterdir())
     for text in (path.read_text()[:-9], "[]", ""):
         path.write_text(text)
         with pytest.raises(ValueError, match=rf"{path.name} is no whole result: delete it, and it is made again"):
-            primal(series, tmp_path, plan, "cpu")
+            run_primal(series, tmp_path, plan, "cpu")
     refused = CliRunner().invoke(cli.app, ["study", "primal", "--out", str(tmp_path / "file")])
     assert refused.exit_code == 2
     assert "'--out'" in refused.output

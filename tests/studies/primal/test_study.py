@@ -10,7 +10,8 @@ import pytest
 import torch
 from keyquery_studies.primal.arena.tasks import TASKS
 from keyquery_studies.primal.released_code import published_regularizer
-from keyquery_studies.primal.study import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy, primal
+from keyquery_studies.primal.study import ATTENTIONS, PROTOCOLS, VARIANTS, Plan, PrimalStudy
+from keyquery_studies.primal.study import run as run_primal
 from keyquery_studies.primal.uea_series import PUBLISHED
 from rich.console import Console
 from typer.testing import CliRunner
@@ -298,12 +299,12 @@ def test_an_ablation_has_a_loss_to_leave_out():
 
 def test_series_are_tried_under_both_protocols_and_taken_apart(series, tmp_path):
     tiny = {"width": 16, "epochs": 1}
-    both = primal(series, tmp_path, Plan(part="series", seeds=(0,), **tiny), "cpu")
+    both = run_primal(series, tmp_path, Plan(part="series", seeds=(0,), **tiny), "cpu")
     assert len(both.series) == 2 * 3 * 2
     assert both.ablation == []
     assert {row["rank"] for row in both.series if row["attention"] != "general"} == {2}  # as wide as a head
     chosen = {"seeds": (0, 1), "datasets": ("Waves",), **tiny}
-    apart = primal(None, tmp_path, Plan(part="ablation", **chosen), "cpu")  # the arrays of the first run
+    apart = run_primal(None, tmp_path, Plan(part="ablation", **chosen), "cpu")  # the arrays of the first run
     assert apart.series == []
     assert [row["variant"] for row in apart.ablation] == 2 * list(VARIANTS)
     assert {(row["dataset"], row["protocol"], row["attention"], row["eta"]) for row in apart.ablation} == {
@@ -319,7 +320,7 @@ def test_series_are_tried_under_both_protocols_and_taken_apart(series, tmp_path)
     assert named == [(name, 2) for name in VARIANTS if name != "causal"]  # which has no kernel
     assert all(0 < row["start"] <= 1 and 0 < row["trained"] <= 1 for row in first)
     with pytest.raises(ValueError, match="dataset must be one of 'Vowels', 'Waves', got 'Wave'"):
-        primal(None, tmp_path, Plan(part="series", datasets=("Wave",)), "cpu")
+        run_primal(None, tmp_path, Plan(part="series", datasets=("Wave",)), "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,7 +344,7 @@ def test_all_is_put_together_in_its_parts(series, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[Plan.__module__], "Speed", Untimed)
     sizes = {"width": 16, "epochs": 1, "steps": 1, "batch": 2, "examples": (4, 2, 2), "share": 1.0}
     plan = Plan(seeds=(0,), datasets=("Waves",), tasks=("pathfinder",), attentions=("primal",), **sizes)
-    found = primal(series, tmp_path, plan, "cpu")
+    found = run_primal(series, tmp_path, plan, "cpu")
     assert [(row["protocol"], row["variant"]) for row in found.series] == [(name, "default") for name in PROTOCOLS]
     assert [row["variant"] for row in found.ablation] == list(VARIANTS)
     assert [(row["task"], row["attention"]) for row in found.arena] == [("pathfinder", "primal")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.look.compare import Comparison
+from keyquery.report.kit.tables import columns_table
 
 MOST = 12  # heads that are ranked
 NAMES = 3  # tensors that are named
@@ -17,7 +18,7 @@ SHADES = "░▒▓█"
 WIDE = 24  # heads, up to which a cell is two letters wide
 
 
-def difference_lines(reading: Comparison, table: Callable[..., Table]) -> list[Any]:
+def difference_lines(reading: Comparison) -> list[Any]:
     """For each model after the first: its map, its ranking and its tensors, or why these are not known."""
     lines: list[Any] = []
     for number, change in enumerate(reading.changes, 1):
@@ -26,7 +27,7 @@ def difference_lines(reading: Comparison, table: Callable[..., Table]) -> list[A
         if change["rows"] is None:
             lines.append(Text(f"How far heads moved is not measured: {change.get('why')}."))
         else:
-            lines += _moved(reading, number, table)
+            lines += _moved(reading, number)
         lines += [Text(f"Note: {note}.") for note in change["notes"]]
     return [line for line in lines if line is not None]
 
@@ -44,7 +45,7 @@ def _tensors(found: Mapping[str, list[str]]) -> list[Text]:
     return [Text(f"{said}.")]
 
 
-def _moved(reading: Comparison, number: int, table: Callable[..., Table]) -> list[Any]:
+def _moved(reading: Comparison, number: int) -> list[Any]:
     rows, model = reading.ranking(number), reading.looks[number].model
     changed = [row for row in rows if row["change"] or row["folded"]]
     if not changed:
@@ -54,8 +55,8 @@ def _moved(reading: Comparison, number: int, table: Callable[..., Table]) -> lis
     of = "" if view == "change" else " with biases and norms, which alone differ"
     legend = f"‖ΔM‖/‖M‖ per head{of}, layers by heads: · 0  {'  '.join(_steps(most))}"
     cells = {(row["layer"], row["head"]): row[view] for row in rows}
-    lines: list[Any] = [Text(legend), _map(cells, model, most, table), ""]
-    ranked = table("head", "change", "symmetric", "skew", "folded", "raw symmetry, before", "after")
+    lines: list[Any] = [Text(legend), _map(cells, model, most), ""]
+    ranked = columns_table("head", "change", "symmetric", "skew", "folded", "raw symmetry, before", "after")
     before, after = ({(h["layer"], h["head"]): h for h in reading.looks[n].heads} for n in (0, number))
     for row in changed[:MOST]:
         at = (row["layer"], row["head"])
@@ -71,10 +72,10 @@ def _steps(most: float) -> list[str]:
     return [f"{shade} ≤ {_figure(most * (step + 1) / len(SHADES))}" for step, shade in enumerate(SHADES)]
 
 
-def _map(cells: Mapping[tuple[int, int], float | None], model: Any, most: float, table: Callable[..., Table]) -> Table:
+def _map(cells: Mapping[tuple[int, int], float | None], model: Any, most: float) -> Table:
     """Shaded cells, a line per layer."""
     columns = 1 + max(head for _, head in cells)
-    shown = table("layer", Text(f"heads 0 to {columns - 1}"), "largest")
+    shown = columns_table("layer", Text(f"heads 0 to {columns - 1}"), "largest")
     for layer in sorted({layer for layer, _ in cells}):
         values = [cells.get((layer, head)) for head in range(columns)]
         line = "".join(_shade(value, most) * (2 if columns <= WIDE else 1) for value in values)

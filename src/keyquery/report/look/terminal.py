@@ -16,7 +16,7 @@ from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.look import Look
-from keyquery.report.kit.tables import columns_table, plain_table
+from keyquery.report.kit.tables import plain_table
 from keyquery.report.look.cooccurrence import corpus_tables
 from keyquery.report.look.differences import difference_lines
 from keyquery.report.look.directions import tokens_tables
@@ -54,7 +54,7 @@ def look_lines(reading: Look) -> list[Any]:
 
 def comparison_lines(reading: Comparison) -> list[Any]:
     """What differs, then bars side by side, where they are of the same heads and the same kind; else one by one."""
-    looks, differences = reading.looks, [*difference_lines(reading, columns_table), ""]
+    looks, differences = reading.looks, [*difference_lines(reading), ""]
     alike = {(len(look.layers), len(look.heads), has_data(look)) for look in looks}
     if len(alike) > 1:
         shown = (part for look in looks for part in (*look_lines(look), ""))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from keyquery.report.kit.tables import columns_table
 from keyquery.survey.reading import Survey
 
 MOST = 40  # models, runs or families that a terminal shows
@@ -45,9 +46,9 @@ def told(reading: Survey) -> list[str]:
     return said
 
 
-def survey_lines(reading: Survey, table: Callable[..., Any]) -> list[Any]:
+def survey_lines(reading: Survey) -> list[Any]:
     """A row a model, the answers, and what could not be read."""
-    made = table("model", "family", "step", "size", "heads", "symmetry", "together", "direction")
+    made = columns_table("model", "family", "step", "size", "heads", "symmetry", "together", "direction")
     for row in sorted(reading.models, key=_order)[:MOST]:
         made.add_row(
             _cut(row["name"], 36),
