@@ -73,7 +73,7 @@ def main() -> None:
 def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One row per head: its two labels, and what leaving out costs; and what was measured on."""
     start = perf_counter()
-    model, tokenizer = load_model(source, speaking=True)
+    model, tokenizer = load_model(source, lm_head=True)
     model.eval()
     lines = read_lines(asked.text)
     batches = list(text_batches(lines, tokenizer, asked.length - asked.bos, asked.tokens, asked.batch))

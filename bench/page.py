@@ -18,7 +18,14 @@ from keyquery.report.kit.page import page
 from keyquery.support.files import write_text
 
 TOKENS, REPEATS = 24, 5
-PLAIN = ("symmetry", "directionality", "directionality_norms", "symmetric_energy", "skew_energy", "positive_share")
+PLAIN = (
+    "symmetry",
+    "column_directionality",
+    "column_directionality_norms",
+    "symmetric_energy",
+    "skew_energy",
+    "positive_share",
+)
 
 
 def figures(rank: int) -> dict[str, Any]:
@@ -60,7 +67,7 @@ def head(layer: int, number: int, rank: int) -> dict[str, Any]:
 def look(layers: int, heads: int, rank: int) -> Look:
     """A rotary decoder, whose heads have the most to show."""
     torch.manual_seed(0)
-    raw = {"symmetry": 0.1, "directionality": 0.2, "directionality_norms": 0.3}
+    raw = {"symmetry": 0.1, "column_directionality": 0.2, "column_directionality_norms": 0.3}
     rows = [
         {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": True, "raw": raw} for i in range(layers)
     ]

@@ -133,7 +133,7 @@ def tell(folder: Path, stories: int) -> None:
     """Check that the model knows a story, and let it tell some more."""
     from keyquery.capture.load import load_model
 
-    model, tokenizer = load_model(folder, speaking=True)
+    model, tokenizer = load_model(folder, lm_head=True)
     model.eval()
     ids = torch.tensor([tokenizer(STORY)["input_ids"]])
     with torch.no_grad():

@@ -26,20 +26,22 @@ from keyquery.support.plugins import plugins
 from keyquery.support.printable import REPR, brief, printable
 
 KINDS: dict[str, type[Reading]] = {}  # those whose module is imported
+FORMER_KINDS = {"foretelling": "event evaluation", "leaning": "npt explanation", "turned": "dial effect"}  # schema 1
 # Where the class of each kind is, so that nothing else is imported to open a file; plug-ins add theirs.
 MODULES = {
     "ablation": "keyquery.instruments.ablation.ablate",
     "causes": "keyquery.instruments.causes.causes",
     "comparison": "keyquery.instruments.look.compare",
     "depth": "keyquery.instruments.depth.depth",
+    "dial effect": "keyquery.instruments.ablation.dialled",
     "distillation": "keyquery.surgery.distill",
+    "event evaluation": "keyquery.estimators.events.evaluation",
     "explanation": "keyquery.instruments.causes.explain",
     "flow": "keyquery.instruments.flow.flow",
-    "foretelling": "keyquery.estimators.events.evaluation",
     "importance": "keyquery.estimators.series.importance",
     "interactions": "keyquery.estimators.events.interactions",
-    "leaning": "keyquery.estimators.npt.explanation",
     "look": "keyquery.instruments.look.look",
+    "npt explanation": "keyquery.estimators.npt.explanation",
     "primal": "keyquery.layers.primal.spectrum",
     "projection": "keyquery.instruments.cooccurrence.cooccurrence",
     "ranking scores": "keyquery.instruments.rankings.rankings",
@@ -47,7 +49,6 @@ MODULES = {
     "survey": "keyquery.survey.reading",
     "time kernel": "keyquery.layers.time.reading",
     "transport": "keyquery.instruments.transport.transport",
-    "turned": "keyquery.instruments.ablation.dialled",
 }
 
 
@@ -62,11 +63,11 @@ class Reading:
     >>> class Width(kq.Reading, kind="width"):
     ...     units = {"metres": "m"}
     >>> Width(provenance={"model": "a plank"}).to_json()
-    '{"schema": 1, "kind": "width", "units": {"metres": "m"}, "provenance": {"model": "a plank"}}'
+    '{"schema": 2, "kind": "width", "units": {"metres": "m"}, "provenance": {"model": "a plank"}}'
     """
 
     kind: ClassVar[str] = "reading"
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     units: ClassVar[Mapping[str, str]] = {}
     former: ClassVar[Mapping[str, str]] = {}  # names in files that former versions wrote, and what they are now
     nullable: ClassVar[tuple[str, ...]] = ()  # fields that may be null in files, though the class makes more of them
@@ -110,7 +111,7 @@ class Reading:
         """The reading as JSON; also written to `path`, if one is given. NaN and infinities are refused.
 
         >>> kq.Reading(provenance={"seed": 0}).to_json()
-        '{"schema": 1, "kind": "reading", "units": {}, "provenance": {"seed": 0}}'
+        '{"schema": 2, "kind": "reading", "units": {}, "provenance": {"seed": 0}}'
         """
         data = self.to_dict()
         try:
@@ -138,14 +139,15 @@ class Reading:
             raise ValueError(f"not a reading: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
             raise ValueError("not a reading: expected a JSON object with `kind` and `schema`")
-        cls = _class_of(data.pop("kind"))
-        if (schema := data.pop("schema")) != cls.schema:
+        kind = data.pop("kind")
+        cls = _class_of(str(FORMER_KINDS.get(kind, kind)))
+        if (schema := data.pop("schema")) not in range(1, cls.schema + 1) or isinstance(schema, bool):
             raise ValueError(
-                f"this reading of kind {cls.kind!r} has schema {schema!r:.40}; this version reads {cls.schema}"
+                f"this reading of kind {cls.kind!r} has schema {schema!r:.40}; this version reads 1 to {cls.schema}"
             )
         data.pop("units", None)
         try:
-            data = renamed(data, cls.former) if cls.former else data
+            data = renamed(data, cls.former) if schema < cls.schema and cls.former else data
             check_fields(cls, data)
         except ValueError as error:
             raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
@@ -239,16 +241,19 @@ def plain(value: Any) -> Any:
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Plain data in which keys and texts that are one of `names` have their new name.
+    """Plain data in which keys that are one of `names`, and texts by the key "part", have their new name.
 
-    >>> renamed({"part": "directional", "directional": [1.0]}, {"directional": "skew"})
-    {'part': 'skew', 'skew': [1.0]}
+    >>> renamed({"part": "directional", "directional": ["directional"]}, {"directional": "skew"})
+    {'part': 'skew', 'skew': ['directional']}
     """
     if isinstance(value, dict):
-        return {names.get(key, key): renamed(item, names) for key, item in value.items()}
-    if isinstance(value, list):
-        return [renamed(item, names) for item in value]
-    return names.get(value, value) if isinstance(value, str) else value
+        return {
+            names.get(key, key): names.get(item, item)
+            if key == "part" and isinstance(item, str)
+            else renamed(item, names)
+            for key, item in value.items()
+        }
+    return [renamed(item, names) for item in value] if isinstance(value, list) else value
 
 
 def short(value: Any, digits: int) -> Any:

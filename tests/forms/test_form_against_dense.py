@@ -229,5 +229,5 @@ def test_directionality_by_the_definition(kind, gamma, form):
             sums.append((out - threshold).sum() if kind == "excess" else out.sum())
         row, column = sums
         expected.append((row - column) / (row + column) if row + column > 0 else 0.0)
-    given = form.directionality(gamma, kind).reshape(-1)
+    given = form.column_directionality(gamma, kind).reshape(-1)
     torch.testing.assert_close(given, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)

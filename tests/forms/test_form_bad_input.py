@@ -52,8 +52,8 @@ VALUE_ERRORS = {
     "k beyond the rank": (lambda: psd().svd(3), "k must be between 1 and 2, got 3"),
     "k of 0": (lambda: psd().eigh(0), "k must be between 1 and 4, got 0"),
     "planes": (lambda: psd().skew_planes(3), "k must be between 1 and 2, got 3"),
-    "unknown directionality": (
-        lambda: psd().directionality(kind="excesses"),
+    "unknown column_directionality": (
+        lambda: psd().column_directionality(kind="excesses"),
         "kind must be one of 'excess', 'norms', got 'excesses'; did you mean 'excess'?",
     ),
     "tokens of another width": (

@@ -89,7 +89,7 @@ def test_one_tied_head_does_not_disturb_the_others():
     torch.testing.assert_close(kq.Form(query, key).skew_values()[0], kq.Form(query[0], key[0]).skew_values())
 
 
-@pytest.mark.parametrize("name", ["effective_rank", "stable_rank", "directionality"])
+@pytest.mark.parametrize("name", ["effective_rank", "stable_rank", "column_directionality"])
 @pytest.mark.parametrize("pair", ["random", "tied"])
 def test_gradients_are_finite(name, pair):
     query, key = PAIRS[pair]()

@@ -78,7 +78,7 @@ def test_a_zero_form_has_no_nan(shape):
     batch = torch.zeros(shape[:-2], dtype=torch.float64)
     for number in (form.symmetry, form.norm2, form.trace(), form.effective_rank(), form.stable_rank()):
         assert torch.equal(number, batch)
-    assert torch.equal(form.directionality(), batch)
+    assert torch.equal(form.column_directionality(), batch)
     assert torch.equal(form.positive_share, batch)
     positive, negative, zero = form.signature()
     assert not positive.any()
@@ -94,22 +94,22 @@ def test_a_form_minus_itself_is_zero():
     nothing = form - form
     assert torch.equal(nothing.symmetry, torch.zeros(3, dtype=torch.float64))
     assert torch.equal(nothing.effective_rank(), torch.zeros(3, dtype=torch.float64))
-    assert torch.equal(nothing.directionality(), torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(nothing.column_directionality(), torch.zeros(3, dtype=torch.float64))
     assert not torch.stack(nothing.shares(torch.eye(30), torch.ones(30))).any()
     assert nothing.norm2.sqrt().max() <= 1e-14 * form.norm2.sqrt().max()
 
 
 def test_equal_row_norms_do_not_stand_out():
     turn = torch.linalg.qr(torch.randn(50, 50, dtype=torch.float64)).Q
-    assert float(dense_form(turn).directionality()) == 0
+    assert float(dense_form(turn).column_directionality()) == 0
 
 
 def test_columns_that_stand_out_make_directionality_negative():
     matrix = torch.ones(30, 30, dtype=torch.float64)
     matrix[:, 3] = 50
-    assert float(dense_form(matrix).directionality()) == -1
-    assert float(dense_form(matrix.mT).directionality()) == 1
-    assert float(dense_form(matrix).directionality(kind="norms")) == -1
+    assert float(dense_form(matrix).column_directionality()) == -1
+    assert float(dense_form(matrix.mT).column_directionality()) == 1
+    assert float(dense_form(matrix).column_directionality(kind="norms")) == -1
 
 
 def test_a_weight_changed_in_place_is_measured_again():
@@ -163,7 +163,7 @@ def test_numbers_on_data_are_not_rounded_to_the_dtype_of_the_factors():
     query, key = (torch.randn(2, 4, 20).to(torch.bfloat16)).unbind()
     covariance = torch.cov(torch.randn(20, 60, dtype=torch.float64))
     short, long = kq.Form(query, key).on(covariance), kq.Form(query.double(), key.double()).on(covariance)
-    for name in ("trace", "row_norms", "directionality", "eigenvalues"):
+    for name in ("trace", "row_norms", "column_directionality", "eigenvalues"):
         torch.testing.assert_close(getattr(short, name)(), getattr(long, name)(), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(short.svd().values, short.singular_values())
     torch.testing.assert_close(short.eigh().values, short.eigenvalues())
@@ -187,8 +187,8 @@ def test_on_few_tokens_the_form_is_that_of_the_tokens():
 
 def test_the_threshold_of_directionality_is_two_standard_deviations():
     form = kq.Form(*torch.randn(2, 3, 60, dtype=torch.float64))
-    assert torch.equal(form.directionality(), form.directionality(gamma=2.0))
-    assert not torch.equal(form.directionality(), form.directionality(gamma=1.0))
+    assert torch.equal(form.column_directionality(), form.column_directionality(gamma=2.0))
+    assert not torch.equal(form.column_directionality(), form.column_directionality(gamma=1.0))
 
 
 def test_nearest_psd_of_a_tied_form_has_its_rank():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import keyquery as kq
 from tests.forms.strategies import DEGENERATE, pairs
 
-RATIOS = ("symmetry", "positive_share", "effective_rank", "stable_rank", "directionality")
+RATIOS = ("symmetry", "positive_share", "effective_rank", "stable_rank", "column_directionality")
 LENGTHS = ("eigenvalues", "skew_values", "singular_values", "row_norms", "column_norms", "trace")
 # A form that is zero up to rounding has no ratios to compare.
 KINDS = tuple(kind for kind in DEGENERATE if kind not in ("cancelling", "near-tied 1e-13"))

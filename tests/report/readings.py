@@ -17,7 +17,7 @@ class Evil:
         return EVIL if ids[0] % 2 else f" word{ids[0]}"
 
 
-RAW = {"symmetry": 0.1, "directionality": 0.2, "directionality_norms": 0.3}
+RAW = {"symmetry": 0.1, "column_directionality": 0.2, "column_directionality_norms": 0.3}
 
 
 def tiny(family, sample=8, **options):
@@ -35,7 +35,13 @@ def tiny(family, sample=8, **options):
 def crowd(layers, heads, rank, tokens, rotary):
     """A look of many heads, with every kind of figure that a page shows."""
     rng = np.random.default_rng(0)
-    plain = ("directionality", "directionality_norms", "symmetric_energy", "positive_share", "effective_rank")
+    plain = (
+        "column_directionality",
+        "column_directionality_norms",
+        "symmetric_energy",
+        "positive_share",
+        "effective_rank",
+    )
 
     def figures():
         spectra = {"eigenvalues": 2 * rank, "skew_values": 2 * rank, "singular_values": rank}

@@ -25,12 +25,12 @@ from keyquery.support.files import beside
 SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of models with a language head end
 
 
-def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, Any]:
+def load_model(source: str | Path, lm_head: bool = False) -> tuple[nn.Module, Any]:
     """The model of a folder, a .gguf file or the local hub cache (org/name), and its tokenizer or None.
 
     Nothing is fetched, and no code of the folder runs.
 
-    Needs the extra `hf`, unless the model is keyquery's own. A `speaking` one has the head that gives logits of tokens.
+    Needs the extra `hf`, unless the model is keyquery's own. With `lm_head` it has the head that gives logits.
     """
     path = located(source)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -47,7 +47,7 @@ def load_model(source: str | Path, speaking: bool = False) -> tuple[nn.Module, A
     transformers = _transformers()
     with _hushed(transformers):
         try:
-            maker = _speaker(transformers, path, options) if speaking else transformers.AutoModel
+            maker = _speaker(transformers, path, options) if lm_head else transformers.AutoModel
             model, info = maker.from_pretrained(path, output_loading_info=True, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None

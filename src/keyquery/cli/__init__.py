@@ -26,7 +26,7 @@ from keyquery.support.printable import message, printable, spell_out
 
 app = typer.Typer(
     name="keyquery",
-    help="What a Transformer's heads compare, what they point at, how much they follow the crowd.",
+    help="Read, ablate and compare the attention heads of Transformers.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",  # so that help is wrapped to the terminal, not to the source

@@ -72,8 +72,8 @@ def causes(
 
 
 def _read(source: str, text: str, target: int | None, largest: int, merge: bool, options: dict[str, Any]) -> Causes:
-    speaking = target is not None and can_speak(source)
-    live, tokenizer = load_model(source, speaking=speaking)
+    lm_head = target is not None and can_speak(source)
+    live, tokenizer = load_model(source, lm_head=lm_head)
     if tokenizer is None:
         raise ValueError(f"{source} has no tokenizer: a text cannot be run")
     options |= {"tokenizer": tokenizer, "name": Path(source).name}
@@ -82,7 +82,7 @@ def _read(source: str, text: str, target: int | None, largest: int, merge: bool,
     said = words_of(text, tokenizer, merge)
     if not 0 <= target < len(said.texts):
         raise ValueError(f"--target must be a position from 0 to {len(said.texts) - 1}, got {target}")
-    tester = predicted(live, tokenizer, said, target) if speaking else None
+    tester = predicted(live, tokenizer, said, target) if lm_head else None
     reading = find_causes(live, text=tester.words if tester else said, target=target, **options)
     seen = range(target) if tester is not None and tester.mask is None else None  # a decoder sees nothing behind it
     found = explain(reading, target, tester, among=seen, largest=largest)

@@ -98,7 +98,7 @@ def look(
     window: Window = 5,
     ids: Ids = None,
 ) -> None:
-    """Show the geometry of every head: how much of it compares, points and follows the crowd.
+    """Show the geometry of every head: symmetric, skew, popularity and position parts of its scores.
 
     The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text and --ids.
     Without a model, the two that ship are shown side by side: one learned to find masked words, the other to tell the

@@ -18,7 +18,7 @@ from keyquery.cli.look import for_page, watched_look
 from keyquery.cli.options import Csv, Device, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import ablate as ablate_parts
-from keyquery.instruments.ablation.dialled import turned
+from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.reading import Reading
@@ -79,7 +79,7 @@ def dial(
     files = targets(force, json=json)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
-    deliver(turned(live, batches, tokenizer, gains, heads, means=means, samples=samples, name=name), files, quiet)
+    deliver(dial_effect(live, batches, tokenizer, gains, heads, means=means, samples=samples, name=name), files, quiet)
 
 
 def ablate(
@@ -150,7 +150,7 @@ def _running(
     if text is not None and ids is not None:
         raise ValueError("give --text or --ids, not both: each says what the model is run on")
     lines = read_lines(text or models.LONG_TEXT) if ids is None else []
-    model, tokenizer = load_model(path, speaking=True)
+    model, tokenizer = load_model(path, lm_head=True)
     if ids is not None:
         batches, tokenizer = id_batches(read_ids(ids, read(model)), tokens), tokenizer or Numbers()
     elif tokenizer is None:

@@ -170,16 +170,16 @@ class Measures(ABC):
         factor, other = self._in_range("key", core.own_query, -core.lift - core.unit)
         return core.restored(_column_lengths(factor, other))
 
-    def directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
+    def column_directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
         """(r − c)/(r + c) ∈ [−1, 1] over rows and columns that stand out; negative where columns dominate.
 
         A row or column stands out if its norm exceeds mean + gamma·std (ddof 1) of its kind. `"excess"` sums what
         is above that threshold, `"norms"` the whole norms. 0 where nothing stands out.
 
-        >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).directionality()
+        >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).column_directionality()
         tensor(-1., dtype=torch.float64)
         """
-        given = directionality(self.row_norms(), self.column_norms(), gamma, kind)
+        given = column_directionality(self.row_norms(), self.column_norms(), gamma, kind)
         return torch.where(is_zero(self.core()), 0.0, given)
 
     def _in_range(self, side: str, other: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,10 +196,10 @@ class Measures(ABC):
         return times(factor, -own), times(other, exponents + own).to(factor.dtype)
 
 
-def directionality(
+def column_directionality(
     rows: Float[Tensor, "*batch d"], columns: Float[Tensor, "*batch d"], gamma: float = 2.0, kind: str = "excess"
 ) -> Float[Tensor, "*batch"]:
-    """The directionality of a matrix whose row and column norms are known."""
+    """The column directionality of a matrix whose row and column norms are known."""
     check_choice("kind", kind, ("excess", "norms"))
     size = torch.maximum(row_exponents(rows), row_exponents(columns))  # squares of norms would overflow
     row, column = (_outstanding(times(norms, -size), gamma, kind) for norms in (rows, columns))

@@ -49,7 +49,7 @@ DISPLAYS: dict[str, Display] = {
         terminal=f"{REPORT}.ablation.terminal:ablation_lines",
         figures={"map": f"{REPORT}.ablation.figure:ablation_map"},
     ),
-    "turned": Display(terminal=f"{REPORT}.ablation.terminal:turned_lines"),
+    "dial effect": Display(terminal=f"{REPORT}.ablation.terminal:dial_effect_lines"),
     "causes": Display(
         terminal=f"{REPORT}.causes.terminal:causes_lines",
         figures={"graphs": f"{REPORT}.causes.figure:graph_figure"},
@@ -67,7 +67,7 @@ DISPLAYS: dict[str, Display] = {
     ),
     "importance": Display(figures={"stretches": f"{REPORT}.series.figure:stretches"}),
     "interactions": Display(figures={"interactions": f"{REPORT}.events.figure:interactions"}),
-    "leaning": Display(figures={"leaning": f"{REPORT}.npt.figure:leaning"}),
+    "npt explanation": Display(figures={"explanation": f"{REPORT}.npt.figure:explanation"}),
     "ranking scores": Display(terminal=f"{REPORT}.rerank.terminal:scores_lines"),
     "reranking": Display(
         terminal=f"{REPORT}.rerank.terminal:reranking_lines",

@@ -12,7 +12,7 @@ import numpy as np
 from keyquery.reading import Reading
 from keyquery.support.rank_correlation import spearman
 
-FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "directionality", "rank_used")
+FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "column_directionality", "rank_used")
 NUMBERS = {  # of each answer, but those that may be None
     "runs": ("steps", "first", "last", "start", "end", "change"),
     "sizes": ("models", "smallest", "largest", "slope"),
@@ -30,7 +30,7 @@ class Survey(Reading, kind="survey"):
         "symmetry_folded": "the same, with biases and norm gains in it",
         "symmetry_low": "a quarter of the heads is below; symmetry_high: a quarter is above",
         "symmetry_together": "of the one M of all heads of a layer, median over layers",
-        "directionality": "of the one M of a layer, −1 columns to 1 rows stand out, median over layers",
+        "column_directionality": "of the one M of a layer, −1 columns to 1 rows stand out, median over layers",
         "rank_used": "effective rank over head width, mean over heads",
         "parameters": "numbers in all tensors of the checkpoint",
         "half": "first recorded step by which half of the change in symmetry is made",

@@ -32,8 +32,8 @@ from keyquery.survey.find_models import WEIGHTS, Entry
 # Single figures of a head in each view, and where it stands: what a row of the table of heads holds of a look.
 FIGURES = (
     "symmetry",
-    "directionality",
-    "directionality_norms",
+    "column_directionality",
+    "column_directionality_norms",
     "symmetric_energy",
     "skew_energy",
     "positive_share",
@@ -283,7 +283,7 @@ def _summary(look: Look) -> dict[str, Any]:
         "symmetry_low": symmetry[len(symmetry) // 4],
         "symmetry_high": symmetry[-1 - len(symmetry) // 4],
         "symmetry_together": median(row["raw"]["symmetry"] for row in look.layers),
-        "directionality": median(row["raw"]["directionality"] for row in look.layers),
+        "column_directionality": median(row["raw"]["column_directionality"] for row in look.layers),
         "rank_used": fmean(head["raw"]["effective_rank"] / head["rank"] for head in look.heads),
         "labels": dict(sorted(look.summary.items())),
         "by_layer": [fmean(head["raw"]["symmetry"] for head in heads) for heads in by_layer.values()],

@@ -37,7 +37,7 @@ class Ability:
     source: str  # text or seed
     make: Callable[[Material, Any, int, int, bool], Sequences]
     measure: Callable[[nn.Module, Sequences], Tensor]
-    speaking: bool = True  # whether it needs logits
+    lm_head: bool = True  # whether it needs logits
     by_head: bool = False  # whether it is worth a pass for every single head
 
 
@@ -227,8 +227,8 @@ ABILITIES = (
     Ability("repeated tokens", "nats", "lower", "decoders", "seed", repeated, loss, by_head=True),
     Ability("copying", "accuracy", "higher", "decoders", "seed", repeated, accuracy),
     Ability("look-ups", "accuracy", "higher", "decoders", "seed", look_ups, accuracy),
-    Ability("duplicates", "accuracy", "higher", "decoders", "seed", doubles, probe, speaking=False),
-    Ability("first-token mass", "share", "neither", "decoders", "text", text, first_token_mass, speaking=False),
+    Ability("duplicates", "accuracy", "higher", "decoders", "seed", doubles, probe, lm_head=False),
+    Ability("first-token mass", "share", "neither", "decoders", "text", text, first_token_mass, lm_head=False),
     Ability("masked words", "accuracy", "higher", "encoders", "text", hidden_words, accuracy),
-    Ability("sentence halves", "accuracy", "higher", "encoders", "text", halves, neighbours, speaking=False),
+    Ability("sentence halves", "accuracy", "higher", "encoders", "text", halves, neighbours, lm_head=False),
 )

@@ -110,21 +110,21 @@ class Subject:
     def load(cls, source: str | Path, device: str) -> Subject:
         """The model of a folder or a .gguf file, with the head that gives logits if it has one."""
         try:
-            model, tokenizer = load_model(source, speaking=True)
-            speaking = True
+            model, tokenizer = load_model(source, lm_head=True)
+            lm_head = True
         except ValueError:  # a sentence encoder has none; whatever else is wrong is said here again
             model, tokenizer = load_model(source)
-            speaking = False
-        return cls.of(name_of(source), model.to(device).eval(), tokenizer, speaking, precision(source))
+            lm_head = False
+        return cls.of(name_of(source), model.to(device).eval(), tokenizer, lm_head, precision(source))
 
     @classmethod
-    def of(cls, name: str, model: nn.Module, tokenizer: Any, speaking: bool = True, stored: str = "") -> Subject:
+    def of(cls, name: str, model: nn.Module, tokenizer: Any, lm_head: bool = True, stored: str = "") -> Subject:
         """A live model under a name."""
         found, sites = read(model), sites_of(model)
         heads = {index: site.count for index, site in sites.items()}
         facts = {"name": name, "family": found.model["family"], "layers": len(heads), "heads": sum(heads.values())}
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-        facts |= {"causal": found[0].causal, "speaking": speaking, "precision": stored, "vocabulary": vocabulary}
+        facts |= {"causal": found[0].causal, "lm_head": lm_head, "precision": stored, "vocabulary": vocabulary}
         biased = any(site.position != "none" for site in sites.values())
         return cls(model, tokenizer, facts, heads, any(site.placed for site in sites.values()), biased)
 
@@ -139,7 +139,7 @@ class Subject:
             one
             for one in ABILITIES
             if one.of == kind
-            and (self.facts["speaking"] or not one.speaking)
+            and (self.facts["lm_head"] or not one.lm_head)
             and not (self.biased and one.name == "first-token mass")
         ]
 

@@ -195,7 +195,7 @@ class Ranking:
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Ranks by every way, and what the counts are."""
         counts, blanks = learned_from(folder, self.size, self.window), Blanks.of(folder, self.seed)
-        model = load_model(self.model, speaking=True)[0].to(device).eval()
+        model = load_model(self.model, lm_head=True)[0].to(device).eval()
         found = {
             **counting(counts, blanks),
             "Transformer": filled(model, blanks, self.mask, REACH),

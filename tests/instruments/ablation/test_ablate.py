@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments.ablation.ablate import Ablation
-from keyquery.instruments.ablation.dialled import turned
 from keyquery.instruments.ablation.losses import default_loss, hide, masked_loss, next_token_loss
 from keyquery.layers import LanguageModel
 from keyquery.support.statistics import paired

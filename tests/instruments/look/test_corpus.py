@@ -38,11 +38,11 @@ def in_order(counts):
 def test_scores_that_are_the_corpus_are_explained_by_it(counts, corpus):
     ppmi = in_order(counts)
     whole, turned, halves = corpus.beside(torch.stack((3 * ppmi, ppmi.mT, ppmi + ppmi.mT)))
-    for name in ("compares", "points", "explained"):
+    for name in ("symmetric_cosine", "skew_cosine", "explained"):
         assert whole[name] == pytest.approx(1, abs=1e-5)
-    assert (turned["compares"], turned["points"]) == pytest.approx((1, -1), abs=1e-5)
-    assert halves["compares"] == pytest.approx(1, abs=1e-5)
-    assert halves["points"] == 0  # what rounding leaves of a part is no part
+    assert (turned["symmetric_cosine"], turned["skew_cosine"]) == pytest.approx((1, -1), abs=1e-5)
+    assert halves["symmetric_cosine"] == pytest.approx(1, abs=1e-5)
+    assert halves["skew_cosine"] == 0  # what rounding leaves of a part is no part
 
 
 def test_what_each_query_or_each_key_has_of_its_own_is_not_compared(counts, corpus):
@@ -65,7 +65,7 @@ def test_parts_of_scores_add_up(counts, corpus):
 
 def test_scores_at_random_stay_within_chance(corpus):
     found = corpus.beside(torch.randn(200, WORDS, WORDS, generator=torch.Generator().manual_seed(1)))
-    for name in ("compares", "points"):
+    for name in ("symmetric_cosine", "skew_cosine"):
         beyond = sum(abs(one[name]) > one[f"{name}_chance"] for one in found)
         assert 1 <= beyond <= 24  # 10 of 200 are expected
 
@@ -87,7 +87,7 @@ def test_a_head_made_of_counts_is_found_in_a_checkpoint(counts):
     reading = kq.look(Tiny(), corpus=counts)
     own, other = (head["corpus"] for head in reading.heads)
     assert own["explained"] > 0.6
-    assert all(abs(own[name]) > level(own, name) for name in ("compares", "points", "explained"))
+    assert all(abs(own[name]) > level(own, name) for name in ("symmetric_cosine", "skew_cosine", "explained"))
     assert other["explained"] < 0.01
     assert reading.corpus["compared"] == WORDS
     assert kq.Reading.load(reading.to_json()) == reading
@@ -109,7 +109,7 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     assert len(figures) == 9
     assert "corpus_points_random" in files["csv"].read_text().splitlines()[0]
     shown = json.loads(re.search(r'id="data">(.*?)</script>', files["html"].read_text(), re.S)[1])
-    assert shown["models"][0]["heads"][0]["corpus"]["points"] == float(f"{figures['points']:.3g}")
+    assert shown["models"][0]["heads"][0]["corpus"]["skew_cosine"] == float(f"{figures['skew_cosine']:.3g}")
     assert "beside text.txt" in shown["models"][0]["facts"]
 
 

@@ -91,11 +91,13 @@ def test_figures_equal_dense_algebra(reading):
     assert raw["symmetry"] == pytest.approx(float((M * M.mT).sum() / M.norm() ** 2))
     assert raw["symmetric_energy"] + raw["skew_energy"] == pytest.approx(float(M.norm() ** 2))
     assert raw["singular_values"] == pytest.approx(torch.linalg.svdvals(M)[:16].tolist())
-    assert raw["directionality"] == pytest.approx(float(layer.form[1].directionality()))
+    assert raw["column_directionality"] == pytest.approx(float(layer.form[1].column_directionality()))
     expected = float((whole * whole.mT).sum() / whole.norm() ** 2)
     assert reading.layers[1]["raw"]["symmetry"] == pytest.approx(expected, abs=1e-6)
     together = kq.Form(torch.eye(32, dtype=torch.float64), whole)
-    assert reading.layers[1]["raw"]["directionality"] == pytest.approx(float(together.directionality()), abs=1e-4)
+    assert reading.layers[1]["raw"]["column_directionality"] == pytest.approx(
+        float(together.column_directionality()), abs=1e-4
+    )
 
 
 def test_views_are_those_of_the_layer(encoder):
@@ -262,9 +264,9 @@ def test_reading_goes_through_json_frame_and_picture(reading):
 def test_json_has_the_promised_form(decoder):
     path, text = decoder
     data = json.loads(kq.look(path, text=text, length=8).to_json())
-    assert (data["schema"], data["kind"]) == (1, "look")
+    assert (data["schema"], data["kind"]) == (2, "look")
     assert set(data["layers"][0]) >= {"layer", "name", "raw"}
-    assert set(data["layers"][0]["raw"]) >= {"symmetry", "directionality"}
+    assert set(data["layers"][0]["raw"]) >= {"symmetry", "column_directionality"}
     head = data["heads"][0]
     assert set(head) >= {"layer", "head", "name", "raw", "folded", "on_data", "label"}
     spectra = {"eigenvalues", "skew_values", "singular_values"}
@@ -290,7 +292,7 @@ def test_comparison_holds_both_looks(reading, tmp_path):
     path = tmp_path / "both.json"
     both.to_json(path)
     data = json.loads(path.read_text())
-    assert (data["schema"], data["kind"], len(data["readings"])) == (1, "comparison", 2)
+    assert (data["schema"], data["kind"], len(data["readings"])) == (2, "comparison", 2)
     assert data["readings"][0]["kind"] == "look"
     loaded = kq.Reading.load(path)
     assert isinstance(loaded, Comparison)
@@ -510,7 +512,7 @@ def test_force_replaces(tmp_path):
     path = tmp_path / "old.json"
     path.write_text("old")
     assert run(cli.app, ["look", "-q", "--force", "--json", str(path)]).exit_code == 0
-    assert path.read_text().startswith('{"schema": 1')
+    assert path.read_text().startswith('{"schema": 2')
 
 
 @pytest.mark.parametrize("arguments", [["look", "--seed", "-1"], ["lok"], ["look", "--seed", "x"]])

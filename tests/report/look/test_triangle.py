@@ -38,7 +38,7 @@ def look(*shares, name="a model", half=None):
             on_data |= {"symmetry": 0.0, "interaction": 0.0}
         else:
             symmetry = share
-        figures = {"symmetry": symmetry, "effective_rank": 1.0, "directionality": 0.0}
+        figures = {"symmetry": symmetry, "effective_rank": 1.0, "column_directionality": 0.0}
         place = {"layer": layer, "head": 0, "name": f"{layer}.0", "label": "mixed", "evidence": "variance"}
         heads.append({**place, "raw": figures, "folded": figures, "on_data": on_data})
     rows = [{"layer": head["layer"], "raw": head["raw"]} for head in heads]

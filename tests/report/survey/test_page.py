@@ -17,7 +17,7 @@ def model(name, symmetry, run=None, step=None, family="llama", parameters=1_000_
     figures |= {
         "symmetry_low": symmetry - 0.1,
         "symmetry_high": symmetry + 0.1,
-        "directionality": 0.0,
+        "column_directionality": 0.0,
         "rank_used": 0.5,
     }
     facts = {"name": name, "file": f"f {name}", "run": run, "step": step, "family": family, "model_type": family}
@@ -73,7 +73,7 @@ def test_curves_over_steps_and_those_of_layers(visit, reading):
     tab.locator('[data-run="run"]').click()
     assert tab.locator("path.line.layer").count() == 2
     assert tab.evaluate("document.activeElement.dataset.run") == "run"
-    tab.locator('[data-figure="directionality"]').click()  # which is not kept by layer
+    tab.locator('[data-figure="column_directionality"]').click()  # which is not kept by layer
     assert tab.locator("path.line.layer").count() == 0
     tab.locator("#log").click()
     assert tab.locator("#log").get_attribute("aria-pressed") == "true"

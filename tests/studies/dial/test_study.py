@@ -170,7 +170,7 @@ def test_json_holds_all_of_it(reading):
         "layers": 4,
         "heads": 16,
         "causal": False,
-        "speaking": True,
+        "lm_head": True,
         "precision": "bfloat16",
         "vocabulary": 4096,
     }
@@ -219,7 +219,7 @@ def test_progress_is_told_of_every_setting():
 
 def test_a_model_without_a_head_still_has_abilities():
     model = subject()
-    silent = Subject.of("mute", model.model, model.tokenizer, speaking=False)
+    silent = Subject.of("mute", model.model, model.tokenizer, lm_head=False)
     assert [one.name for one in silent.abilities()] == ["sentence halves"]
 
 

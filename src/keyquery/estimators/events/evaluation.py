@@ -15,7 +15,7 @@ from keyquery.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foretelling(Reading, kind="foretelling"):
+class EventEvaluation(Reading, kind="event evaluation"):
     """Accuracy and −log-likelihoods of next events, of the model and of counts of the training data.
 
     `events` were foretold; `firsts`, the first event of every group, have nothing before them and were not.

@@ -23,7 +23,7 @@ from keyquery.estimators.base import (
     seeded,
     write_fitted,
 )
-from keyquery.estimators.events.evaluation import Foretelling, counted, transitions
+from keyquery.estimators.events.evaluation import EventEvaluation, counted, transitions
 from keyquery.estimators.events.interactions import (
     Context,
     Interactions,
@@ -191,7 +191,7 @@ class EventModel(Estimator):
         """The share of events, but the first of each group, whose type is foretold from those before."""
         return self.evaluate(events, times, groups).accuracy
 
-    def evaluate(self, events: Any, times: Any, groups: Any = None) -> Foretelling:
+    def evaluate(self, events: Any, times: Any, groups: Any = None) -> EventEvaluation:
         """Every event but the first of its group, foretold from those before: the model beside counts of its training
         data, "majority" and "Markov"."""
         stream = self._stream(events, times, groups)
@@ -203,7 +203,7 @@ class EventModel(Estimator):
         known = self.params_["information"]
         found = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / self.scale_
-        return Foretelling(
+        return EventEvaluation(
             information=known,
             events=len(stream.gaps),
             firsts=len(stream.groups),

@@ -29,7 +29,7 @@ from keyquery.estimators.base import (
     write_fitted,
 )
 from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, named
-from keyquery.estimators.npt.explanation import Leaning, lean
+from keyquery.estimators.npt.explanation import NPTExplanation, lean
 from keyquery.estimators.npt.memory import require_room
 from keyquery.estimators.npt.network import TableNetwork
 from keyquery.estimators.npt.training import Plan, Samples, answers, learn, seen_by, stratified
@@ -140,7 +140,7 @@ class Datapoints(Estimator, ABC):
             history = learn(network, samples, self.plan, self.steps, most, seed, progress)
         return network, history
 
-    def explain(self, row: Any, rows: int = 10) -> Leaning:
+    def explain(self, row: Any, rows: int = 10) -> NPTExplanation:
         """Which training rows and which columns the prediction of one row leans on, as a Reading with a picture.
 
         A row's attention is the mean over layers and heads. Its effect, and a column's, is by how much the prediction
@@ -158,7 +158,7 @@ class Datapoints(Estimator, ABC):
         names = [field.name for field in self.fields_[:-1]]
         shown = [self._entry(column, context) for column in range(len(names) + 1)]
         asked = [self._entry(column, data)[0] for column in range(len(names))]
-        return Leaning(
+        return NPTExplanation(
             **self._told(found.said),
             own=found.own,
             columns=[
@@ -374,7 +374,7 @@ class Datapoints(Estimator, ABC):
 
     @abstractmethod
     def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
-        """What a prediction says, for a Leaning."""
+        """What a prediction says, for a NPTExplanation."""
 
 
 def target_of(X: Any) -> Any:

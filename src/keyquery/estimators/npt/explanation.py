@@ -20,7 +20,7 @@ Odds = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Leaning(Reading, kind="leaning"):
+class NPTExplanation(Reading, kind="npt explanation"):
     """What one prediction leans on: every column of the row, and the rows of the context, the most attended first.
 
     `attention` is of all rows of the context, and with `own`, that of the row on itself, sums to 1.
@@ -39,7 +39,7 @@ class Leaning(Reading, kind="leaning"):
     rows: Sequence[Mapping[str, Any]]
 
     def __repr__(self) -> str:
-        return f"Leaning(predicted {self.predicted!r}, {len(self.columns)} columns, {len(self.rows)} rows)"
+        return f"NPTExplanation(predicted {self.predicted!r}, {len(self.columns)} columns, {len(self.rows)} rows)"
 
     def records(self) -> list[dict[str, Any]]:
         """One row a column, then one a row of the context."""

@@ -1,4 +1,4 @@
-"""`turned`: a model as it is and with its dial turned, side by side: the loss on a text, and what it says."""
+"""`dial_effect`: a model as it is and with its dial turned, side by side: the loss on a text, and what it says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPT, ANSWER = 12, 24  # tokens of a sample's beginning, and of what the model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turned(Reading, kind="turned"):
+class DialEffect(Reading, kind="dial effect"):
     """The loss as it is and as it becomes, with the 95 % interval of the change, and samples of what the model says."""
 
     units: ClassVar[Mapping[str, str]] = {"before": "mean loss over sequences, nats a token"}
@@ -45,7 +45,7 @@ class Turned(Reading, kind="turned"):
     samples: Sequence[Mapping[str, str]]
 
 
-def turned(
+def dial_effect(
     model: nn.Module,
     batches: Sequence[Batch],
     tokenizer: Any,
@@ -55,7 +55,7 @@ def turned(
     means: str | None = None,
     samples: int = 3,
     name: str | None = None,
-) -> Turned:
+) -> DialEffect:
     """Run a language model on `batches` as it is and with `gains` on the parts of some heads; means are of the batches.
 
     A decoder goes on from the beginnings of some sequences, an encoder fills in hidden words, without chance.
@@ -64,7 +64,7 @@ def turned(
     >>> from keyquery.layers import LanguageModel
     >>> model, tokenizer = LanguageModel.load(kq.models.DECODER), Tokenizer.load(kq.models.DECODER)
     >>> ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:512])
-    >>> turned(model, [{"input_ids": ids.reshape(32, 16)}], tokenizer, {"position": 0}, samples=0).change > 0
+    >>> dial_effect(model, [{"input_ids": ids.reshape(32, 16)}], tokenizer, {"position": 0}, samples=0).change > 0
     True
     """
     model = bare(model)
@@ -77,7 +77,7 @@ def turned(
     with dial(model, **dict(gains), heads=heads, data=measured):  # type: ignore[arg-type]
         after, then = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
     change, low, high = paired(before, after)
-    return Turned(
+    return DialEffect(
         model=facts_of(model, name),
         gains=dict(gains),
         heads="all" if heads is None else str(heads),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from keyquery.checkpoints import Heads, read
 from keyquery.instruments.look.difference import compared_tensors, difference
-from keyquery.instruments.look.look import Look, look
+from keyquery.instruments.look.look import FORMER, Look, look
 from keyquery.instruments.look.validity import check_changes
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
@@ -27,6 +27,7 @@ class Comparison(Reading, kind="comparison"):
         "folded": "the same of M with biases and norms in it",
     }
 
+    former = FORMER
     readings: Sequence[Mapping[str, Any]]
     changes: Sequence[Mapping[str, Any]] = field(default_factory=list)
 

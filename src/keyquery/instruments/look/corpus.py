@@ -24,7 +24,7 @@ BAND = 20  # tokens of like frequency, among which they are changed
 FEWEST = 20  # tokens, below which a correlation says nothing
 LEVEL = 0.95
 ROUNDING = 1e-9  # of the energy of scores: a part that small is none
-NAMES = ("compares", "points", "explained")
+NAMES = ("symmetric_cosine", "skew_cosine", "explained")
 
 
 class Corpus:
@@ -78,10 +78,10 @@ class Corpus:
     def beside(self, scores: Float[Tensor, "heads n n"]) -> list[dict[str, float]]:
         """How alike scores (heads, n, n) are to the corpus, rows and columns centred, without a token's own pair.
 
-        `compares` is the cosine of their symmetric parts, `points` that of their skew parts: above 0 where queries look
-        at what comes after them in the corpus, below 0 at what comes before; `explained`, how much of the scores both
-        parts of the corpus account for, scaled as suits best. `…_chance` is what 95 of 100 draws stay below,
-        signs aside.
+        `symmetric_cosine` is the cosine of their symmetric parts, `skew_cosine` that of their skew parts: above 0 where
+        queries look at what comes after them in the corpus, below 0 at what comes before; `explained`, how much of the
+        scores both parts of the corpus account for, scaled as suits best. `…_chance` is what 95 of 100 draws stay
+        below, signs aside.
         """
         symmetric, skew = (_upper(part) for part in halves(centred(scores)))
         sizes = symmetric.square().sum(1), skew.square().sum(1)
@@ -167,7 +167,7 @@ def _chance(alike: Float[Tensor, " draws"]) -> float:
 def level(figures: Mapping[str, Any], name: str) -> float:
     """What a figure must exceed to say anything: the higher of its two controls.
 
-    >>> level({"points": -0.2, "points_chance": 0.01, "points_random": 0.1}, "points")
+    >>> level({"skew_cosine": -0.2, "skew_cosine_chance": 0.01, "skew_cosine_random": 0.1}, "skew_cosine")
     0.1
     """
     return max(figures[f"{name}_chance"], figures[f"{name}_random"])

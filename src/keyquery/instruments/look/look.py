@@ -34,6 +34,15 @@ from keyquery.support.progress import Progress, silent
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # what is said of a layer, and of each of its heads
 
 
+# Names of schema 1.
+FORMER = {
+    "directionality": "column_directionality",
+    "directionality_norms": "column_directionality_norms",
+    **{f"compares{of}": f"symmetric_cosine{of}" for of in ("", "_chance", "_random")},
+    **{f"points{of}": f"skew_cosine{of}" for of in ("", "_chance", "_random")},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Look(Reading, kind="look"):
     """The geometry of every head and layer of a model.
@@ -44,8 +53,8 @@ class Look(Reading, kind="look"):
 
     units: ClassVar[Mapping[str, str]] = {
         "symmetry": "tr(M²)/‖M‖², −1 skew to 1 symmetric",
-        "directionality": "−1 columns to 1 rows stand out, by what exceeds mean + 2 std",
-        "directionality_norms": "the same, by whole norms",
+        "column_directionality": "−1 columns to 1 rows stand out, by what exceeds mean + 2 std",
+        "column_directionality_norms": "the same, by whole norms",
         "symmetric_energy": "‖S‖²",
         "skew_energy": "‖A‖²",
         "positive_share": "of ‖S‖²",
@@ -62,12 +71,13 @@ class Look(Reading, kind="look"):
         "half_window": "the same shares over pairs within the first half of each window",
         "effective_rank_symmetric": "of S on data, at offset 0; likewise effective_rank_skew",
         "contents": "symmetry of M(Δ): contents change places, the offset stays",
-        "compares": "cosine of the symmetric parts of scores between tokens and of a corpus's PPMI, centred",
-        "points": "the same of the skew parts: above 0 at what comes after, below 0 at what comes before",
+        "symmetric_cosine": "cosine of the symmetric parts of scores between tokens and of a corpus's PPMI, centred",
+        "skew_cosine": "the same of the skew parts: above 0 at what comes after, below 0 at what comes before",
         "explained": "share of the scores between tokens that the corpus's PPMI accounts for",
         "exchange": "symmetry of ½(M(Δ) ± M(−Δ)ᵀ): tokens change places with their positions",
     }
 
+    former = FORMER
     model: Mapping[str, Any]
     layers: list[dict[str, Any]]
     heads: list[dict[str, Any]]

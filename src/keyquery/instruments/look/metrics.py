@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.measures import directionality
+from keyquery.forms.measures import column_directionality
 from keyquery.forms.offsets import energies
 from keyquery.instruments.look.on_data import by_head
 
@@ -40,8 +40,8 @@ def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
     rows, columns = form.row_norms(), form.column_norms()
     numbers = {
         "symmetry": form.symmetry,
-        "directionality": directionality(rows, columns),
-        "directionality_norms": directionality(rows, columns, kind="norms"),
+        "column_directionality": column_directionality(rows, columns),
+        "column_directionality_norms": column_directionality(rows, columns, kind="norms"),
         "symmetric_energy": symmetric,
         "skew_energy": skew,
         "positive_share": form.positive_share,
@@ -84,6 +84,6 @@ def of_whole_layer(form: Form) -> dict[str, float]:
     cross = (key @ query.mT).to(wide)
     energy, trace = columns.sum(), (cross * cross.mT).sum(1).double().sum()
     norms = torch.cat(rows).sqrt(), columns.sqrt()
-    kinds = {"directionality": "excess", "directionality_norms": "norms"}
-    ways = {name: directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
+    kinds = {"column_directionality": "excess", "column_directionality_norms": "norms"}
+    ways = {name: column_directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
     return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **ways}

@@ -9,7 +9,7 @@ from typing import Any
 from keyquery.forms.parts import PARTS
 
 MODEL = {"name": str, "layers": int, "width": int}
-LAYER = {"layer": int, "raw.symmetry": Real, "raw.directionality": Real}
+LAYER = {"layer": int, "raw.symmetry": Real, "raw.column_directionality": Real}
 HEAD = {
     "layer": int,
     "head": int,
@@ -42,7 +42,7 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
         for index, row in enumerate(rows):
             _check(f"{name}[{index}]", row, fields)
             for view in ("raw", "folded"):
-                for figure in ("symmetry", "directionality"):
+                for figure in ("symmetry", "column_directionality"):
                     _check_share(f"{name}[{index}].{view}.{figure}", row.get(view, {}).get(figure))
     for index, head in enumerate(heads):
         if head.get("on_data") is not None:

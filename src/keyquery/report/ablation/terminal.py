@@ -10,13 +10,13 @@ from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.ablation.ablate import Ablation
-from keyquery.instruments.ablation.dialled import Turned
+from keyquery.instruments.ablation.dialled import DialEffect
 from keyquery.report.kit.colours import WHOLE
 
 MOST = 48  # rows of a table; beyond, those that matter most
 
 
-def turned_lines(reading: Turned) -> list[Any]:
+def dial_effect_lines(reading: DialEffect) -> list[Any]:
     """The loss before and after, then what the model says."""
     gains = ", ".join(f"{part} × {gain:g}" for part, gain in reading.gains.items() if gain != 1) or "all parts × 1"
     where = "all heads" if reading.heads == "all" else f"heads {reading.heads}"

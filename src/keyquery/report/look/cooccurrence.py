@@ -48,7 +48,7 @@ def _cell(figures: dict[str, float], name: str) -> Text:
 
 def _legend(heads: list[dict[str, Any]]) -> list[str]:
     beyond = {name: sum(abs(h["corpus"][name]) > level(h["corpus"], name) for h in heads) for name in NAMES}
-    said = f"{beyond['compares']} in the symmetric part, {beyond['points']} in the skew part"
+    said = f"{beyond['symmetric_cosine']} in the symmetric part, {beyond['skew_cosine']} in the skew part"
     return [
         f"\nBeyond chance, of {len(heads)} heads: {said}; minus is against the corpus.",
         "Cosines with its PPMI; in brackets what 95 of 100 heads at random, or shuffled tokens, stay below.",

@@ -156,7 +156,7 @@ def _heads_table(reading: Look) -> Table:
 def _layers_table(reading: Look) -> Table:
     table = plain_table("layer")
     table.add_column("parts, mean over its heads")
-    for name in ("symmetry raw\nof the layer", "directionality\nraw", "symmetry raw\nof its heads"):
+    for name in ("symmetry raw\nof the layer", "column direc-\ntionality, raw", "symmetry raw\nof its heads"):
         table.add_column(name, justify="right", no_wrap=True)
     for layer in reading.layers:
         heads = [head for head in reading.heads if head["layer"] == layer["layer"]]
@@ -165,7 +165,7 @@ def _layers_table(reading: Look) -> Table:
             Text(name_of(reading.model, layer["layer"])),
             _bar_of([head for head in with_bars(reading) if head["layer"] == layer["layer"]], reading),
             f"{layer['raw']['symmetry']:+z.2f}",
-            f"{layer['raw']['directionality']:+z.2f}",
+            f"{layer['raw']['column_directionality']:+z.2f}",
             f"{values[0]:+z.2f} … {values[-1]:+z.2f}",
         )
     return table
@@ -241,8 +241,8 @@ def _lengths(reading: Look) -> list[Any]:
 
 def _summary(reading: Look) -> list[str]:
     symmetry = median(layer["raw"]["symmetry"] for layer in reading.layers)
-    direction = median(layer["raw"]["directionality"] for layer in reading.layers)
-    together = f"symmetry {symmetry:+z.2f}, directionality {direction:+z.2f}"
+    direction = median(layer["raw"]["column_directionality"] for layer in reading.layers)
+    together = f"symmetry {symmetry:+z.2f}, column directionality {direction:+z.2f}"
     lines = [f"\nAll heads of a layer together, raw, median over layers: {together}."]
     if not has_data(reading):
         lines.append(f"Weights drawn at random have symmetry 1/width = {1 / reading.model['width']:.3f}.")

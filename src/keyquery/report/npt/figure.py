@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.estimators.npt.explanation import Leaning
+from keyquery.estimators.npt.explanation import NPTExplanation
 from keyquery.report.series.figure import AGAINST, FOR
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
@@ -13,7 +13,7 @@ GREY = "#8c959f"
 LETTERS = 24  # of a name that are shown
 
 
-def leaning(reading: Leaning, pyplot: Any, most: int = 12) -> Any:
+def explanation(reading: NPTExplanation, pyplot: Any, most: int = 12) -> Any:
     """Left, what the prediction loses without each column; right, attention to training rows, and their effects."""
     check_count("most", most, least=1)
     columns = sorted(reading.columns, key=lambda one: -abs(one["effect"]))[:most]
@@ -59,7 +59,7 @@ def _names(axis: Any, names: list[str]) -> None:
     axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
 
 
-def _unit(reading: Leaning) -> str:
+def _unit(reading: NPTExplanation) -> str:
     return "units of the target" if reading.probability is None else "log-odds"
 
 

@@ -56,7 +56,7 @@ def survey_lines(reading: Survey) -> list[Any]:
             "–" if row["step"] is None else f"{row['step']:,}",
             size(row["parameters"]),
             str(row["heads"]),
-            *(f"{row[name]:+z.3f}" for name in ("symmetry", "symmetry_together", "directionality")),
+            *(f"{row[name]:+z.3f}" for name in ("symmetry", "symmetry_together", "column_directionality")),
         )
     more = [f"… and {len(reading.models) - MOST} more"] if len(reading.models) > MOST else []
     broken = [f"Not read: {row['name']}: {row['why']}" for row in reading.broken]

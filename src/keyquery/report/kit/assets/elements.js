@@ -29,7 +29,7 @@ function signed(value) {
 }
 const figure = (name, value) => {
   if (value === null) return "";
-  return /^(symmetry|directionality)/.test(name) ? signed(value) : figure3(value);
+  return /^(symmetry|column_directionality)/.test(name) ? signed(value) : figure3(value);
 };
 
 // Numbers as they travel: three digits in 16 bits, a sign and 1 + 900·(exponent + 18) + (digits − 100); 0 is zero.

@@ -130,7 +130,7 @@ function overLengths(one) {
 // How alike this head is to the co-occurrence of a corpus: its cosines on a line, and what chance stays within.
 function corpusOf(one) {
   if (!one.corpus) return null;
-  const given = one.corpus, names = { compares: "symmetric", points: "skew" };
+  const given = one.corpus, names = { symmetric_cosine: "symmetric", skew_cosine: "skew" };
   const least = (name) => Math.max(given[`${name}_chance`], given[`${name}_random`]);
   const wide = Math.max(0.1, ...Object.keys(names).flatMap((name) => [Math.abs(given[name]), least(name)]));
   const rows = Object.entries(names).map(([name, part]) => ({

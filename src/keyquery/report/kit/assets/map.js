@@ -14,7 +14,7 @@ function shown() {
 // that is the most there can be. Else one colour: from 0, or from the least where all are more than half of the most;
 // by powers of ten where they are far apart.
 function scaleOf(measure) {
-  const bounded = /^(symmetry|directionality)/.test(measure.name), kept = state.model, values = [];
+  const bounded = /^(symmetry|column_directionality)/.test(measure.name), kept = state.model, values = [];
   DATA.models.forEach((one, i) => {
     state.model = i;
     const same = measures().find((other) => other.key === measure.key);

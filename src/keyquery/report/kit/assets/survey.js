@@ -2,11 +2,11 @@
 
 const SHOWN = {
   symmetry: "heads", symmetry_folded: "heads, folded", symmetry_together: "layers together",
-  directionality: "directionality", rank_used: "rank used",
+  column_directionality: "column directionality", rank_used: "rank used",
 };
 const CALLED = {
   symmetry: "symmetry of heads", symmetry_folded: "symmetry of heads, folded", symmetry_together: "symmetry of whole layers",
-  directionality: "directionality of whole layers", rank_used: "effective rank over head width",
+  column_directionality: "column directionality of whole layers", rank_used: "effective rank over head width",
 };
 const BY_LAYER = { symmetry: "by_layer", symmetry_together: "together_by_layer" };
 const state = { figure: "symmetry", run: null, log: false, sort: "name", down: false, words: "", all: false };

@@ -13,7 +13,7 @@ const COLUMNS = [
   ["symmetry_low", "middle half", "", (one) => `${signed(one.symmetry_low)} … ${signed(one.symmetry_high)}`],
   ["symmetry_folded", "folded", "", (one) => signed3(one.symmetry_folded)],
   ["symmetry_together", "together", "", (one) => signed3(one.symmetry_together)],
-  ["directionality", "directionality", "", (one) => signed3(one.directionality)],
+  ["column_directionality", "column directionality", "", (one) => signed3(one.column_directionality)],
   ["rank_used", "rank used", "", (one) => percent(one.rank_used)],
   ["labels", "labels", "words", (one) => one.labels],
 ].filter(([name]) => name !== "step" || DATA.models.some((one) => one.step !== null));  // a column of nothing says nothing
