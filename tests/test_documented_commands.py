@@ -63,7 +63,7 @@ KNOWN = [command for command in ALL.pop(ATLAS) if command.startswith("keyquery")
 # They take hours, or need the wheels: understood, and not run.
 READ = [one for found in (*ALL.values(), KNOWN) for one in found if one.startswith("keyquery study") or found is KNOWN]
 RUN = {page: [one for one in found if one not in ELSEWHERE and one not in READ] for page, found in ALL.items()}
-SLOW = ("docs/page.md", "docs/rerank.md", "docs/surgery.md", "docs/survey.md")
+SLOW = ("docs/looking.md", "docs/page.md", "docs/rerank.md", "docs/surgery.md", "docs/survey.md")
 BY_PAGE = [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p, found in RUN.items() if found]
 
 

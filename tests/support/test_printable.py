@@ -107,7 +107,7 @@ def test_arguments_that_are_wrong_are_told_without_their_controls():
     assert controls(done.stderr) == []
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_terminal_without_utf_8_is_given_ascii(encoding, tmp_path):
     path = tmp_path / "m.pt"
     torch.save({f"blocks.{i}.attn.qkv.weight": torch.randn(48, 16) for i in range(2)}, path)

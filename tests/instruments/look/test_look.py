@@ -359,7 +359,7 @@ def test_command_line_takes_patterns(tmp_path):
 
 def test_without_a_model_the_two_that_ship_stand_side_by_side(tmp_path):
     out = tmp_path / "out.json"
-    result = run(cli.app, ["look", "--json", str(out)])
+    result = run(cli.app, ["look", "--tokens", "6000", "--json", str(out)])
     assert result.exit_code == 0, result.output
     assert "encoder" in result.output
     assert "decoder" in result.output
@@ -412,10 +412,15 @@ def test_half_a_window_of_a_causal_model_is_a_window_of_half_the_length():
 
 
 def test_the_length_of_windows_can_be_chosen_without_a_model(tmp_path):
-    for length in ("32", "256"):
-        assert run(cli.app, ["look", "-q", "--length", length, "--json", str(tmp_path / length)]).exit_code == 0
-    short, long = (json.loads((tmp_path / length).read_text())["readings"][0] for length in ("32", "256"))
-    assert (short["provenance"]["data"]["longest"], long["provenance"]["data"]["longest"]) == (32, 256)
+    for length in ("16", "64"):
+        assert (
+            run(
+                cli.app, ["look", "-q", "--length", length, "--tokens", "2048", "--json", str(tmp_path / length)]
+            ).exit_code
+            == 0
+        )
+    short, long = (json.loads((tmp_path / length).read_text())["readings"][0] for length in ("16", "64"))
+    assert (short["provenance"]["data"]["longest"], long["provenance"]["data"]["longest"]) == (16, 64)
 
 
 def test_directions_name_tokens_that_can_be_read():
@@ -511,7 +516,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, monkeypatch, 
 def test_force_replaces(tmp_path):
     path = tmp_path / "old.json"
     path.write_text("old")
-    assert run(cli.app, ["look", "-q", "--force", "--json", str(path)]).exit_code == 0
+    assert run(cli.app, ["look", "-q", "--force", "--tokens", "1000", "--json", str(path)]).exit_code == 0
     assert path.read_text().startswith('{"schema": 2')
 
 

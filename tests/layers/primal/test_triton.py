@@ -70,10 +70,16 @@ def assert_within_budget(given, feature, dtype):
         assert (found - truth).norm() <= budget, name
 
 
-@pytest.mark.parametrize(
-    ("dtype", "feature"), [*((dtype, "cosine") for dtype in SHORT), *((SHORT[0], f) for f in OTHER)]
-)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# In Triton's interpreter each takes seconds: every feature and dtype once, every shape once; the rest is slow.
+KINDS = [*((dtype, "cosine") for dtype in SHORT), *((SHORT[0], feature) for feature in OTHER)]
+CASES = [
+    pytest.param(shape, feature, dtype, marks=[] if shape == SHAPES[0] or kind == 0 else [pytest.mark.slow])
+    for shape in SHAPES
+    for kind, (dtype, feature) in enumerate(KINDS)
+]
+
+
+@pytest.mark.parametrize(("shape", "feature", "dtype"), CASES, ids=str)
 def test_kernels_are_the_reference(shape, feature, dtype):
     for masked in (False, True):
         assert_within_budget(draw(shape, dtype, masked), feature, dtype)
