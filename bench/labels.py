@@ -113,11 +113,8 @@ def begun(batch: Any, bos: int) -> dict[str, torch.Tensor]:
 def tested(head: dict[str, Any], cost: Any) -> dict[str, Any]:
     """A head's labels, the cost of each part, and for each label that claims something the test and its control."""
     alone = {part: cost((part,)) for part in PARTS}
-    by_ablation = label_head(head["raw"], head["on_data"], alone)
-    labels = {
-        "variance": label_head(head["raw"], head["on_data"]).label,
-        "ablation": by_ablation.label if by_ablation.evidence == "ablation" else NOTHING,
-    }
+    variance = label_head(head["raw"], head["on_data"]).label
+    labels = {"variance": variance, "ablation": by_ablation(head["on_data"], alone)}
     row = {"layer": head["layer"], "head": head["head"], **labels, "without": alone, "test": {}, "control": {}}
     row["shares"] = {name: head["on_data"][name] for name in (*PARTS, "interaction", "sink")}
     for label in {*labels.values()} & set(KEPT):
@@ -129,8 +126,18 @@ def tested(head: dict[str, Any], cost: Any) -> dict[str, Any]:
     return row
 
 
+def by_ablation(shares: dict[str, float], costs: dict[str, list[float]]) -> str:
+    """The label that the costs of leaving out each part alone give."""
+    label = label_head({}, shares, costs)
+    return label.label if label.evidence == "ablation" else NOTHING
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The table of labels from variance by labels from ablation, and how many labels hold."""
+    """The table of labels from variance by labels from ablation, and how many labels hold.
+
+    Rows of an earlier run may have labels by another limit: they are made anew.
+    """
+    rows = [{**row, "ablation": by_ablation(row["shares"], row["without"])} for row in rows]
     table = Counter((row["variance"], row["ablation"]) for row in rows)
     confusion = {one: {other: table[one, other] for other in (*LABELS, NOTHING)} for one in LABELS}
     held = {}
@@ -146,8 +153,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _held(rows: list[dict[str, Any]], evidence: str) -> dict[str, Any]:
     """Of `n` labels, how many hold at each limit, and of how many the control costs more than the limit."""
-    ends = [(row["test"][row[evidence]][2], row["control"][row[evidence]][1]) for row in rows]
-    found: dict[str, Any] = {"n": len(rows)}
+    tested = [row for row in rows if row[evidence] in row["test"]]
+    ends = [(row["test"][row[evidence]][2], row["control"][row[evidence]][1]) for row in tested]
+    found: dict[str, Any] = {"n": len(tested)}
     for limit in LIMITS:
         found[f"hold_{limit:g}"] = sum(high <= limit for high, _ in ends)
         found[f"control_{limit:g}"] = sum(low > limit for _, low in ends)

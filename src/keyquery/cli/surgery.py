@@ -97,7 +97,7 @@ def ablate(
     means: MeansOption = None,
     limit: Annotated[
         float, typer.Option(min=0, help="Nats per token: a part that costs less can be left out.")
-    ] = 0.001,
+    ] = 0.01,
     tokens: Tokens = 4096,
     length: Length = 128,
     device: Device = "auto",

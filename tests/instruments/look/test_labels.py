@@ -43,7 +43,7 @@ def test_labels_from_variance(data, label):
 
 
 COSTS = {part: [0.0, -0.0002, 0.0002] for part in PARTS}
-HIGH, OPEN = [0.05, 0.04, 0.06], [0.001, -0.001, 0.003]
+HIGH, OPEN = [0.05, 0.04, 0.06], [0.01, 0.005, 0.02]
 
 
 @pytest.mark.parametrize(
