@@ -10,7 +10,7 @@ from keyquery.report.look.triangle import svg
 
 def main() -> None:
     """Look at both and write the picture beside this file."""
-    names = {kq.models.ENCODER: "encoder: find the masked word", kq.models.DECODER: "decoder: tell the next word"}
+    names = {kq.models.ENCODER: "encoder: find the masked word", kq.models.DECODER: "decoder: predict the next word"}
     looks = [kq.look(m, text=kq.models.LONG_TEXT, name=name) for m, name in names.items()]
     Path(__file__).with_name("triangle.svg").write_text(svg(*looks), encoding="utf-8")
 

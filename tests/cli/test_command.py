@@ -145,9 +145,9 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path, blocks):
 
 
 MALFORMED = {
-    "nothing in it": ({"model": {}, "layers": [], "heads": []}, "model.name must be a text"),
+    "nothing in it": ({"model": {}, "layers": [], "heads": []}, "model.name must be a string"),
     "a layer without figures": ({"layers": [{"layer": 0}]}, r"layers[0].raw.symmetry must be a number"),
-    "no heads": ({"heads": []}, "heads must be a list with something in it"),
+    "no heads": ({"heads": []}, "heads must be a non-empty list"),
     "heads of text": ({"heads": ["a"]}, "heads[0] must be an object, got 'a'"),
     "a share that is a text": ({"on_data": {"symmetry": "x"}}, "heads[0].on_data.symmetry must be a number, got 'x'"),
 }

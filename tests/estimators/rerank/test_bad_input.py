@@ -160,7 +160,7 @@ def test_a_weight_that_is_no_number():
         ({"names": ["a"]}, "names must have one for every item of the database, 96, got 1"),
         ({"query_names": ["a", "b"]}, "query_names must have one for every query, 1, got 2"),
         ({"images": np.zeros((96, 2, 2))}, r"images must be uint8 .* got float64 \(96, 2, 2, 1\)"),
-        ({"relevant": [[0], [1]]}, "relevant must say for each of 1 queries which items are, got 2"),
+        ({"relevant": [[0], [1]]}, "relevant must have one entry for each of 1 queries, got 2"),
     ],
 )
 def test_what_cannot_be_shown(shown, said):

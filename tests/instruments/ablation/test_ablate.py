@@ -62,7 +62,7 @@ def test_a_model_is_asked_for_what_it_was_made_for(decoder):
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
     assert default_loss(decoder, tokenizer)[0] == "next token"
     assert default_loss(encoder, tokenizer)[0] == "masked"
-    with pytest.raises(ValueError, match="no mask token: give a loss"):
+    with pytest.raises(ValueError, match="no mask token: pass a loss"):
         default_loss(encoder, None)
 
 
@@ -116,9 +116,9 @@ def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
     assert "ablation" in {head["evidence"] for head in shown.heads[12:]}
     assert "ablation" not in shown.heads[0]
     assert '"off":{"symmetric":[' in shown._repr_html_().replace("&quot;", '"')
-    with pytest.raises(ValueError, match="only an ablation by head goes onto a look, this one is by layer"):
+    with pytest.raises(ValueError, match="only an ablation by head can be added to a look, this one is by layer"):
         kq.ablate(decoder, batches, heads="3.*", by="layer").onto(shown)
-    with pytest.raises(ValueError, match=r"no head \(3, 0\): it is of another model"):
+    with pytest.raises(ValueError, match=r"no head \(3, 0\): it belongs to another model"):
         found.onto(kq.look(nn.MultiheadAttention(8, 2)))
 
 
@@ -131,7 +131,7 @@ def test_bad_input_is_told(decoder, batches):
         kq.ablate(decoder, batches, heads="0.9")
     with pytest.raises(ValueError, match="by must be"):
         kq.ablate(decoder, batches, by="neuron")
-    with pytest.raises(ValueError, match=r"one number a sequence, \(batch,\), got \(\)"):
+    with pytest.raises(ValueError, match=r"one value per sequence, \(batch,\), got \(\)"):
         kq.ablate(decoder, batches, lambda model, batch: next_token_loss(model, batch).mean())
     bare = tiny_model("llama")
     with pytest.raises(ValueError, match="LlamaModel gives no logits"):

@@ -50,20 +50,20 @@ def test_numbers_that_are_no_floats(given):
         ({"nodes": 5}, "nodes asks for 5 tokens, but there are only 4"),
         ({"nodes": [0, 1, 2, 3, 0]}, "nodes names 5 tokens, but there are only 4"),
         ({"nodes": [0, 4]}, "a position in nodes must be between 0 and 3, got 4"),
-        ({"nodes": [1, 1]}, r"nodes must name positions, each once, got \[1, 1\]"),
-        ({"nodes": []}, "nodes must name positions"),
+        ({"nodes": [1, 1]}, r"nodes must be distinct positions, got \[1, 1\]"),
+        ({"nodes": []}, "nodes must be distinct positions"),
         ({"nodes": 0}, "nodes must be at least 1, got 0"),
         ({"alpha": 0}, "alpha must be between 0 and 1, got 0"),
         ({"alpha": 1.5}, "alpha must be between 0 and 1"),
         ({"samples": 3}, "samples must be at least 4, got 3"),
         ({"samples": float("inf")}, "samples must be finite"),
         ({"method": "pc"}, "method must be one of 'icd', 'fci', got 'pc'"),
-        ({"method": "fci", "rounds": 2}, 'rounds is for method="icd"'),
+        ({"method": "fci", "rounds": 2}, 'rounds is only for method="icd"'),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"head": 1}, "head is 1, but there is nothing|head must be between 0 and 0, got 1"),
-        ({"tokens": ["a"]}, "tokens must be a list of 4 texts"),
-        ({"text": "words"}, "text, inputs and layer go with a model"),
-        ({"layer": 0}, "text, inputs and layer go with a model"),
+        ({"tokens": ["a"]}, "tokens must be a list of 4 strings"),
+        ({"text": "words"}, "text, inputs and layer need a model"),
+        ({"layer": 0}, "text, inputs and layer need a model"),
     ],
 )
 def test_bad_choices(options, sentence):
@@ -72,9 +72,9 @@ def test_bad_choices(options, sentence):
 
 
 def test_a_model_needs_something_to_run_on():
-    with pytest.raises(ValueError, match="a model needs a text or inputs, and only one of them"):
+    with pytest.raises(ValueError, match="a model needs either text or inputs"):
         kq.causes(kq.Attention(8, 2))
-    with pytest.raises(TypeError, match="inputs must be a mapping of what the model takes, got Tensor"):
+    with pytest.raises(TypeError, match="inputs must be a mapping of argument names to tensors, got Tensor"):
         kq.causes(kq.Attention(8, 2), inputs=torch.zeros(1, 3, 8))
     with pytest.raises(ValueError, match="text needs a tokenizer"):
         kq.causes(tiny_model("bert"), text="some words")
@@ -105,7 +105,9 @@ def test_a_layer_that_is_not_there(layer):
 
 
 def test_a_text_that_is_too_long():
-    with pytest.raises(ValueError, match="the text has 400 tokens, and LanguageModel takes 256: give a shorter one"):
+    with pytest.raises(
+        ValueError, match="the text has 400 tokens, and LanguageModel takes at most 256: use a shorter one"
+    ):
         kq.causes(kq.models.ENCODER, text=" ship" * 400)
 
 
@@ -131,13 +133,13 @@ def test_what_is_no_position(options, sentence):
 
 @pytest.mark.unchecked
 def test_tokens_that_are_no_list():
-    with pytest.raises(ValueError, match="tokens must be a list of 4 texts"):
+    with pytest.raises(ValueError, match="tokens must be a list of 4 strings"):
         kq.causes(GOOD, tokens=5)
 
 
 @pytest.mark.parametrize("given", [[[1.0, 0.0], [1.0]], np.array([["a"]])])
 def test_what_no_tensor_can_be_made_of(given):
-    with pytest.raises(TypeError, match="attention must be a tensor, or numbers that make one"):
+    with pytest.raises(TypeError, match="attention must be a tensor, or nested lists"):
         kq.causes(given)
 
 

@@ -342,7 +342,7 @@ def test_no_word_of_a_decoder_is_a_cause_of_an_earlier_one():
 def test_an_order_is_refused_where_there_is_none():
     with pytest.raises(ValueError, match="causal=True, but the attention looks ahead"):
         kq.causes(torch.tensor([[1, 0, 0], [0, 0.5, 0.5], [0.3, 0.3, 0.4]]), causal=True)
-    with pytest.raises(ValueError, match="causal=True goes without selection"):
+    with pytest.raises(ValueError, match="causal=True and selection exclude each other"):
         kq.causes(torch.eye(3), causal=True, selection=True)
     with pytest.raises(TypeError, match="causal must be True, False or None, got 'yes'"):
         kq.causes(torch.eye(3), causal="yes")

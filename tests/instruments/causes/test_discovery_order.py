@@ -82,7 +82,7 @@ def test_an_order_tells_more_and_nothing_else():
 
 def test_tiers_are_checked():
     test = PartialCorrelation(np.eye(3), 768, 0.01)
-    with pytest.raises(ValueError, match="tiers must be a number for each of 3 nodes, got 2"):
+    with pytest.raises(ValueError, match="tiers must have one number per node, 3, got 2"):
         icd(test, tiers=[0, 1])
-    with pytest.raises(ValueError, match="tiers go without selection"):
+    with pytest.raises(ValueError, match="tiers and selection exclude each other"):
         fci(test, selection=True, tiers=[0, 1, 2])

@@ -188,7 +188,7 @@ def test_a_live_model_and_blocks_that_are_not_as_the_law_counts():
     layer = torch.nn.TransformerEncoderLayer(192, 4, dim_feedforward=8 * 192, batch_first=True)
     reading = kq.depth(model=torch.nn.TransformerEncoder(layer, 3))
     assert (reading.shape["layers"], reading.shape["width"]) == (3, 192)
-    assert reading.notes[-1] == "its blocks hold 2,211,840 parameters, where the law counts 12·L·d² = 1,327,104"
+    assert reading.notes[-1] == "its blocks have 2,211,840 parameters, the law counts 12·L·d² = 1,327,104"
     usual = torch.nn.TransformerEncoderLayer(192, 4, dim_feedforward=4 * 192, batch_first=True)
     assert len(kq.depth(model=torch.nn.TransformerEncoder(usual, 3)).notes) == 1
     with pytest.raises(ValueError, match="not in one stack"):
@@ -228,15 +228,15 @@ def test_a_law_of_ones_own():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "give a budget as params, or layers or width or both, or a model, and only one"),
-        ({"params": 1e9, "width": 768}, "and only one of these"),
+        ({}, "pass exactly one of: params, a shape"),
+        ({"params": 1e9, "width": 768}, "pass exactly one of"),
         ({"params": 1e5}, r"at least 318,828 parameters, one layer of the law \(163 wide\), got 100,000"),
         ({"params": -1}, "params must be above 0 and at most 1e18, got -1"),
         ({"params": math.nan}, "params must be finite, got nan"),
         ({"width": 0}, "width must be between 1 and 10000000, got 0"),
         ({"layers": 0}, "layers must be between 1 and 10000000, got 0"),
-        ({"width": 100}, "width must be at least 164, the law's of one layer, got 100"),
-        ({"layers": 500}, "layers must be so few that the law's width is at most 10,000,000, got 500"),
+        ({"width": 100}, "width must be at least 164, the law's width at one layer, got 100"),
+        ({"layers": 500}, "layers is too large: the law's width must be at most 10,000,000, got layers=500"),
         ({"width": 64, "layers": 2}, "got 98,304"),
         ({"params": 1e9, "vocabulary": 1}, "vocabulary must be at least 2, got 1"),
         ({"width": 512, "vocabulary": 256}, "width must be at most the rank of the embeddings, 256, got 512"),

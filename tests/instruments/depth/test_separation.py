@@ -142,11 +142,11 @@ def test_recalled_bounds_hold_for_ranks_that_are_computed(layers, width, tokens)
         ({"layers": 0, "width": 2}, "layers must be at least 1, got 0"),
         ({"layers": 1, "width": 0}, "width must be at least 1, got 0"),
         ({"layers": 1, "width": 4, "heads": 3}, "heads must divide width: 3 does not divide 4"),
-        ({"layers": 1, "width": 4, "tokens": 3}, "tokens must be an even number, to be split in halves, got 3"),
+        ({"layers": 1, "width": 4, "tokens": 3}, "tokens must be even, to split into halves, got 3"),
         ({"layers": 1, "width": 4, "tokens": 0}, "tokens must be at least 2, got 0"),
-        ({"layers": 3, "width": 4}, "that of 3 layers of width 4 may be 2,380: give fewer layers"),
+        ({"layers": 3, "width": 4}, "that of 3 layers of width 4 may be 2,380: use fewer layers"),
         ({"layers": 50, "width": 50}, "may be far larger"),
-        ({"layers": 1, "width": 8000}, f"a separation rank of up to {MOST:,} is computed"),
+        ({"layers": 1, "width": 8000}, f"separation ranks are computed up to {MOST:,}"),
     ],
 )
 def test_what_is_not_computed_is_told(options, words):
@@ -161,5 +161,5 @@ def test_a_rank_of_many_tokens_that_turns_out_too_large_is_told(monkeypatch):
 
 
 def test_bounds_need_fewer_heads_than_dimensions():
-    with pytest.raises(ValueError, match="heads must be fewer than width, 4, for bounds to be known, got 4"):
+    with pytest.raises(ValueError, match="heads must be less than width, 4, for the bounds to hold, got 4"):
         separation_bounds(1, 4, 4)

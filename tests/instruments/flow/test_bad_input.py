@@ -20,11 +20,11 @@ CAUSAL = torch.ones(4, 4, dtype=torch.bool).tril()
     ("labels", "sentence"),
     [
         (["a", "b"], "modality has 2 labels, but the attention has 4 tokens"),
-        (["a"] * 4, "modality must tell at least two modalities apart, beside 'special', got only 'a'"),
-        (["a", "a", "special", "a"], "at least two modalities apart, beside 'special', got only 'a', 'special'"),
-        ([["a", "b"], ["a"]], "modality must be one row of labels, or a row for each text"),
+        (["a"] * 4, "modality must have at least two labels besides 'special', got only 'a'"),
+        (["a", "a", "special", "a"], "at least two labels besides 'special', got only 'a', 'special'"),
+        ([["a", "b"], ["a"]], "modality must be one row of labels, or one row per text"),
         ([LABELS, LABELS], "modality has 2 rows of labels, but the attention is of 1 texts"),
-        (None, "modality must be a label for each token"),
+        (None, "modality is required with a tensor: one label per token"),
     ],
 )
 def test_labels_that_do_not_fit(labels, sentence):
@@ -34,7 +34,7 @@ def test_labels_that_do_not_fit(labels, sentence):
 
 @pytest.mark.parametrize("labels", ["abcd", {"a": 1}, [], 7])
 def test_labels_that_are_none(labels):
-    with pytest.raises(TypeError, match="modality must be a label for each token"):
+    with pytest.raises(TypeError, match="modality must be one label per token"):
         kq.flow(EVEN, labels)
 
 
@@ -53,7 +53,7 @@ def test_special_tokens_may_be_called_otherwise():
         (-EVEN, "attention must not be negative, got -0.25 in row 0 of head 0"),
         (torch.full((4, 4), float("nan")), "attention must be finite"),
         (torch.full((2, 4), 0.25), r"attention must be \(..., n, n\), of tokens to the same tokens, got \(2, 4\)"),
-        ([EVEN, torch.eye(3)], r"the layers of attention must be of one shape, got \(4, 4\) and \(3, 3\)"),
+        ([EVEN, torch.eye(3)], r"all layers of attention must have one shape, got \(4, 4\) and \(3, 3\)"),
     ],
 )
 def test_what_is_no_attention(attention, sentence):
@@ -66,14 +66,14 @@ def test_what_is_no_attention(attention, sentence):
     [
         ({"mask": torch.ones(4, 4)}, TypeError, "mask must be bool, True where attention may go, got torch.float32"),
         ({"mask": torch.ones(3, dtype=torch.bool)}, ValueError, r"mask must be \(4,\) or \(..., 4, 4\), got \(3,\)"),
-        ({"mask": CAUSAL}, ValueError, "attention goes where mask does not allow it"),
+        ({"mask": CAUSAL}, ValueError, "attention must be 0 where mask is False"),
         (
             {"mask": CAUSAL.expand(2, 4, 4)},
             ValueError,
-            r"mask leads by \(2,\), but each layer of the attention by \(\)",
+            r"mask has leading dimensions \(2,\), but each layer of the attention \(\)",
         ),
         ({"values": torch.ones(3, 2)}, ValueError, r"values must have shape \(..., n, r\) with n = 4, got \(3, 2\)"),
-        ({"output": torch.ones(3, 2)}, ValueError, "output goes with values"),
+        ({"output": torch.ones(3, 2)}, ValueError, "output needs values"),
         (
             {"values": torch.ones(4, 2), "output": torch.ones(3, 2)},
             ValueError,
@@ -82,11 +82,11 @@ def test_what_is_no_attention(attention, sentence):
         (
             {"values": torch.ones(2, 4, 3)},
             ValueError,
-            r"values lead by \(2,\), but each layer of the attention by \(\)",
+            r"values have leading dimensions \(2,\), but each layer of the attention \(\)",
         ),
-        ({"tokens": ["a"]}, ValueError, "tokens must be a list of 4 texts, one for each token"),
+        ({"tokens": ["a"]}, ValueError, "tokens must be a list of 4 strings, one per token"),
         ({"keep": -1}, ValueError, "keep must be at least 0, got -1"),
-        ({"text": "some words"}, ValueError, "inputs, text, image and processor go with a model"),
+        ({"text": "some words"}, ValueError, "inputs, text, image and processor need a model"),
     ],
 )
 def test_bad_choices(options, error, sentence):
@@ -104,11 +104,11 @@ def test_a_reading_that_is_none_is_told():
 
 def test_a_model_needs_something_to_run_on():
     model = vision.vilt()
-    with pytest.raises(ValueError, match="a model needs inputs, or a text and an image"):
+    with pytest.raises(ValueError, match="a model needs either inputs, or text and image"):
         kq.flow(model)
-    with pytest.raises(ValueError, match="values, output and mask go with a tensor"):
+    with pytest.raises(ValueError, match="values, output and mask are only for a tensor"):
         kq.flow(model, LABELS, inputs={}, mask=CAUSAL)
-    with pytest.raises(TypeError, match="inputs must be a mapping of what the model takes, got Tensor"):
+    with pytest.raises(TypeError, match="inputs must be a mapping of argument names to tensors, got Tensor"):
         kq.flow(model, inputs=torch.zeros(1, 4))
     with pytest.raises(ValueError, match="text and image need a processor"):
         kq.flow(model, text="a cat", image=vision.photograph())
@@ -122,15 +122,15 @@ def test_labels_that_do_not_match_what_a_model_attends_to():
 
 
 def test_models_that_do_not_say_whose_tokens_are_whose():
-    with pytest.raises(ValueError, match="BertModel: which of its tokens are of an image is not known: give modality"):
+    with pytest.raises(ValueError, match="BertModel: image tokens not found: pass modality"):
         kq.flow(tiny_model("bert"), inputs={"input_ids": torch.randint(3, 60, (1, 4))})
-    with pytest.raises(ValueError, match="Encoder does not say which of its tokens are what: give modality"):
+    with pytest.raises(ValueError, match="Encoder does not define the modality of its tokens: pass modality"):
         kq.flow(kq.Encoder(8, 1, 2), inputs={"x": torch.zeros(1, 4, 8)})
 
 
 def test_two_towers_have_no_flow():
     model, processor = vision.clip(), vision.clip_processor()
-    sentence = "CLIPModel has a tower for text and one for images that never attend to each other"
+    sentence = "CLIPModel has separate text and image towers without attention between them"
     with pytest.raises(ValueError, match=sentence):
         kq.flow(model, text=vision.TEXT, image=vision.photograph(), processor=processor)
     batch = dict(processor(images=vision.photograph(), text="a cat", return_tensors="pt"))
@@ -139,29 +139,29 @@ def test_two_towers_have_no_flow():
 
 
 def test_a_model_of_detected_things_takes_no_image():
-    with pytest.raises(ValueError, match="VisualBERT takes what a detector finds as visual_embeds, not an image"):
+    with pytest.raises(ValueError, match="VisualBERT takes detector features \\(visual_embeds\\), not an image"):
         kq.flow(vision.visual_bert(), text="a cat", image=vision.photograph(), processor=vision.vilt_processor())
 
 
 def test_a_model_that_only_reads_takes_two_texts():
     model = tiny_model("bert", vocab_size=len(vision.WORDS))
     options = {"processor": vision.tokenizer()}
-    with pytest.raises(ValueError, match="BertModel takes no image: it has no image processor; give two texts"):
+    with pytest.raises(ValueError, match="BertModel takes no image: it has no image processor; pass two texts"):
         kq.flow(model, text="a cat", image=vision.photograph(), **options)
-    with pytest.raises(ValueError, match="give a text and an image, or two texts, got 1"):
+    with pytest.raises(ValueError, match="pass a text and an image, or two texts, got 1"):
         kq.flow(model, text="a cat", **options)
-    with pytest.raises(ValueError, match="an image goes with one text, got 2"):
+    with pytest.raises(ValueError, match="an image needs exactly one text, got 2"):
         kq.flow(vision.vilt(), text=["a", "cat"], image=vision.photograph(), processor=vision.vilt_processor())
 
 
 @pytest.mark.parametrize("text", ["", "  \n", ["a cat", ""]])
 def test_texts_without_words(text):
-    with pytest.raises(ValueError, match="text must hold words"):
+    with pytest.raises(ValueError, match="text must contain words"):
         kq.flow(vision.vilt(), text=text, image=vision.photograph(), processor=vision.vilt_processor())
 
 
 def test_a_text_that_is_too_long():
-    with pytest.raises(ValueError, match="the text has 62 tokens, and ViltModel takes 40: give a shorter one"):
+    with pytest.raises(ValueError, match="the text has 62 tokens, and ViltModel takes at most 40: use a shorter one"):
         kq.flow(vision.vilt(), text="cat " * 60, image=vision.photograph(), processor=vision.vilt_processor())
 
 
@@ -188,7 +188,7 @@ def test_images_of_odd_sizes(size, tmp_path):
 @pytest.mark.parametrize("size", [(3, 64), (640, 8)])
 def test_images_that_are_too_thin(size):
     options = {"text": vision.TEXT, "image": vision.photograph(size=size)}
-    with pytest.raises(ValueError, match=f"ViltProcessor refuses an image of {size[0]} × {size[1]}: "):
+    with pytest.raises(ValueError, match=f"ViltProcessor rejects an image of {size[0]} × {size[1]}: "):
         kq.flow(vision.vilt(), processor=vision.vilt_processor(), **options)
     assert kq.flow(vision.llava(), processor=vision.llava_processor(), **options).counts["image"] == 16
 
@@ -229,7 +229,7 @@ def _refuse(name):
 
 @pytest.mark.parametrize("attentions", [None, (), (None, None)])
 def test_maps_that_fused_attention_did_not_give_are_told(attentions):
-    with pytest.raises(ValueError, match=r"attention holds no maps: .*attn_implementation='eager'"):
+    with pytest.raises(ValueError, match=r"attention contains no maps: .*attn_implementation='eager'"):
         kq.flow(attentions, ["image", "text"])
 
 

@@ -286,7 +286,7 @@ def test_heads_are_ranked_net_of_sinks():
 
 @pytest.mark.parametrize("sink", [0, 1.5, -1])
 def test_a_sink_is_a_share(sink):
-    with pytest.raises(ValueError, match=r"sink must be a share of attention above 0, at most 1"):
+    with pytest.raises(ValueError, match=r"sink must be above 0 and at most 1"):
         kq.flow(within(0.5), LABELS, sink=float(sink))
 
 

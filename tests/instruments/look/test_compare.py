@@ -162,12 +162,12 @@ def test_saved_looks_show_what_differs_in_figures(tmp_path):
     one = stack()
     looks = [kq.look(model, name=name) for model, name in ((one, "base"), (tuned(one), "tuned"))]
     both = kq.compare(*looks)
-    assert both.changes[0]["why"] == "the weights are not at hand"
+    assert both.changes[0]["why"] == "the weights are not available"
     text = printed(both)
     assert "11 of 12 heads have equal figures and are not shown" in text
     assert "1.2 " in text
     assert "0.0 " not in text
-    with pytest.raises(ValueError, match="weights must be one for each of 2 looks, got 1"):
+    with pytest.raises(ValueError, match="weights must have one entry per look, 2, got 1"):
         kq.compare(*looks, weights=[kq.read(one)])
 
 

@@ -107,7 +107,7 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     assert data["corpus"]["window"] == 3
     figures = data["heads"][0]["corpus"]
     assert len(figures) == 9
-    assert "corpus_points_random" in files["csv"].read_text().splitlines()[0]
+    assert "corpus_skew_cosine_random" in files["csv"].read_text().splitlines()[0]
     shown = json.loads(re.search(r'id="data">(.*?)</script>', files["html"].read_text(), re.S)[1])
     assert shown["models"][0]["heads"][0]["corpus"]["skew_cosine"] == float(f"{figures['skew_cosine']:.3g}")
     assert "beside text.txt" in shown["models"][0]["facts"]
@@ -120,7 +120,7 @@ def test_pages_without_a_corpus_say_nothing_of_one():
 
 def test_what_is_missing_is_told(tmp_path, counts):
     bare = torch.nn.MultiheadAttention(8, 2)
-    with pytest.raises(ValueError, match="corpus needs the embeddings of tokens"):
+    with pytest.raises(ValueError, match="corpus needs token embeddings"):
         kq.look(bare, corpus=counts)
     few = tmp_path / "few.txt"
     few.write_text("a few words")
@@ -133,5 +133,5 @@ def test_what_is_missing_is_told(tmp_path, counts):
     with pytest.raises(FileNotFoundError):
         kq.look(kq.models.DECODER, corpus=tmp_path / "none.txt")
     live = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
-    with pytest.raises(ValueError, match="corpus needs a tokenizer: none lies beside the model"):
+    with pytest.raises(ValueError, match="corpus needs a tokenizer: none was passed, and none was found"):
         kq.look(live, corpus=few)

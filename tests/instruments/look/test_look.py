@@ -283,7 +283,7 @@ def test_layers_can_be_chosen(reading):
     assert chosen.heads[0]["raw"] == reading.heads[2]["raw"]
     with pytest.raises(ValueError, match="there is no layer 7: Sequential has layers 0 to 1"):
         kq.look(small(), layers=[7])
-    with pytest.raises(ValueError, match="no layer is chosen"):
+    with pytest.raises(ValueError, match="no layer is selected"):
         kq.look(small(), layers=[])
 
 
@@ -298,7 +298,7 @@ def test_comparison_holds_both_looks(reading, tmp_path):
     assert isinstance(loaded, Comparison)
     assert loaded.looks == [reading, reading]
     assert len(loaded.records()) == 8
-    with pytest.raises(ValueError, match="needs two looks"):
+    with pytest.raises(ValueError, match="needs at least two models"):
         kq.compare(reading)
 
 
@@ -539,9 +539,9 @@ def test_a_batch_may_be_given_alone_and_nothing_is_left_out_in_silence():
     model = kq.Encoder(8, depth=1, heads=2)
     batch = {"x": torch.randn(2, 5, 8)}
     assert kq.look(model, inputs=batch) == kq.look(model, inputs=[batch])
-    with pytest.raises(TypeError, match="inputs must be batches, mappings of what the model takes, got a Tensor"):
+    with pytest.raises(TypeError, match="inputs must be batches: mappings of argument names to tensors, got a Tensor"):
         kq.look(model, inputs=batch["x"])
-    with pytest.raises(ValueError, match="give text or inputs, not both"):
+    with pytest.raises(ValueError, match="pass either text or inputs, not both"):
         kq.look(kq.models.DECODER, text=kq.models.TEXT, inputs=[batch])
 
 

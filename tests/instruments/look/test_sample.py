@@ -136,7 +136,7 @@ def test_without_a_sample_or_token_ids_there_are_no_scores():
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("gemma2", "caps its scores"), ("gpt_oss", "a sink"), ("deepseek", "two kernels"), ("modernbert", "a window")],
+    [("gemma2", "caps its scores"), ("gpt_oss", "sink"), ("deepseek", "nope and rope"), ("modernbert", "window")],
 )
 def test_what_else_a_model_does_to_its_scores_is_said(name, words):
     _, _, reading = looked(name, sample=9)

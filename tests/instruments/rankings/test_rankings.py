@@ -128,16 +128,16 @@ def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
 @pytest.mark.parametrize(
     ("ranked", "relevant", "junk", "said"),
     [
-        ([[0.5, 1.0]], [[0]], None, r"ranked must be \(q, m\), one list of places a query, got float64"),
+        ([[0.5, 1.0]], [[0]], None, r"ranked must be \(q, m\), item indices per query, got float64"),
         ([0, 1], [[0]], None, r"ranked must be \(q, m\), .* of shape \(2,\)"),
-        ([[0, -1]], [[0]], None, "ranked must hold places from 0 on, got -1"),
-        ([[0, 1, 0]], [[0]], None, "ranked must name an item once, got 0 twice in row 0"),
-        ([[0, 1]], [[0], [1]], None, "relevant must say for each of 1 queries which items are, got 2"),
-        ([[0, 1]], [["a"]], None, "relevant must be places from 0 on, or a boolean for every item"),
-        ([[0, 1]], 3, None, "relevant must say for each of 1 queries which items are, got int"),
-        ([[0, 1]], [[0]], [[0]], "an item is relevant or junk, not both, got 0 in each"),
-        ([[0, 1]], [[0]], [[-2]], "junk must be places from 0 on"),
-        ([[0, 3]], [[True, False]], None, "relevant must say of every item, and lists name item 3, got 2 items"),
+        ([[0, -1]], [[0]], None, "ranked must contain non-negative indices, got -1"),
+        ([[0, 1, 0]], [[0]], None, "ranked must contain each item once, got 0 twice in row 0"),
+        ([[0, 1]], [[0], [1]], None, "relevant must have one entry for each of 1 queries, got 2"),
+        ([[0, 1]], [["a"]], None, "relevant must be non-negative indices, or one boolean per item"),
+        ([[0, 1]], 3, None, "relevant must have one entry for each of 1 queries, got int"),
+        ([[0, 1]], [[0]], [[0]], "an item must not be both relevant and junk, got 0 in both"),
+        ([[0, 1]], [[0]], [[-2]], "junk must be non-negative indices"),
+        ([[0, 3]], [[True, False]], None, "relevant must have a boolean for every item up to 3, got 2"),
     ],
 )
 @pytest.mark.unchecked
@@ -148,5 +148,5 @@ def test_what_cannot_be_scored_is_told(ranked, relevant, junk, said):
 
 @pytest.mark.unchecked
 def test_one_k_alone_is_told():
-    with pytest.raises(TypeError, match=r"at must be several k, such as \(1, 10\), got 5"):
+    with pytest.raises(TypeError, match=r"at must be a sequence of cutoffs k, such as \(1, 10\), got 5"):
         kq.score_rankings([[0, 1]], [[0]], at=5)

@@ -221,9 +221,9 @@ def test_the_command_on_words_in_quotes():
         ([TEXT, "--head", "a"], "--head takes numbers such as 2,3,7, got 'a'"),
         ([TEXT, "--nodes", "1,x"], "--nodes takes numbers such as 2,3,7, got '1,x'"),
         ([TEXT, "--nodes", "99"], "nodes asks for 99 tokens, but there are only 13"),
-        (["ship " * 300], "the text has 301 tokens, and LanguageModel takes 256"),
-        (["ship " * 300, "--target", "3"], "the text has 301 tokens, and LanguageModel takes 256"),
-        ([TEXT, "--target", "0"], "a decoder predicts none"),
+        (["ship " * 300], "the text has 301 tokens, and LanguageModel takes at most 256"),
+        (["ship " * 300, "--target", "3"], "the text has 301 tokens, and LanguageModel takes at most 256"),
+        ([TEXT, "--target", "0"], "a decoder does not predict the first token"),
     ],
 )
 def test_bad_commands_are_told_in_a_sentence(arguments, sentence):

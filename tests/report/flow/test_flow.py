@@ -182,7 +182,7 @@ def test_the_command_on_two_texts():
             ["--text", "a cat", "--image", "photograph.png", "--special", "x"],
             "--special must be leave or count",
         ),
-        ("clip", ["--text", "a cat", "--image", "photograph.png"], "that never attend to each other"),
+        ("clip", ["--text", "a cat", "--image", "photograph.png"], "towers without attention between them"),
         ("none", ["--text", "a cat", "--image", "photograph.png"], "there is no "),
     ],
 )

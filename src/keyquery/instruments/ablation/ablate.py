@@ -1,4 +1,4 @@
-"""`ablate`: what a model loses with every part of every head, so that a label is a measurement."""
+"""`ablate`: the change of the loss when parts of attention scores, or whole heads, are ablated."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from keyquery.surgery.selection import Selection, select
 class Ablation(Reading, kind="ablation"):
     """The change of the loss with each part ablated, per head, per layer, or in all heads at once.
 
-    `low` and `high` are the ends of a 95 % interval over sequences, each compared with itself; intervals are those of
-    single comparisons, not of all at once.
+    `low` and `high` bound a 95 % interval over sequences, paired by sequence; intervals are not corrected for multiple
+    comparisons.
     """
 
-    units: ClassVar[Mapping[str, str]] = {"change": "loss with the part ablated, less the loss as it is"}
+    units: ClassVar[Mapping[str, str]] = {"change": "loss with the part ablated minus the original loss"}
 
     model: Mapping[str, Any]
     loss: float
@@ -51,16 +51,16 @@ class Ablation(Reading, kind="ablation"):
         return [dict(row) for row in self.rows]
 
     def onto(self, look: Look, thresholds: Thresholds | None = None) -> Look:
-        """The look with every head's changes, and labels that follow from them."""
+        """The look with the ablation of every head, and labels updated by it."""
         if self.by != "head":
-            raise ValueError(f"only an ablation by head goes onto a look, this one is by {self.by}")
+            raise ValueError(f"only an ablation by head can be added to a look, this one is by {self.by}")
         changes: dict[tuple[int, int], dict[str, list[float]]] = {}
         for row in self.rows:
             cell = changes.setdefault((row["layer"], row["head"]), {})
             cell[row["part"]] = [row["change"], row["low"], row["high"]]
         known = {(head["layer"], head["head"]) for head in look.heads}
         if not set(changes) <= known:
-            raise ValueError(f"the look has no head {min(set(changes) - known)}: it is of another model")
+            raise ValueError(f"the look has no head {min(set(changes) - known)}: it belongs to another model")
         heads = [
             _labelled(head, changes[at], thresholds) if (at := (head["layer"], head["head"])) in changes else head
             for head in look.heads
@@ -69,11 +69,11 @@ class Ablation(Reading, kind="ablation"):
 
 
 def _labelled(head: Mapping[str, Any], changes: dict[str, list[float]], limit: Thresholds | None) -> dict[str, Any]:
-    """A head of a look with its ablation; the label needs the changes of all parts."""
+    """A head of a look with its ablation; relabelling needs the changes of all parts."""
     parts = {part: changes[part] for part in PARTS if part in changes}
     whole = head["on_data"] is not None and {"symmetric", "skew", "popularity"} <= set(parts)
-    known = label_head(head["raw"], head["on_data"], parts, limit)._asdict() if whole else {}
-    return {**head, "ablation": changes, **known}
+    label = label_head(head["raw"], head["on_data"], parts, limit)._asdict() if whole else {}
+    return {**head, "ablation": changes, **label}
 
 
 def ablate(
@@ -88,27 +88,41 @@ def ablate(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Ablation:
-    """Ablate each part of each head (`by` "head", "layer" or "all"), and measure the change of the loss.
+    """Ablate each part of each head's scores, and measure the change of the loss.
+
+    change = loss with the part ablated − original loss, averaged over sequences.
 
     Parameters
     ----------
-    model, data
-        A live model with logits, and batches that it takes; the means that separate the parts are those of `data`.
+    model
+        A live model with an LM head.
+    data
+        Batches for the model; the means that separate the parts are computed on them.
     loss
-        `loss(model, batch)` gives one loss per sequence, so that each is compared with itself. Default: next token.
+        `loss(model, batch)` returns one loss per sequence. Default: next-token cross-entropy, nats per token.
     heads
-        As in `dial`. Default: all.
+        As in `kq.dial`. Default: all.
     by
-        What is ablated at a time. Default: "head".
+        What is ablated at a time: "head", "layer" or "all". Default: "head".
     parts
-        Which parts of the scores; "zero" and "mean" ablate whole heads, whose output is replaced by 0 or by its mean
-        over `data`. Default: the five parts; those that a model's scores do not have are left out.
+        Parts of the scores; "zero" and "mean" ablate whole heads, whose output is replaced by 0 or by its mean over
+        `data`. Default: the five parts; those absent from the model's scores are skipped.
     means
-        As in `dial`.
+        "position" or "global", as in `kq.dial`. Default: "position" with at least 32 sequences, else "global".
     name
-        Of the model.
+        Name of the model. Default: that in its config.
     progress
         Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    Ablation
+        The change of the loss with its 95 % interval, per group and part.
+
+    Raises
+    ------
+    ValueError
+        If `data` is empty, or `by`, `parts` or `heads` name something unknown.
 
     Examples
     --------
@@ -118,6 +132,11 @@ def ablate(
     >>> ablation = kq.ablate(model, [batch], heads="0.*", by="layer", parts=["symmetric", "skew"])
     >>> [row["part"] for row in ablation.rows]
     ['symmetric', 'skew']
+
+    See Also
+    --------
+    dial : Scale parts of the scores instead.
+    ablate_heads : Ablate whole heads in a running model.
     """
     model = bare(model)
     check_choice("by", by, ("head", "layer", "all"))
@@ -125,7 +144,7 @@ def ablate(
         check_choice("parts", part, (*PARTS, *KINDS))
     batches = list(data)
     if not batches:
-        raise ValueError("data must hold at least one batch, got none")
+        raise ValueError("data must contain at least one batch, got none")
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = select(heads, known, labels_of(sites))
@@ -133,16 +152,16 @@ def ablate(
     placed = measured.kind == "position" or any(site.placed for site in sites.values())
     parts = [part for part in parts if part not in ("position", "query_only") or placed]
     before = losses_of(model, batches, loss)
-    turns = [(group, part) for group in _groups(chosen, by) for part in parts]
+    trials = [(group, part) for group in _groups(chosen, by) for part in parts]
     outputs = mean_outputs(model, batches, {i: output_name(model, sites[i]) for i in chosen}) if "mean" in parts else {}
     rows = []
-    with dial(model, heads=heads, data=measured) as turning:
-        for (layer, head, some), part in (progress or silent)(turns, "ablating parts", len(turns)):
-            turning.turn(some, **({part: 0.0} if part in PARTS else {}))
-            with nullcontext() if part in PARTS else ablate_heads(model, part, some or heads, means=outputs):
+    with dial(model, heads=heads, data=measured) as dialled:
+        for (layer, head, group_heads), part in (progress or silent)(trials, "ablating parts", len(trials)):
+            dialled.turn(group_heads, **({part: 0.0} if part in PARTS else {}))
+            with nullcontext() if part in PARTS else ablate_heads(model, part, group_heads or heads, means=outputs):
                 interval = paired(before, losses_of(model, batches, loss))
-            place = {"layer": layer, "head": head, "part": part}
-            rows.append({**place, "change": interval.change, "low": interval.low, "high": interval.high})
+            where = {"layer": layer, "head": head, "part": part}
+            rows.append({**where, "change": interval.change, "low": interval.low, "high": interval.high})
     return Ablation(
         model=facts_of(model, name),
         loss=float(before.mean()),
@@ -156,7 +175,7 @@ def ablate(
 
 
 def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | None, int | None, Any]]:
-    """Layer, head, and the heads that are turned together."""
+    """Layer, head, and the heads that are ablated together."""
     if by == "all":
         yield None, None, None
     for layer, heads in chosen.items():
@@ -167,14 +186,14 @@ def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | No
 
 
 def facts_of(model: nn.Module, name: str | None) -> dict[str, Any]:
-    """What a reading says of a live model, under the name that it was given."""
+    """Facts of a live model for a reading, with an optional name."""
     return {**read(model).model, **({"name": name} if name else {})}
 
 
 def losses_of(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> Float[Tensor, " sequences"]:
-    """One loss a sequence."""
+    """One loss per sequence."""
     with evaluating(model):
-        found = [torch.as_tensor(loss(model, batch)).detach().double().cpu() for batch in batches]
-    if any(losses.ndim != 1 for losses in found):
-        raise ValueError(f"loss must give one number a sequence, (batch,), got {tuple(found[0].shape)}")
-    return torch.cat(found)
+        per_batch = [torch.as_tensor(loss(model, batch)).detach().double().cpu() for batch in batches]
+    if any(losses.ndim != 1 for losses in per_batch):
+        raise ValueError(f"loss must return one value per sequence, (batch,), got {tuple(per_batch[0].shape)}")
+    return torch.cat(per_batch)

@@ -1,4 +1,4 @@
-"""`dial_effect`: a model as it is and with its dial turned, side by side: the loss on a text, and what it says."""
+"""`dial_effect`: a language model before and after dialling: its loss on a text, and samples of its output."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.surgery.selection import Selection
 
 first = itemgetter(0)
-PROMPT, ANSWER = 12, 24  # tokens of a sample's beginning, and of what the model makes of it
+PROMPT, ANSWER = 12, 24  # tokens of a prompt, and of its continuation
 
 
 @dataclass(frozen=True, kw_only=True)
 class DialEffect(Reading, kind="dial effect"):
-    """The loss as it is and as it becomes, with the 95 % interval of the change, and samples of what the model says."""
+    """Loss before and after, the change with its 95 % interval, and samples of the model's output."""
 
-    units: ClassVar[Mapping[str, str]] = {"before": "mean loss over sequences, nats a token"}
+    units: ClassVar[Mapping[str, str]] = {"before": "mean loss over sequences, nats per token"}
 
     model: Mapping[str, Any]
     gains: Mapping[str, float]
@@ -56,9 +56,9 @@ def dial_effect(
     samples: int = 3,
     name: str | None = None,
 ) -> DialEffect:
-    """Run a language model on `batches` as it is and with `gains` on the parts of some heads; means are of the batches.
+    """Run a language model on `batches` unchanged and with `gains` on parts of some heads; means are of the batches.
 
-    A decoder goes on from the beginnings of some sequences, an encoder fills in hidden words, without chance.
+    A decoder continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
 
     >>> from keyquery.checkpoints.tokenizer import Tokenizer
     >>> from keyquery.layers import LanguageModel
@@ -73,9 +73,10 @@ def dial_effect(
     placed = measured.kind == "position" or any(site.placed for site in sites_of(model).values())
     if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
         raise ValueError("this model has no positional term in its scores: gains on it have no effect")
-    before, said = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
+    before, outputs = losses_of(model, batches, loss), _outputs(model, batches, tokenizer, objective, samples)
     with dial(model, **dict(gains), heads=heads, data=measured):  # type: ignore[arg-type]
-        after, then = losses_of(model, batches, loss), _says(model, batches, tokenizer, objective, samples)
+        after = losses_of(model, batches, loss)
+        dialled_outputs = _outputs(model, batches, tokenizer, objective, samples)
     change, low, high = paired(before, after)
     return DialEffect(
         model=facts_of(model, name),
@@ -88,27 +89,29 @@ def dial_effect(
         change=change,
         low=low,
         high=high,
-        samples=[{**one, "turned": other["says"]} for one, other in zip(said, then, strict=True)],
+        samples=[
+            {**original, "turned": dialled["says"]} for original, dialled in zip(outputs, dialled_outputs, strict=True)
+        ],
         provenance=provenance(tensors=digests(model.state_dict()), means=measured.kind),
     )
 
 
-def _says(
+def _outputs(
     model: nn.Module, batches: Sequence[Batch], tokenizer: Any, objective: str, samples: int
 ) -> list[dict[str, str]]:
-    """What the model makes of the first sequences."""
+    """The model's output for the first sequences."""
     with evaluating(model):
         rows = [
             {name: tensor[row : row + 1] for name, tensor in batch.items()}
             for batch in batches
             for row in range(len(batch["input_ids"]))
         ]
-        speak = _goes_on if objective == "next token" else _fills_in
-        return [speak(model, row, tokenizer) for row in rows[:samples]]
+        generate = _continue if objective == "next token" else _fill_in
+        return [generate(model, row, tokenizer) for row in rows[:samples]]
 
 
-def _goes_on(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
-    """The most likely tokens after a beginning, one by one."""
+def _continue(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
+    """Greedy continuation of a prompt."""
     ids = row["input_ids"][real_tokens(row)][:PROMPT]
     count = len(ids)
     for _ in range(ANSWER):
@@ -116,8 +119,8 @@ def _goes_on(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
     return {"text": tokenizer.decode(ids[:count].tolist()), "says": tokenizer.decode(ids[count:].tolist())}
 
 
-def _fills_in(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
-    """A sequence with words hidden, and the words that the model puts there."""
+def _fill_in(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
+    """A sequence with masked tokens, and the tokens that the model predicts there."""
     mask = tokenizer.mask_token_id
     hidden = hide(row, set(getattr(tokenizer, "all_special_ids", [])) | {mask})
     masked = {**row, "input_ids": row["input_ids"].masked_fill(hidden, mask)}
@@ -125,7 +128,7 @@ def _fills_in(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
     words = [tokenizer.decode([number]).strip() for number in filled.tolist()]
     seen, text = real_tokens(row)[0], ""
     pairs = zip(hidden[0, seen].tolist(), row["input_ids"][0, seen].tolist(), strict=True)
-    for gap, found in groupby(pairs, first):
-        numbers = [number for _, number in found]
-        text += " ___" * len(numbers) if gap else tokenizer.decode(numbers)
+    for masked_run, run in groupby(pairs, first):
+        numbers = [number for _, number in run]
+        text += " ___" * len(numbers) if masked_run else tokenizer.decode(numbers)
     return {"text": text, "says": ", ".join(words)}

@@ -1,4 +1,4 @@
-"""How well a language model does on a batch, sequence by sequence, so that two ways of running it can be compared."""
+"""Losses of language models per sequence, so that two runs of a model can be compared sequence by sequence."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch.nn.functional import cross_entropy
 from keyquery.capture import Batch
 from keyquery.checkpoints import read
 
-# A model and a batch in, one loss a sequence out.
+# A model and a batch in, one loss per sequence out.
 Loss = Callable[[nn.Module, Batch], Float[Tensor, " batch"]]
-MASKED = 0.15  # of an encoder's real tokens are hidden
+MASKED = 0.15  # share of an encoder's non-padding tokens that are masked
 
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch n vocabulary"]:
-    """The logits that a model gives for a batch, which is put where the model is."""
+    """Logits of a model for a batch, which is moved to the model's device."""
     device = next(model.parameters()).device
     out: Any = model(**{name: tensor.to(device) for name, tensor in batch.items()})
-    found = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    if found is None:
-        raise ValueError(f"{type(model).__name__} gives no logits: load it with its language-model head")
-    return found.float()
+    values = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if values is None:
+        raise ValueError(f"{type(model).__name__} returns no logits: load it with its LM head")
+    return values.float()
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Float[Tensor, " batch"]:
-    """−log p of each real token but the first, mean over a sequence, in nats."""
+    """Next-token cross-entropy, averaged over the non-padding tokens of each sequence, in nats."""
     targets = batch["input_ids"][:, 1:]
     return _mean_loss(logits(model, batch)[:, :-1], targets, real_tokens(batch)[:, 1:])
 
 
 def masked_loss(mask: int, special: set[int], seed: int = 0) -> Loss:
-    """−log p of tokens that are hidden behind `mask`, the same ones at every call, mean over a sequence, in nats."""
+    """Masked-token cross-entropy, averaged per sequence, in nats; the same tokens are masked at every call."""
 
     def loss(model: nn.Module, batch: Batch) -> Float[Tensor, " batch"]:
         hidden = hide(batch, special, seed)
@@ -46,7 +46,7 @@ def masked_loss(mask: int, special: set[int], seed: int = 0) -> Loss:
 
 
 def hide(batch: Batch, special: set[int], seed: int = 0) -> Bool[Tensor, "batch n"]:
-    """Which tokens of a batch are hidden: a share MASKED of the real ones, one of each sequence at least."""
+    """Which tokens of a batch are masked: a share MASKED of the non-padding ones, at least one per sequence."""
     ids = batch["input_ids"]
     dice = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed))
     usable = real_tokens(batch) & ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
@@ -56,23 +56,23 @@ def hide(batch: Batch, special: set[int], seed: int = 0) -> Bool[Tensor, "batch 
 
 
 def real_tokens(batch: Batch) -> Bool[Tensor, "batch n"]:
-    """Which tokens are no padding."""
+    """Which tokens are not padding."""
     ids = batch["input_ids"]
     return batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
 
 
 def default_loss(model: nn.Module, tokenizer: Any) -> tuple[str, Loss]:
-    """What a model was made for, by its attention: the next token where that is causal, else hidden ones."""
+    """The training objective of a model: next token if its attention is causal, else masked tokens."""
     if read(model)[0].causal:
         return "next token", next_token_loss
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:
-        raise ValueError("its attention sees both sides, but its tokenizer has no mask token: give a loss")
+        raise ValueError("the model is bidirectional, but its tokenizer has no mask token: pass a loss")
     return "masked", masked_loss(mask, set(getattr(tokenizer, "all_special_ids", [])) | {mask})
 
 
 def _mean_loss(
-    given: Float[Tensor, "batch n vocabulary"], targets: Int[Tensor, "batch n"], asked: Bool[Tensor, "batch n"]
+    predicted: Float[Tensor, "batch n vocabulary"], targets: Int[Tensor, "batch n"], counted: Bool[Tensor, "batch n"]
 ) -> Float[Tensor, " batch"]:
-    losses = cross_entropy(given.mT, targets.to(given.device), reduction="none").cpu().double()
-    return (losses * asked).sum(1) / asked.sum(1)
+    losses = cross_entropy(predicted.mT, targets.to(predicted.device), reduction="none").cpu().double()
+    return (losses * counted).sum(1) / counted.sum(1)

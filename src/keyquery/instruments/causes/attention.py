@@ -1,4 +1,4 @@
-"""Attention of any origin: a tensor, a layer, a model and a text; checked, and by words where there are any."""
+"""Attention maps from a tensor, a layer, or a model with a text; validated, and merged into words."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from keyquery.capture.load import load_model
 from keyquery.capture.word_pieces import Words, words_of
 from keyquery.support.checks import check_count, check_float
 
-NEAR = 1e-4  # by which rows may miss a sum of 1; in half precision as much as rounding makes of it
-WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # what configurations call it
+NEAR = 1e-4  # tolerance of row sums; the machine epsilon in half precision
+WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # names of the hidden size in configs
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """The attention of some heads of one layer, float64, and what is known of its tokens and its model."""
+    """Attention of some heads of one layer, float64, with facts of its tokens and model."""
 
     maps: Float[ndarray, "heads n n"]
     heads: list[int]
     layer: int | None
     tokens: list[str]
-    real: list[bool]  # not what a tokenizer adds
+    real: list[bool]  # not a special token
     merged: bool
     width: int | None
     model: dict[str, Any]
@@ -48,17 +48,17 @@ def mapped(
     tokenizer: Any = None,
     name: str | None = None,
 ) -> Mapped:
-    """Attention as `kq.causes` takes it.
+    """Attention maps for `kq.causes`.
 
     >>> mapped(torch.eye(3)).heads
     [0]
     """
     if not isinstance(attention, (nn.Module, str, Path)):
         if text is not None or inputs is not None or layer is not None:
-            raise ValueError("text, inputs and layer go with a model; attention is a tensor here, give tokens and head")
-        return _told(_squares(attention), head, tokens, None, None, None, {"name": name or "attention"})
+            raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
+        return _selected(_squares(attention), head, tokens, None, None, None, {"name": name or "attention"})
     if (text is None) == (inputs is None):
-        raise ValueError("a model needs a text or inputs, and only one of them")
+        raise ValueError("a model needs either text or inputs")
     model, words, batch = _prepared(attention, text, inputs, tokenizer, merge)
     layers = attention_maps(model, batch)
     at = _layer(layer, len(layers))
@@ -67,47 +67,49 @@ def mapped(
         maps = words.merged(torch.as_tensor(maps)).numpy()
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
     facts = {"name": label, "layers": len(layers), "heads": len(maps)}
-    return _told(maps, head, tokens, words, at, width_of(model), facts)
+    return _selected(maps, head, tokens, words, at, width_of(model), facts)
 
 
 def width_of(model: nn.Module) -> int | None:
-    """The hidden size of a model, where it says what it is.
+    """The hidden size of a model; None if its config does not name it.
 
     >>> width_of(kq.Attention(8, 2))
     8
     """
     config = _config(model) or model
-    found = (getattr(config, name, None) for name in WIDTHS)
-    return next((width for width in found if isinstance(width, int)), None)
+    sizes = (getattr(config, name, None) for name in WIDTHS)
+    return next((width for width in sizes if isinstance(width, int)), None)
 
 
 def _config(model: nn.Module) -> Any:
-    """What a model says of itself; of one that also sees or hears, what it says of its language part."""
+    """The config of a model; of a multimodal one, that of its text model."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def check_length(model: nn.Module, tokens: int) -> None:
-    """Refuse a text that is longer than the model takes."""
+    """Raise if a text is longer than the model's context."""
     places = (getattr(_config(model), name, None) for name in ("max_position_embeddings", "n_positions", "length"))
     most = next((count for count in places if isinstance(count, int) and count > 0), None)
     if most is not None and tokens > most:
-        raise ValueError(f"the text has {tokens} tokens, and {type(model).__name__} takes {most}: give a shorter one")
+        raise ValueError(
+            f"the text has {tokens} tokens, and {type(model).__name__} takes at most {most}: use a shorter one"
+        )
 
 
 def _prepared(
     source: Any, text: str | Words | None, inputs: Any, tokenizer: Any, merge: bool
 ) -> tuple[nn.Module, Words | None, Mapping[str, Tensor]]:
-    """A live model, the words of the text if there is one, and what to run it on."""
-    model, found = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    """A live model, the words of the text if any, and the input batch."""
+    model, own_tokenizer = (source, None) if isinstance(source, nn.Module) else load_model(source)
     if text is None:
         if not isinstance(inputs, Mapping):
-            raise TypeError(f"inputs must be a mapping of what the model takes, got {type(inputs).__name__}")
+            raise TypeError(f"inputs must be a mapping of argument names to tensors, got {type(inputs).__name__}")
         return model, None, inputs
-    taken = getattr(model, "main_input_name", "input_ids")
-    if taken != "input_ids":
-        raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
-    words = text if isinstance(text, Words) else words_of(text, _tokenizer(tokenizer, found), merge)
+    argument = getattr(model, "main_input_name", "input_ids")
+    if argument != "input_ids":
+        raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
+    words = text if isinstance(text, Words) else words_of(text, _tokenizer(tokenizer, own_tokenizer), merge)
     check_length(model, len(words.ids))
     batch = words.batch()
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -115,27 +117,27 @@ def _prepared(
     return model, words, batch
 
 
-def _tokenizer(given: Any, found: Any) -> Any:
-    if given is None and found is None:
-        raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
-    return found if given is None else given
+def _tokenizer(passed: Any, stored: Any) -> Any:
+    if passed is None and stored is None:
+        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
+    return stored if passed is None else passed
 
 
 def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
-    """Attention of one text as (heads, n, n) in float64; whatever it cannot be is told in one sentence."""
-    given = _tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
-    check_float("attention", given, "... n n")
-    shape = tuple(given.shape)
+    """Attention of one text as (heads, n, n) in float64, validated."""
+    maps = _tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
+    check_float("attention", maps, "... n n")
+    shape = tuple(maps.shape)
     if len(shape) == 4 and shape[0] == 1:
-        given = given[0]
-    if given.ndim not in (2, 3) or shape[-1] != shape[-2]:
+        maps = maps[0]
+    if maps.ndim not in (2, 3) or shape[-1] != shape[-2]:
         raise ValueError(f"attention must be (n, n) or (heads, n, n) of one text, got {shape}")
-    check_rows(given.detach().reshape(-1, *shape[-2:]))
-    return given.detach().cpu().double().numpy().reshape(-1, *shape[-2:])
+    check_rows(maps.detach().reshape(-1, *shape[-2:]))
+    return maps.detach().cpu().double().numpy().reshape(-1, *shape[-2:])
 
 
 def check_rows(maps: Float[Tensor, "heads n n"], rows: Bool[Tensor, "heads n"] | None = None) -> None:
-    """Require attention: nothing negative, and rows that sum to 1; only some `rows`, where others mean nothing.
+    """Require non-negative attention whose rows sum to 1; `rows` selects the rows to check.
 
     >>> check_rows(torch.full((1, 2, 2), 0.6))
     Traceback (most recent call last):
@@ -161,7 +163,7 @@ def _tensor(attention: Any) -> Tensor:
     try:
         return torch.as_tensor(attention)
     except (TypeError, ValueError):
-        raise TypeError("attention must be a tensor, or numbers that make one: rows of equal length") from None
+        raise TypeError("attention must be a tensor, or nested lists with rows of equal length") from None
 
 
 def _layer(layer: int | None, count: int) -> int:
@@ -171,7 +173,7 @@ def _layer(layer: int | None, count: int) -> int:
     return layer % count
 
 
-def _told(
+def _selected(
     maps: Float[ndarray, "heads n n"],
     head: int | Iterable[int] | None,
     tokens: Sequence[str] | None,
@@ -183,7 +185,7 @@ def _told(
     heads = _heads(head, len(maps))
     count = maps.shape[-1]
     if tokens is not None and (isinstance(tokens, str) or not isinstance(tokens, Iterable) or len(tokens) != count):
-        raise ValueError(f"tokens must be a list of {count} texts, one for each row of the attention")
+        raise ValueError(f"tokens must be a list of {count} strings, one per row of the attention")
     if words is not None:
         texts, real = words.texts, words.real
     else:
@@ -193,22 +195,22 @@ def _told(
     return Mapped(maps[heads], heads, layer, texts, real, merged, width, model, not np.triu(maps, 1).any())
 
 
-def listed(given: Any) -> list[Any]:
-    """Numbers out of a list, a tensor or an array, or the one that is given.
+def listed(values: Any) -> list[Any]:
+    """A list of numbers from a list, a tensor, an array or a single number.
 
     >>> listed(torch.tensor([0, 2])), listed(3)
     ([0, 2], [3])
     """
-    found = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
-    return [found] if isinstance(found, str) or not isinstance(found, Iterable) else list(found)
+    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
+    return [items] if isinstance(items, str) or not isinstance(items, Iterable) else list(items)
 
 
 def _heads(head: int | Iterable[int] | None, count: int) -> list[int]:
     if head is None:
         return list(range(count))
     chosen = listed(head)
-    for one in chosen:
-        check_count("head", one, least=0, most=count - 1)
+    for number in chosen:
+        check_count("head", number, least=0, most=count - 1)
     if not chosen:
-        raise ValueError("head must name a head, got none")
+        raise ValueError("head must name at least one head, got none")
     return list(dict.fromkeys(map(int, chosen)))

@@ -1,8 +1,8 @@
-"""`causes`: the causal graph that a head's attention implies over the tokens, with hidden causes allowed.
+"""`causes`: the causal graph over tokens that a head's attention implies, allowing for hidden causes.
 
-Attention Z = AV is read as a structural equation model X = GX + U, whose solution is X = (I − G)⁻¹U: (I − G)⁻¹ is D⁻¹A
-with D = diag(A), and the noise is the identity, so that C = D⁻¹AAᵀD⁻¹ is the covariance of the tokens. Partial
-correlations of C say which tokens are independent given which, and a search makes a graph of that.
+Attention Z = AV is read as a structural equation model X = GX + U with solution X = (I − G)⁻¹U: (I − G)⁻¹ is D⁻¹A with
+D = diag(A), and the noise has unit covariance, so that C = D⁻¹AAᵀD⁻¹ is the covariance of the tokens. Partial
+correlations of C test conditional independence, and a constraint-based search turns them into a graph.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from keyquery.support.extras import optional
 from keyquery.support.progress import Progress, bar, silent
 
 METHODS = ("icd", "fci")
-LONG = 60  # seconds from which on a search is warned of
-SAMPLES = 768  # the hidden size of the models that the method was published with
+LONG = 60  # seconds beyond which a warning is given
+SAMPLES = 768  # hidden size of the models in the publication
 
 
 @dataclass(frozen=True, kw_only=True)
 class Causes(Reading, kind="causes"):
-    """A partial ancestral graph for each head, over some of the tokens.
+    """A partial ancestral graph per head, over some of the tokens.
 
-    `tokens` are all of the attention's; `nodes` the positions that are in the graphs, by which edges name them, too.
-    A graph holds its layer, head, edges (i, j, mark at i, mark at j), tests, tests by the size of the set they
-    conditioned on, rounds, and whether the search was done.
+    `tokens` are all tokens of the attention map; `nodes` the positions in the graphs, which edges refer to. A graph has
+    its layer, head, edges (i, j, mark at i, mark at j), number of tests, also by size of the conditioning set, rounds,
+    and whether the search was completed.
     """
 
     units: ClassVar[Mapping[str, str]] = {
         "edges": "positions i < j, the mark at i, the mark at j",
-        "samples": "effective sample size of the tests; a convention, no count of anything",
+        "samples": "effective sample size of the tests; a convention, not a count",
         "tests": "tests of independence",
     }
 
@@ -60,19 +60,19 @@ class Causes(Reading, kind="causes"):
     method: str
     alpha: float
     samples: float
-    explanation: Mapping[str, Any] | None = None  # an Explanation, where a target was given
-    causal: bool = False  # the search knew that no token is a cause of an earlier one
+    explanation: Mapping[str, Any] | None = None  # an Explanation, if a target was given
+    causal: bool = False  # the search assumed that no token causes an earlier one
 
     @property
     def edges(self) -> list[Edge]:
-        """Those of the one graph, or of the consensus of several heads: (i, j, mark at i, mark at j), i < j."""
+        """Edges (i, j, mark at i, mark at j), i < j, of the only graph, or of the consensus of several heads."""
         if len(self.graphs) == 1:
             return self.edges_of(0)
         return [(row["i"], row["j"], row["mark_i"], row["mark_j"]) for row in self.consensus()]
 
     @property
     def tests(self) -> int:
-        """How many tests of independence all graphs took."""
+        """Number of independence tests, over all graphs."""
         return sum(graph["tests"] for graph in self.graphs)
 
     def edges_of(self, index: int) -> list[Edge]:
@@ -80,9 +80,9 @@ class Causes(Reading, kind="causes"):
         return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.graphs[index]["edges"]]
 
     def agreement(self) -> list[dict[str, Any]]:
-        """Every edge of any head: how many heads have it, and how many of those have which mark at which end.
+        """Every edge of any head, with the number of heads that have it and the counts of marks at each end.
 
-        The mark of an end is the one that more than half of them agree on, else a circle.
+        The mark at an end is that of the majority, or a circle without one.
         """
         seen: dict[tuple[int, int], list[tuple[str, str]]] = {}
         for index in range(len(self.graphs)):
@@ -97,20 +97,20 @@ class Causes(Reading, kind="causes"):
         return rows
 
     def consensus(self, least: int | None = None) -> list[dict[str, Any]]:
-        """The edges that at least so many heads have, as `agreement` tells them; half of the heads, unless given."""
+        """Edges that at least `least` heads have, as rows of `agreement`. Default: half of the heads."""
         check_count("least", least, most=len(self.graphs), optional=True)
         wanted = -(-len(self.graphs) // 2) if least is None else least
         return [row for row in self.agreement() if row["heads"] >= wanted]
 
     def pag(self, head: int | None = None) -> Pag:
-        """The graph of a head, or that of `edges`; its nodes are all tokens, those without an edge among them."""
+        """The graph of a head, or that of `edges`, over all tokens."""
         return Pag(len(self.tokens), self.edges if head is None else self.edges_of(self.index_of(head)))
 
     def networkx(self, head: int | None = None) -> Any:
         """The graph of a head, or that of `edges`, as a networkx.Graph of `nodes` (extra `causes`).
 
-        Nodes have a `token`; an edge between i and j has `marks`, {i: mark at i, j: mark at j}; in a consensus also
-        `heads`, how many have it.
+        Nodes have a `token`; an edge between i and j has `marks`, {i: mark at i, j: mark at j}, and in a consensus
+        `heads`, the number of heads that have it.
         """
         graph = optional("networkx", "networkx()").Graph()
         graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
@@ -120,7 +120,7 @@ class Causes(Reading, kind="causes"):
         return graph
 
     def records(self) -> list[dict[str, Any]]:
-        """One row an edge of a head."""
+        """One row per edge of each head."""
         rows = []
         for index, graph in enumerate(self.graphs):
             for i, j, at_i, at_j in self.edges_of(index):
@@ -130,7 +130,7 @@ class Causes(Reading, kind="causes"):
         return rows
 
     def index_of(self, head: int) -> int:
-        """Where the graph of a head stands among `graphs`."""
+        """Index of a head's graph in `graphs`."""
         heads = [graph["head"] for graph in self.graphs]
         if head not in heads:
             raise ValueError(f"head must be one of {', '.join(map(str, heads))}, got {head!r}")
@@ -160,29 +160,72 @@ def causes(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Causes:
-    """A causal graph for each head out of its attention, zero-shot, as a Reading.
+    """Causal graph over tokens from the attention of each head (zero-shot causal discovery).
 
-    `attention` is a tensor (n, n) or (heads, n, n) whose rows sum to 1; or a transformers model, `kq.Attention`, or
-    anything built of it, with a `text` and its `tokenizer`, or with `inputs`, a mapping of what the model takes; or
-    the path of a model, with a `text`. Models are run once, the attention is that of `layer` (the deepest unless
-    given) and of `head` (all unless given); pieces of words `merge` into words. `nodes` are positions in that
-    attention, or how many to take of those that receive most, all words unless given; the rest, and what a tokenizer
-    adds, is left out, as hidden causes. Of so many, `target`, a position that is to be explained, is always one.
+    C = D⁻¹AAᵀD⁻¹ with D = diag(A) is taken as the covariance of the tokens; partial correlations of C are tested by
+    Fisher's z, and ICD or FCI builds a partial ancestral graph.
 
-    `alpha` is the level of the tests, `samples` their effective sample size: the model's hidden size unless given, 768
-    for a bare matrix, as published; a convention, not a sample size. `method` is "icd" or "fci"; after `rounds` rounds
-    ICD's graph is valid for sets of fewer nodes than that. `order_free`: edges are deleted at the end of a round, and
-    the order of tokens does not matter. `selection` allows for selection bias, `tails` looks for all tails.
+    Parameters
+    ----------
+    attention
+        A tensor (n, n) or (heads, n, n) whose rows sum to 1; or a transformers model, `kq.Attention` or a module built
+        of it, with `text` or `inputs`; or the path of a model, with `text`.
+    nodes
+        Positions to include, or how many of those that receive most attention. The rest, and special tokens, are
+        hidden causes. Default: all words.
+    alpha
+        Significance level of the tests. Default: 0.01.
+    samples
+        Effective sample size of the tests, a convention. Default: the model's hidden size; 768 for a tensor.
+    method
+        "icd" or "fci". Default: "icd".
+    text, tokenizer
+        A text to run the model on, and its tokenizer. Default: none, and the tokenizer stored with the model.
+    inputs
+        A mapping of input tensors, instead of `text`. Default: none.
+    layer, head
+        Layer and head(s) of the model. Default: the last layer, all heads.
+    tokens
+        Names of the tokens. Default: those of the text, else positions.
+    merge
+        Merge word pieces into words. Default: True.
+    target
+        A position that is always among the nodes. Default: none.
+    rounds
+        Stop ICD after so many rounds; the graph is then valid for smaller conditioning sets. Default: all.
+    order_free
+        Delete edges at the end of a round, so that the order of tokens does not matter. Default: True.
+    selection
+        Allow for selection bias. Default: False.
+    tails
+        Apply the rules that orient tails. Default: True.
+    causal
+        No token causes an earlier one, and no test conditions on tokens later than both of a pair. True requires
+        causal attention. Default: True if no head of the layer attends to later tokens and `selection` is False.
+    name
+        Name of the model. Default: that of its class or file.
+    progress
+        Wraps iterables in progress bars. Default: a bar if more than a minute is expected.
 
-    `causal`: no token is a cause of an earlier one, and no test conditions on tokens later than both of a pair. True
-    requires attention that never looks ahead, False ignores the order. Default: True where no head of the layer
-    attends to a later token, as in decoders; with `selection` False, since a later token may be behind the selection.
+    Returns
+    -------
+    Causes
+        One partial ancestral graph per head.
 
-    A search that is expected to take longer than a minute is warned of; its `progress` is a bar then, unless given.
+    Raises
+    ------
+    TypeError, ValueError
+        If the attention is not row-stochastic, or arguments contradict each other.
 
+    Examples
+    --------
     >>> reading = kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]]))
     >>> reading.edges, reading.tests
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 5)
+
+    See Also
+    --------
+    explain : The smallest sets of tokens that a prediction depends on.
     """
     _check(alpha, samples, method, rounds, causal, selection)
     source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
@@ -193,29 +236,29 @@ def causes(
 
 
 def _warned(test: PartialCorrelation, heads: int) -> bool:
-    """Whether a search takes long, which is then warned of."""
+    """Whether a search is expected to take long; warns if so."""
     seconds = expected_seconds(test) * heads
     if seconds < LONG:
         return False
     time = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.0f} hours"
     of = f"{test.count} nodes" + (f" of {heads} heads" if heads > 1 else "")
     warnings.warn(
-        f"causes over {of} is expected to take {time} or more; nodes=100 takes the 100 tokens that receive most "
-        "attention, head one head, rounds=1 stops early",
+        f"causes over {of} is expected to take {time} or more; nodes=100 uses the 100 tokens that receive most "
+        "attention, head=0 a single head, rounds=1 stops early",
         stacklevel=4,
     )
     return True
 
 
 def _named(progress: Progress, head: int, heads: int) -> Progress:
-    """Progress that names the head, where there are several."""
+    """Progress that names the head if there are several."""
     name = f"head {head}, " if heads > 1 else ""
     return lambda items, what, total: progress(items, f"{name}{what}", total)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """How a graph is searched for."""
+    """Settings of a graph search."""
 
     method: str
     alpha: float
@@ -231,13 +274,13 @@ class _Search:
         return {name: getattr(self, name) for name in ("rounds", "order_free", "selection", "tails")}
 
     def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, given: bool) -> Causes:
-        """The graphs of all heads; `given`: the samples are not those of the model."""
-        several = len(source.heads)
-        long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), several)
+        """The graphs of all heads; `given`: the sample size was passed by the user."""
+        heads = len(source.heads)
+        long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), heads)
         watch = progress or (bar if long else silent)
         graphs = [
-            {"layer": source.layer, "head": number, **self.of(found, nodes, _named(watch, number, several))}
-            for number, found in zip(source.heads, source.maps, strict=True)
+            {"layer": source.layer, "head": head, **self.of(attention, nodes, _named(watch, head, heads))}
+            for head, attention in zip(source.heads, source.maps, strict=True)
         ]
         origin = "given" if given else "hidden size" if source.width else "768, as published"
         tensors = {"attention": digest(source.maps)}
@@ -257,17 +300,17 @@ class _Search:
         return PartialCorrelation(correlation_of(attention[nodes]), self.samples, self.alpha)
 
     def of(self, attention: Float[ndarray, "n n"], nodes: list[int], progress: Progress) -> dict[str, Any]:
-        """The graph of one head, as a reading holds it."""
+        """The graph of one head, as stored in a reading."""
         test = self.test(attention, nodes)
         options: dict[str, Any] = self.options
         rounds = options.pop("rounds")
         options["tiers"] = nodes if self.causal else None
         options["progress"] = progress
-        found = fci(test, **options) if self.method == "fci" else icd(test, rounds, **options)
-        edges = [(nodes[i], nodes[j], at_i, at_j) for i, j, at_i, at_j in found.graph.edges()]
+        result = fci(test, **options) if self.method == "fci" else icd(test, rounds, **options)
+        edges = [(nodes[i], nodes[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
         by_size = [test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)]
-        told = {"tests": test.tests, "tests_by_size": by_size, "rounds": found.rounds, "done": found.done}
-        return {"edges": edges, **told}
+        counts = {"tests": test.tests, "tests_by_size": by_size, "rounds": result.rounds, "done": result.done}
+        return {"edges": edges, **counts}
 
 
 def _check(
@@ -283,38 +326,40 @@ def _check(
     check_choice("method", method, METHODS)
     check_count("rounds", rounds, optional=True)
     if rounds is not None and method != "icd":
-        raise ValueError(f'rounds is for method="icd", which is valid after any of them, not {method!r}')
+        raise ValueError(f'rounds is only for method="icd", whose graph is valid after every round, not {method!r}')
     if causal not in (None, True, False):
         raise TypeError(f"causal must be True, False or None, got {causal!r:.40}")
     if causal and selection:
-        raise ValueError("causal=True goes without selection: what selected the data may come later than all tokens")
+        raise ValueError(
+            "causal=True and selection exclude each other: a selection variable may come later than all tokens"
+        )
 
 
 def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
-    """Whether the search is told the order of the tokens."""
+    """Whether the search uses the order of the tokens."""
     if causal and not source.causal:
         raise ValueError("causal=True, but the attention looks ahead: tokens attend to later ones")
     return source.causal and causal is not False and not selection
 
 
 def _nodes(nodes: int | Iterable[int] | None, source: Mapped, target: int | None) -> list[int]:
-    """Positions in order; of a number, the target and those that receive most attention."""
+    """Positions in order; for a number, the target and the tokens that receive most attention."""
     count = len(source.tokens)
     check_count("target", target, least=0, most=count - 1, optional=True)
     if nodes is None:
-        return [place for place in range(count) if source.real[place]]
+        return [position for position in range(count) if source.real[position]]
     if isinstance(nodes, (int, np.integer)):
-        able = [place for place in range(count) if source.real[place]]
+        candidates = [position for position in range(count) if source.real[position]]
         check_count("nodes", nodes)
-        if nodes > len(able):
-            raise ValueError(f"nodes asks for {nodes} tokens, but there are only {len(able)}")
+        if nodes > len(candidates):
+            raise ValueError(f"nodes asks for {nodes} tokens, but there are only {len(candidates)}")
         received = np.mean(source.maps, axis=(0, 1))
-        return sorted(sorted(able, key=lambda place: (place != target, -received[place]))[:nodes])
+        return sorted(sorted(candidates, key=lambda position: (position != target, -received[position]))[:nodes])
     chosen = listed(nodes)
     if len(chosen) > count:
         raise ValueError(f"nodes names {len(chosen)} tokens, but there are only {count}")
-    for place in chosen:
-        check_count("a position in nodes", place, least=0, most=count - 1)
+    for position in chosen:
+        check_count("a position in nodes", position, least=0, most=count - 1)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"nodes must name positions, each once, got {chosen}")
+        raise ValueError(f"nodes must be distinct positions, got {chosen}")
     return sorted(map(int, chosen))

@@ -17,17 +17,17 @@ from keyquery.support.checks import check_count
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """The prediction at a word. `words` is the text with it put back: what the graph is made from.
+    """The prediction at a word. `words` is the text with the prediction filled in, from which the graph is built.
 
-    An encoder sees the target's own pieces behind its mask token, a decoder only what stands before them. As a tester
-    of `kq.explain`, it says whether masking some words changes the prediction: an encoder sees mask tokens in their
-    place, a decoder a text without them.
+    An encoder has a mask token at the target, a decoder sees only the tokens before it. As the tester of `kq.explain`,
+    it returns whether masking some words changes the prediction: they become mask tokens for an encoder, and are
+    removed for a decoder.
     """
 
     model: nn.Module
     words: Words
     target: int
-    mask: int | None  # the token that hides others; None for a decoder
+    mask: int | None  # id of the mask token; None for a decoder
 
     def __call__(self, positions: tuple[int, ...], target: int) -> bool:
         """Whether the prediction changes without the words at these positions."""
@@ -35,38 +35,38 @@ class Predicted:
         return self.predict(hidden) != [self.words.ids[place] for place in self.words.places[self.target]]
 
     def predict(self, hidden: list[int]) -> list[int]:
-        """The most likely tokens of the target, with the tokens at some places hidden; none without a token before."""
+        """The most likely tokens of the target with some tokens masked; empty if none precede it."""
         places, ids = self.words.places[self.target], list(self.words.ids)
         if self.mask is None:
             before = [number for place, number in enumerate(ids[: places[0]]) if place not in hidden]
-            asked = range(len(before) - 1, len(before) - 1 + len(places))
+            queried = range(len(before) - 1, len(before) - 1 + len(places))
             ids = before + [ids[place] for place in places]
             if not before:
                 return []
         else:
-            asked = range(places[0], places[-1] + 1)
+            queried = range(places[0], places[-1] + 1)
             for place in (*hidden, *places):
                 ids[place] = self.mask
         batch = replace(self.words, ids=ids).batch()
         with evaluating(self.model):
-            found: list[int] = logits(self.model, batch)[0, list(asked)].argmax(-1).tolist()
-        return found
+            predicted: list[int] = logits(self.model, batch)[0, list(queried)].argmax(-1).tolist()
+        return predicted
 
 
 def predicted(model: nn.Module, tokenizer: Any, words: Words, target: int) -> Predicted:
-    """What a model that gives logits of tokens predicts at a word of a text, by position among its words."""
+    """The prediction of a model with an LM head at a word of a text."""
     check_count("target", target, least=0, most=len(words.texts) - 1)
     check_length(model, len(words.ids))
     causal = read(model)[0].causal
     mask = None if causal else getattr(tokenizer, "mask_token_id", None)
     if causal and words.places[target][0] == 0:
-        raise ValueError("target is the first token, and a decoder predicts none: it must be at least 1")
+        raise ValueError("target must be at least 1: a decoder does not predict the first token")
     if not causal and mask is None:
-        raise ValueError("target needs a mask token: the model sees both sides, and its tokenizer has none")
-    found = Predicted(model, words, target, mask).predict([])
+        raise ValueError("target needs a mask token: the model is bidirectional, and its tokenizer has none")
+    new_ids = Predicted(model, words, target, mask).predict([])
     ids = list(words.ids)
-    for place, number in zip(words.places[target], found, strict=True):
+    for place, number in zip(words.places[target], new_ids, strict=True):
         ids[place] = number
-    said = tokenizer.decode(found).strip() or words.texts[target]
-    texts = [said if word == target else text for word, text in enumerate(words.texts)]
+    prediction = tokenizer.decode(new_ids).strip() or words.texts[target]
+    texts = [prediction if word == target else text for word, text in enumerate(words.texts)]
     return Predicted(model, replace(words, ids=ids, texts=texts), target, mask)

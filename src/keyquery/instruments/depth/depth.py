@@ -1,4 +1,4 @@
-"""`depth`: how deep is a Transformer to be? The law of depth against width, asked for a budget or about a shape."""
+"""`depth`: the depth-to-width ratio of a Transformer by the published law, for a parameter budget or a shape."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from keyquery.support.checks import check_count, check_number
 
 VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
 WIDEST = 10**7  # beyond any model; ranks are summed over the width
-HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # sizes of heads from a width on, the usual first
+HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # head sizes from a width on, the most common first
 USUAL = 64
 ERRORS = "recalled, not checked against the paper"
-ALIKE = 1.25  # parameters of blocks over 12·L·d², and the reverse, up to which a model is as the law counts
+ALIKE = 1.25  # factor by which block parameters may differ from 12·L·d²
 CONTRARY = (
     "Kaplan et al. (2020): over a wide range the shape hardly matters",
     "Tay et al. (2021), MobileLLM (2024): deep and thin wins in small models, the law's direction below 1e9 parameters",
@@ -31,10 +31,10 @@ CONTRARY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Depth(Reading, kind="depth"):
-    """What the law of depth against width says of a budget, and of a shape if one was given."""
+    """The shape that the depth-to-width law gives for a parameter budget, and a verdict on a shape if given."""
 
     units: ClassVar[Mapping[str, str]] = {
-        "params": "12·layers·width²: embeddings are not among them",
+        "params": "12·layers·width²: non-embedding parameters",
         "interval": "95 %, along the budget, from errors of the fit that are recalled and taken to be independent",
         "saves": "parameters, at most: the shape's less those of the largest shape of the law within it",
         "threshold": "log₃ of the width, layers of a linear-attention network",
@@ -46,10 +46,10 @@ class Depth(Reading, kind="depth"):
     width: int
     exact: Sequence[float]  # depth and width, unrounded
     interval: Mapping[str, Sequence[float]]  # of layers and width
-    usable: Mapping[str, int]  # the shape with a width that whole heads fill
+    usable: Mapping[str, int]  # the shape with a width divisible by the head size
     threshold: float
     separation: Mapping[str, float | None]
-    shape: Mapping[str, Any] | None = None  # the one that was asked about
+    shape: Mapping[str, Any] | None = None  # the shape that was asked about
     verdict: str | None = None
     reason: str | None = None
     contained: Sequence[float] | None = None  # the largest shape of the law within it
@@ -59,7 +59,7 @@ class Depth(Reading, kind="depth"):
     contrary: Sequence[str] = CONTRARY
 
     def records(self) -> list[dict[str, Any]]:
-        """One row: every figure that is one number or one text, the interval's ends among them."""
+        """One row: every scalar field, with the ends of the intervals."""
         ends = {
             f"{name}_{end}": value
             for name, pair in self.interval.items()
@@ -83,116 +83,143 @@ def depth(
     head_dim: int | None = None,
     law: Law | None = None,
 ) -> Depth:
-    """How deep and how wide a Transformer of a budget is to be by ln d = a + b·L, N = 12·L·d², as a Reading.
+    """Depth and width of a Transformer for a parameter budget, by the law of Levine et al. (2020).
 
-    Give `params`, a budget without embeddings; or `layers` or `width` alone, for the shape of the law that has them; or
-    both, or a `model` (a path, a hub name, a live one), for a verdict. It is "balanced" where the shape's depth lies
-    within `.interval`, the 95 % interval of the law at the shape's own budget, in whole layers; "depth-efficient" where
-    it is less deep: more depth would pay; "depth-inefficient" where it is deeper: more width would.
+    ln d = a + b·L and N = 12·L·d², with width d, depth L and N non-embedding parameters. Pass `params`; or `layers` or
+    `width` alone, for the shape on the law; or both, or a `model`, for a verdict on that shape.
 
-    `.saves` is how many parameters a better shape saves at most. If a network that contains another is at least as
-    able, and the law's shape is the best of its budget, then the shape of the law that is as able as this one has no
-    fewer parameters than the largest one within it (`.contained`), and no more than this one: what it saves lies
-    between 0 and the difference.
+    Parameters
+    ----------
+    params
+        Non-embedding parameter count. Default: none.
+    width, layers
+        A width, a depth, or both. Default: none.
+    model
+        A path, a hub name or a live model, whose shape is used. Default: none.
+    vocabulary
+        Vocabulary size. If smaller than the width, it bounds the rank of the embeddings: the law's width is then
+        min(d, rank), and the rest of the budget goes into depth. Default: no bound, or that of the model.
+    heads
+        Number of heads, for the bounds of the separation rank. Default: the model's, else width / 64.
+    head_dim
+        Head size for `.usable`. Default: the common size that fits best.
+    law
+        Coefficients of the law, for instance of your own fit. Default: `Law()`.
 
-    A `vocabulary` smaller than the width bounds the rank of the embeddings: the law's width is then min(d, rank), and
-    the rest of the budget goes into depth. `heads` are for the bounds of the separation rank, `head_dim` is the size of
-    a head in `.usable`; another `law`, such as one of your own fit, may be given.
+    Returns
+    -------
+    Depth
+        The shape on the law with its 95 % `.interval`. `.verdict` is "balanced" if the depth of the given shape lies
+        within it, "depth-efficient" if it is shallower (more depth would help), "depth-inefficient" if it is deeper
+        (more width would help). `.saves` bounds how many parameters a better shape saves: the parameters of the given
+        shape minus those of `.contained`, the largest shape on the law within it.
 
+    Raises
+    ------
+    ValueError
+        If not exactly one of budget, shape and model is given, or the law has no such shape.
+
+    Examples
+    --------
     >>> reading = kq.depth(params=1.3e9)
     >>> reading.layers, reading.width, reading.usable["width"]
     (42, 1606, 1600)
     >>> reading = kq.depth(width=768, layers=12)
     >>> reading.verdict, reading.layers, reading.width
     ('depth-efficient', 23, 555)
+
+    See Also
+    --------
+    separation_rank : The quantity behind the law, computed for small networks.
     """
-    given = _check(params, width, layers, model, vocabulary, heads, head_dim)
-    given, notes = (given, []) if model is None else _shape_of(model)
-    ranks = [rank for rank in (vocabulary, given.pop("rank", None)) if rank is not None]
-    used = replace(law or Law(), rank=min(ranks, default=None))
-    shape = given if "width" in given and "layers" in given else None
-    exact, budget = _asked(params, given, used)
+    arguments = _check(params, width, layers, model, vocabulary, heads, head_dim)
+    arguments, notes = (arguments, []) if model is None else _shape_of(model)
+    ranks = [rank for rank in (vocabulary, arguments.pop("rank", None)) if rank is not None]
+    fitted_law = replace(law or Law(), rank=min(ranks, default=None))
+    shape = arguments if "width" in arguments and "layers" in arguments else None
+    exact, budget = _asked(params, arguments, fitted_law)
     whole = max(round(exact[0]), 1)
-    goal = min(_width(budget, whole), used.rank or math.inf)  # fewer layers than the exact number would be wider
+    goal = min(_width(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
     wide = width if shape is None and width else round(goal)
-    ends = sorted(used.layers(budget, sigmas) for sigmas in (-SIGMAS, SIGMAS))
-    at, law_facts = shape or {"layers": whole, "width": wide}, {"law": asdict(used), "errors": ERRORS, "fitted": FITTED}
+    ends = sorted(fitted_law.layers(budget, sigmas) for sigmas in (-SIGMAS, SIGMAS))
+    measured_shape = shape or {"layers": whole, "width": wide}
+    law_facts = {"law": asdict(fitted_law), "errors": ERRORS, "fitted": FITTED}
     return Depth(
         params=budget,
         layers=whole,
         width=wide,
         exact=exact,
         interval={"layers": ends, "width": [_width(budget, end) for end in reversed(ends)]},
-        usable=_usable(goal, whole, head_dim, used.rank),
-        threshold=math.log(at["width"], 3),
-        separation=_separation(at["layers"], at["width"], heads or at.get("heads")),
+        usable=_usable(goal, whole, head_dim, fitted_law.rank),
+        threshold=math.log(measured_shape["width"], 3),
+        separation=_separation(measured_shape["layers"], measured_shape["width"], heads or measured_shape.get("heads")),
         shape=shape,
-        **(_judged(shape, ends, used) if shape else {}),
-        embedding_rank=used.rank,
-        notes=[*_notes(exact, shape, used), *notes],
+        **(_judged(shape, ends, fitted_law) if shape else {}),
+        embedding_rank=fitted_law.rank,
+        notes=[*_notes(exact, shape, fitted_law), *notes],
         provenance=provenance(**law_facts),
     )
 
 
 def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> dict[str, Any]:
-    """What is given of a shape."""
-    given = {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
-    if sum((params is not None, bool(given), model is not None)) != 1:
-        raise ValueError("give a budget as params, or layers or width or both, or a model, and only one of these")
+    """Validate the arguments; returns the shape arguments that are set."""
+    shape = {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
+    if sum((params is not None, bool(shape), model is not None)) != 1:
+        raise ValueError("pass exactly one of: params, a shape (layers, width or both), or model")
     if params is not None:
         check_number("params", params)
         if not 0 < params <= 1e18:
             raise ValueError(f"params must be above 0 and at most 1e18, got {params}")
-    for name, value in given.items():
+    for name, value in shape.items():
         check_count(name, value, most=WIDEST)
     for name, value in zip(("vocabulary", "heads", "head_dim"), counts, strict=True):
         check_count(name, value, least=2 if name == "vocabulary" else 1, optional=True)
-    if "width" in given and counts[1] is not None and given["width"] % counts[1]:
-        raise ValueError(f"heads must divide width: {counts[1]} does not divide {given['width']}")
-    return given
+    if "width" in shape and counts[1] is not None and shape["width"] % counts[1]:
+        raise ValueError(f"heads must divide width: {counts[1]} does not divide {shape['width']}")
+    return shape
 
 
-def _asked(params: float | None, given: Mapping[str, Any], law: Law) -> tuple[tuple[float, float], float]:
-    """The shape of the law that is asked for, unrounded, and its parameters."""
-    if "width" in given and "layers" in given:
-        params = count(given["layers"], given["width"])
+def _asked(params: float | None, shape: Mapping[str, Any], law: Law) -> tuple[tuple[float, float], float]:
+    """The requested shape on the law, unrounded, and its parameter count."""
+    if "width" in shape and "layers" in shape:
+        params = count(shape["layers"], shape["width"])
     if params is not None:
         if params < (least := count(1, int(law.width(1)))):
-            one = f"one layer of the law ({int(law.width(1))} wide)"
-            name = "the shape" if given else "the budget"
-            raise ValueError(f"{name} must have at least {least:,} parameters, {one}, got {params:,.6g}")
+            smallest = f"one layer of the law ({int(law.width(1))} wide)"
+            name = "the shape" if shape else "the budget"
+            raise ValueError(f"{name} must have at least {least:,} parameters, {smallest}, got {params:,.6g}")
         layers = law.layers(params)
         return (layers, _width(params, layers)), params
-    if "layers" in given:
-        layers, width = given["layers"], law.width(given["layers"])
+    if "layers" in shape:
+        layers, width = shape["layers"], law.width(shape["layers"])
         if width > WIDEST:
-            raise ValueError(f"layers must be so few that the law's width is at most {WIDEST:,}, got {layers}")
+            raise ValueError(f"layers is too large: the law's width must be at most {WIDEST:,}, got layers={layers}")
         return (layers, width), count(layers, width)
-    width = given["width"]
+    width = shape["width"]
     if law.rank is not None and width > law.rank:
         raise ValueError(f"width must be at most the rank of the embeddings, {law.rank}, got {width}")
     if (layers := law.depth(width)) < 1:
-        raise ValueError(f"width must be at least {math.ceil(law.width(1))}, the law's of one layer, got {width}")
+        raise ValueError(f"width must be at least {math.ceil(law.width(1))}, the law's width at one layer, got {width}")
     return (layers, width), count(layers, width)
 
 
 def _width(params: float, layers: float) -> float:
-    """The width that so many layers have within a budget."""
+    """The width of so many layers within a parameter budget."""
     return math.sqrt(params / count(layers, 1))
 
 
 def _shape_of(model: str | Path | nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """The shape of a model by the names and shapes of its tensors, and what is not as the law counts."""
-    found = read(model)
-    first, embedding = found[0], found.embedding_shape
-    shape = {"layers": found.depth(), "width": first.form.dim, "heads": first.heads, "name": found.model["name"]}
-    if embedding is not None:  # as wide as the model they bound nothing but by the number of tokens
+    """The shape of a model, and notes where its parameter count differs from 12·L·d²."""
+    heads = read(model)
+    first, embedding = heads[0], heads.embedding_shape
+    shape = {"layers": heads.depth(), "width": first.form.dim, "heads": first.heads, "name": heads.model["name"]}
+    if embedding is not None:  # full-width embeddings have the rank of the vocabulary
         shape["rank"] = embedding[0] if embedding[1] >= shape["width"] else min(embedding)
-    within = [size for name, size in found.source.shapes.items() if re.search(r"(^|\.)\d+\.", name)]
-    blocks = sum(math.prod(size) for size in within if len(size) in (2, 3))  # masks that old files hold have four
+    within = [size for name, size in heads.source.shapes.items() if re.search(r"(^|\.)\d+\.", name)]
+    blocks = sum(math.prod(size) for size in within if len(size) in (2, 3))  # 4-d buffers are stored causal masks
     usual, notes = count(shape["layers"], shape["width"]), []
     if blocks and not 1 / ALIKE < blocks / usual < ALIKE:
-        notes = [f"its blocks hold {blocks:,} parameters, where the law counts 12·L·d² = {usual:,}"]
+        notes = [f"its blocks have {blocks:,} parameters, the law counts 12·L·d² = {usual:,}"]
     return shape, notes
 
 
@@ -205,22 +232,22 @@ def _judged(shape: Mapping[str, Any], ends: Sequence[float], law: Law) -> dict[s
     saves = None if within is None else math.floor(count(layers, width) - count(*within))
     return {
         "verdict": verdict,
-        "reason": f"{layers} layers are {side} the {low} to {high} that the law gives so many parameters",
+        "reason": f"{layers} layers are {side} the {low} to {high} that the law gives for this parameter count",
         "contained": within,
         "saves": 0 if verdict == "balanced" else saves,
     }
 
 
 def _usable(goal: float, layers: int, head_dim: int | None, rank: int | None) -> dict[str, int]:
-    """Of the widths that whole heads fill, the one nearest to the goal; of equals, that of the most usual size."""
+    """The width nearest to the goal that is a multiple of a head size; ties go to the most common size."""
     if head_dim is not None and head_dim > goal:
         raise ValueError(f"head_dim must be at most the width, {goal:,.0f}, got {head_dim:,}")
     sizes = next(sizes for least, sizes in HEADS if goal >= least) if head_dim is None else (head_dim,)
     near = [(size * max(number, 1), size) for size in sizes for number in (int(goal // size), int(goal // size) + 1)]
     near = [pair for pair in near if rank is None or pair[0] <= rank] or [(round(goal), round(goal))]
     width, size = min(near, key=lambda pair: abs(math.log(pair[0] / goal)))
-    found = {"layers": layers, "width": width, "heads": width // size, "head_dim": size}
-    return {**found, "params": int(count(layers, width))}
+    shape = {"layers": layers, "width": width, "heads": width // size, "head_dim": size}
+    return {**shape, "params": int(count(layers, width))}
 
 
 def _separation(layers: int, width: int, heads: int | None) -> dict[str, float | None]:
@@ -237,7 +264,7 @@ def _notes(exact: Sequence[float], shape: Mapping[str, Any] | None, law: Law) ->
     widest = max(exact[1], shape["width"] if shape else 0)
     if law.rank is not None and widest >= law.rank * (1 - 1e-9):
         notes.append(
-            f"embeddings of rank {law.rank:,} bound the width that theory counts as used, the rest of the budget is "
-            "depth, and no fit covers that"
+            f"embeddings of rank {law.rank:,} bound the effective width; the rest of the budget goes into depth, "
+            "which no fit covers"
         )
     return notes

@@ -1,4 +1,4 @@
-"""Law: how wide a Transformer is to be at each depth, as fitted in "Limits to Depth Efficiencies of Self-Attention"."""
+"""Law: the width of a Transformer at each depth, as fitted in "Limits to Depth Efficiencies of Self-Attention"."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SIGMAS = 1.96  # of a 95 % interval
 
 @dataclass(frozen=True)
 class Law:
-    """ln d = a + b·L between the width d and the depth L, with N = 12·L·d² parameters, embeddings not among them.
+    """ln d = a + b·L between width d and depth L, with N = 12·L·d² non-embedding parameters.
 
-    The errors of a and b are recalled, not checked against the paper, and taken to be independent. `rank` is that of
-    the embeddings: width beyond it is not used, and the law's width is min(d, rank).
+    The errors of a and b are quoted from memory, not checked against the paper, and assumed independent. `rank` is
+    that of the embeddings: the law's width is then min(d, rank).
 
     >>> law = Law()
     >>> round(law.width(70)), round(law.layers(1.75e11), 1)
@@ -30,16 +30,16 @@ class Law:
     rank: int | None = None
 
     def width(self, layers: float, sigmas: float = 0.0) -> float:
-        """The width at a depth; with `sigmas`, so many standard errors above it.
+        """The width at a depth, plus `sigmas` standard errors.
 
         >>> [round(Law().width(24, sigmas)) for sigmas in (-1.96, 0, 1.96)]
         [537, 585, 636]
         """
-        found = math.exp(min(self.a + self.b * layers + sigmas * self._error(layers), 700.0))
-        return found if self.rank is None else min(found, self.rank)
+        width = math.exp(min(self.a + self.b * layers + sigmas * self._error(layers), 700.0))
+        return width if self.rank is None else min(width, self.rank)
 
     def depth(self, width: float) -> float:
-        """The depth at which the law has this width; below 1 where it has no such shape.
+        """The depth at which the law has this width; below 1 if there is no such shape.
 
         >>> round(Law().depth(768), 1)
         28.9
@@ -47,9 +47,9 @@ class Law:
         return (math.log(width) - self.a) / self.b
 
     def layers(self, params: float, sigmas: float = 0.0) -> float:
-        """The depth at a budget: where 12·L·d² = N crosses the law, or its edge `sigmas` standard errors above it.
+        """The depth for a parameter count: where 12·L·d² = N crosses the law, shifted by `sigmas` standard errors.
 
-        ln L + 2(a + b·L) = ln(N/12) has one solution, since its left side grows with L.
+        ln L + 2(a + b·L) = ln(N/12) has one solution, since its left side increases with L.
         """
         goal = math.log(params / PER_LAYER)
         free = _root(lambda layers: math.log(layers) + 2 * self._exponent(layers, sigmas) - goal)
@@ -58,7 +58,7 @@ class Law:
         return params / PER_LAYER / self.rank**2
 
     def contained(self, layers: float, width: float) -> tuple[float, float] | None:
-        """The largest shape of the law that is neither deeper nor wider than this one; None where there is none.
+        """The largest shape on the law that is neither deeper nor wider than this one; None if there is none.
 
         >>> tuple(round(size) for size in Law().contained(12, 768))
         (12, 300)
@@ -67,8 +67,8 @@ class Law:
         """
         if width >= (own := self.width(layers)):
             return (layers, own)
-        found = self.depth(width)
-        return (found, width) if found >= 1 else None
+        layers_at_width = self.depth(width)
+        return (layers_at_width, width) if layers_at_width >= 1 else None
 
     def _exponent(self, layers: float, sigmas: float) -> float:
         return self.a + self.b * layers + sigmas * self._error(layers)
@@ -86,13 +86,13 @@ def count(layers: float, width: float) -> float:
     return PER_LAYER * layers * width**2
 
 
-def _root(rises: Callable[[float], float]) -> float:
-    """Where a function that grows from −∞ to ∞ over the positive numbers is 0, to the last bit."""
+def _root(increasing: Callable[[float], float]) -> float:
+    """Root of an increasing function on the positive numbers, by bisection to machine precision."""
     low = high = 1.0
-    while rises(low) > 0:
+    while increasing(low) > 0:
         low /= 2
-    while rises(high) < 0:
+    while increasing(high) < 0:
         high *= 2
     while low < (middle := (low + high) / 2) < high:
-        low, high = (low, middle) if rises(middle) > 0 else (middle, high)
+        low, high = (low, middle) if increasing(middle) > 0 else (middle, high)
     return low

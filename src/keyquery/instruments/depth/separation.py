@@ -1,7 +1,7 @@
-"""Separation ranks: how strongly a linear-attention network ties one half of its tokens to the other.
+"""Separation ranks: how strongly a linear-attention network models dependence between two halves of its tokens.
 
-The network has no softmax, no MLP and no residual: y_i = Σ_h W_O Σ_j ⟨W_Q x_i, W_K x_j⟩ W_V x_j, layer after layer. Its
-separation rank is the least R for which y = Σ_r g_r(first half) h_r(second half).
+The network has no softmax, MLP or residual: y_i = Σ_h W_O Σ_j ⟨W_Q x_i, W_K x_j⟩ W_V x_j per layer. Its separation rank
+is the least R with y = Σ_r g_r(first half) h_r(second half).
 """
 
 from __future__ import annotations
@@ -16,22 +16,48 @@ from numpy import ndarray
 from keyquery.support.checks import check_count
 
 PRIME = 33554393  # products of two numbers below it, and sums of 8,192 such products, fit into 63 bits
-MOST = 1023  # a rank that is computed; elimination takes its cube
-START = 32  # points a half at first, where no bound is known
-PIECE = 2**20  # numbers of sequences that are run at a time
+MOST = 1023  # largest rank that is computed; elimination is cubic
+START = 32  # initial points per half, if no bound is known
+PIECE = 2**20  # entries of sequences processed at a time
 
 
 def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, seed: int = 0) -> int:
-    """The separation rank of a linear-attention network with weights in general position, tokens split in halves.
+    """Separation rank of a linear-attention network with generic weights, tokens split into halves.
 
-    The matrix E[a, b] = y₁(U_a, V_b) of random halves U, V over the numbers modulo a prime p, with random weights, is
-    eliminated exactly. What comes out is never above the rank, and below it with a probability of at most
-    R·(3^(L+1) − 2)/p for all but a few primes. For two tokens the rank is at most binom(d + C, C) with C = (3^L − 1)/2
-    (`rank_of_two`): where it comes out as that, it is proven. So it does in every case computed but those of heads of
-    width 1, which fall short of it from a width of 4 on.
+    The matrix E[a, b] = y₁(U_a, V_b) of random halves U, V, with random weights modulo a prime p, is eliminated
+    exactly. The result is never above the true rank, and below it with probability at most R·(3^(L+1) − 2)/p for all
+    but a few primes. For two tokens the rank is at most binom(d + C, C) with C = (3^L − 1)/2 (`rank_of_two`): a result
+    equal to that is proven.
 
+    Parameters
+    ----------
+    layers, width
+        Depth L and width d of the network.
+    heads
+        Number of heads; must divide `width`. Default: 1.
+    tokens
+        Number of tokens, even. Default: 2.
+    seed
+        Seed of the random weights and inputs. Default: 0.
+
+    Returns
+    -------
+    int
+        The separation rank.
+
+    Raises
+    ------
+    ValueError
+        If `heads` does not divide `width`, `tokens` is odd, or the rank may exceed 1,023.
+
+    Examples
+    --------
     >>> kq.separation_rank(1, 4), kq.separation_rank(2, 3), kq.separation_rank(2, 3, tokens=4)
     (5, 35, 49)
+
+    See Also
+    --------
+    depth : The law of depth against width.
     """
     _check(layers, width, heads)
     if width % heads:
@@ -39,12 +65,12 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     check_count("tokens", tokens, least=2)
     check_count("seed", seed, least=0)
     if tokens % 2:
-        raise ValueError(f"tokens must be an even number, to be split in halves, got {tokens}")
+        raise ValueError(f"tokens must be even, to split into halves, got {tokens}")
     bound = rank_of_two(layers, width) if layers < 8 else math.inf
     if bound > MOST:
         raise ValueError(
-            f"a separation rank of up to {MOST:,} is computed, and that of {layers} layers of width {width} may be "
-            f"{f'{bound:,}' if bound < 1e15 else 'far larger'}: give fewer layers, or a smaller width"
+            f"separation ranks are computed up to {MOST:,}, and that of {layers} layers of width {width} may be "
+            f"{f'{bound:,}' if bound < 1e15 else 'far larger'}: use fewer layers or a smaller width"
         )
     rng = np.random.default_rng(seed)
     weights = [_drawn(rng, 4, heads, width // heads, width) for _ in range(layers)]
@@ -58,7 +84,7 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
 
 
 def rank_of_two(layers: int, width: int) -> int:
-    """binom(d + C, C) with C = (3^L − 1)/2: the largest separation rank that L layers of width d have of two tokens.
+    """binom(d + C, C) with C = (3^L − 1)/2: the largest separation rank of L layers of width d on two tokens.
 
     y₁ has terms of degrees 3^L − 2k in its own token and 2k in the other. Those of one pair of degrees have at most as
     many independent ones as the smaller degree has monomials; the smaller degrees run through 0, …, C, each once.
@@ -71,7 +97,7 @@ def rank_of_two(layers: int, width: int) -> int:
 
 
 def log_rank_of_two(layers: int, width: int) -> float:
-    """log₃ of `rank_of_two`, for shapes whose ranks no machine could hold.
+    """log₃ of `rank_of_two`, for shapes whose rank would overflow.
 
     >>> abs(log_rank_of_two(3, 2) - math.log(105, 3)) < 1e-12, round(log_rank_of_two(96, 12288))
     (True, 1077753)
@@ -84,10 +110,10 @@ def log_rank_of_two(layers: int, width: int) -> float:
 
 
 def separation_bounds(layers: int, width: int, heads: int = 1) -> tuple[float, float]:
-    """Bounds of log₃ of the separation rank, below the threshold L = log₃ d and from it on; at least 0.
+    """Lower and upper bounds of log₃ of the separation rank, below and above the threshold L = log₃ d; at least 0.
 
-    They are recalled, not checked against the paper. `rank_of_two` lies between them wherever it was tried (widths up
-    to 8,192, 1 to 39 layers, up to 16 heads), and meets the upper one for one layer of one head.
+    They are quoted from memory, not checked against the paper. `rank_of_two` lies between them in every case tried
+    (widths up to 8,192, 1 to 39 layers, up to 16 heads), and equals the upper one for one layer of one head.
 
     >>> low, high = separation_bounds(2, 16)
     >>> low < log_rank_of_two(2, 16) < high
@@ -95,7 +121,7 @@ def separation_bounds(layers: int, width: int, heads: int = 1) -> tuple[float, f
     """
     _check(layers, width, heads)
     if heads >= width:
-        raise ValueError(f"heads must be fewer than width, {width}, for bounds to be known, got {heads}")
+        raise ValueError(f"heads must be less than width, {width}, for the bounds to hold, got {heads}")
     d, L, H = width, layers, heads
     if d > 3**L:
         low, high = 3.0 ** (L - 2) * (_log3((d - H) / 2) - L + 2), (3**L - 1) / 2 * _log3(d + H)
@@ -120,18 +146,18 @@ def _drawn(rng: np.random.Generator, *shape: int) -> Int64[ndarray, ...]:
 
 
 def _outputs(weights: list[Any], first: Int64[ndarray, "m n d"], second: Int64[ndarray, "m n d"]) -> Any:
-    """E[a, b]: the first number of the first token that comes out for halves a and b."""
+    """E[a, b]: the first component of the first output token for halves a and b."""
     m, n, d = first.shape
     rows = max(PIECE // (m * 2 * n * d), 1)
-    found = []
+    blocks = []
     for start in range(0, m, rows):
         some = first[start : start + rows]
         pairs = np.broadcast_to(some[:, None], (len(some), m, n, d)), np.broadcast_to(second, (len(some), m, n, d))
         x = np.concatenate(pairs, 2)
         for layer in weights:
             x = _layer(layer, x)
-        found.append(x[:, :, 0, 0])
-    return np.concatenate(found)
+        blocks.append(x[:, :, 0, 0])
+    return np.concatenate(blocks)
 
 
 def _layer(weights: Int64[ndarray, "4 heads r d"], x: Int64[ndarray, "a b n d"]) -> Int64[ndarray, "a b n d"]:
@@ -144,13 +170,13 @@ def _layer(weights: Int64[ndarray, "4 heads r d"], x: Int64[ndarray, "a b n d"])
 
 
 def _rank(matrix: Int64[ndarray, "m m"]) -> int:
-    """By elimination, column after column; nothing is rounded."""
+    """Rank by exact Gaussian elimination modulo a prime."""
     rows, rank = matrix.copy(), 0
     for column in range(rows.shape[1]):
-        there = np.flatnonzero(rows[rank:, column])
-        if not len(there):
+        nonzero = np.flatnonzero(rows[rank:, column])
+        if not len(nonzero):
             continue
-        rows[[rank, rank + there[0]]] = rows[[rank + there[0], rank]]
+        rows[[rank, rank + nonzero[0]]] = rows[[rank + nonzero[0], rank]]
         lead = rows[rank, column:] * pow(int(rows[rank, column]), -1, PRIME) % PRIME
         rest = rows[rank + 1 :]
         rest[:, column:] = (rest[:, column:] - rest[:, column, None] * lead) % PRIME

@@ -1,4 +1,4 @@
-"""`flow`: how much attention crosses between modalities, which way, and above what token counts alone would give."""
+"""`flow`: how much attention crosses between modalities, in which direction, and how far above the null level."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ READINGS = ("raw", "residual", "weighted", "net", "rollout")
 
 @dataclass(frozen=True, kw_only=True)
 class Flow(Reading, kind="flow"):
-    """Shares of attention between modalities, by layer and head (or whatever leads in the attention).
+    """Shares of attention between modalities, per layer and head (or other leading dimensions).
 
-    `shares[reading][…][q][k]` is the share of all mass that tokens of modality q take of those of modality k, in the
-    order of `modalities`, and `chance` the same of uniform attention. The properties say it in single figures.
+    `shares[reading][…][q][k]` is the share of all attention mass from queries of modality q to keys of modality k, in
+    the order of `modalities`; `chance` is the same for uniform attention. The properties give single numbers.
     """
 
     units: ClassVar[Mapping[str, str]] = {
-        "shares": "share of the attention among the tokens that are counted",
-        "chance": "the same, of uniform attention over the positions that the mask allows",
-        "symmetry": "tr(C²)/‖C‖² of the attention C across modalities: 1 reciprocal, 0 nothing looks back",
-        "reciprocity": "correlation of C_ij with C_ji within pairs of modalities, over pairs that may look both ways",
-        "special": "share of the attention of counted tokens that goes to tokens that are left out",
-        "sink_mass": "share of the attention of counted tokens that goes to sinks and to tokens that are left out",
+        "shares": "share of the attention among counted tokens",
+        "chance": "the same for uniform attention over the positions that the mask allows",
+        "symmetry": "tr(C²)/‖C‖² of the attention C across modalities: 1 symmetric, 0 one-directional",
+        "reciprocity": "correlation of C_ij with C_ji within pairs of modalities, over mutually visible pairs",
+        "special": "share of the attention of counted tokens to excluded tokens",
+        "sink_mass": "share of the attention of counted tokens to sinks and excluded tokens",
     }
 
     model: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Flow(Reading, kind="flow"):
     sink_mass: Any = None
     tokens: Sequence[str] = ()
     labels: Sequence[str] = ()
-    maps: Sequence[Mapping[str, Any]] = ()  # of the strongest heads, where they were kept
+    maps: Sequence[Mapping[str, Any]] = ()  # of the strongest heads, if kept
     picture: Mapping[str, Any] | None = None
     notes: Sequence[str] = field(default_factory=list)
 
@@ -62,74 +62,74 @@ class Flow(Reading, kind="flow"):
 
     @property
     def residual(self) -> Any:
-        """The same of ½A + ½I, attention with the residual stream beside it."""
+        """The same for ½A + ½I, which includes the residual stream."""
         return self.of("residual")
 
     @property
     def weighted(self) -> Any:
-        """The same of A_ij‖f(x_j)‖, what is really carried over; None where values are not known."""
+        """The same for A_ij‖f(x_j)‖, norm-weighted attention; None where values are unknown."""
         return self.of("weighted")
 
     @property
     def net(self) -> Any:
-        """The share of all attention of counted tokens that crosses, but for what sinks take."""
+        """The share of all attention of counted tokens that crosses, sinks excluded."""
         return self.of("net")
 
     @property
     def rollout(self) -> Any:
-        """The same of the product of ½A + ½I, heads averaged, of all layers up to each."""
+        """Attention rollout: the same for the product of ½A + ½I, averaged over heads, up to each layer."""
         return self.of("rollout")
 
     @property
     def corrected(self) -> Any:
-        """`raw` less its chance level."""
+        """`raw` minus its null level."""
         return self.of("raw", corrected=True)
 
     @property
     def directed(self) -> dict[tuple[str, str], Any]:
-        """{(where from, where to): share of all mass}, of keys and queries; those that cross add up to `raw`."""
+        """{(key modality, query modality): share of all mass}; the crossing ones sum to `raw`."""
         return self.directed_of("raw")
 
     def of(self, reading: str, corrected: bool = False) -> Any:
-        """What crosses by a reading: raw, residual, weighted, net or rollout; `corrected`: less its chance level."""
+        """Crossing share by a reading: raw, residual, weighted, net or rollout; `corrected`: minus its null level."""
         check_choice("reading", reading, READINGS)
         if reading not in self.shares:
             return None
-        found = _across(self.shares[reading])
-        return (found - _across(self.chance[reading]) if corrected else found).tolist()
+        crossing = _across(self.shares[reading])
+        return (crossing - _across(self.chance[reading]) if corrected else crossing).tolist()
 
     def chance_of(self, reading: str) -> Any:
-        """The chance level of a reading: what crosses if attention is uniform over what the mask allows."""
+        """The null level of a reading: the crossing share of uniform attention under the mask."""
         check_choice("reading", reading, [name for name in READINGS if name in self.shares])
         return _across(self.chance[reading]).tolist()
 
     def directed_of(self, reading: str, corrected: bool = False) -> dict[tuple[str, str], Any]:
-        """`directed` by another reading; `corrected` takes the chance level of each direction off."""
+        """`directed` by another reading; `corrected` subtracts the null level of each direction."""
         check_choice("reading", reading, [name for name in READINGS if name in self.shares])
-        found = np.asarray(self.shares[reading])
-        found = found - np.asarray(self.chance[reading]) if corrected else found
+        blocks = np.asarray(self.shares[reading])
+        blocks = blocks - np.asarray(self.chance[reading]) if corrected else blocks
         return {
-            (source, target): found[..., q, k].tolist()
+            (source, target): blocks[..., q, k].tolist()
             for k, source in enumerate(self.modalities)
             for q, target in enumerate(self.modalities)
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a head (and a layer, and a text): every reading, above chance too, and every direction."""
+        """One row per head (and layer, and text): every reading, also above the null level, and every direction."""
         columns = {name: np.asarray(self.of(name)) for name in READINGS[:4] if name in self.shares}
         columns |= {f"{name}_above_chance": np.asarray(self.of(name, True)) for name in list(columns)}
         for (source, target), share in self.directed.items():
             if source != target:
                 columns[f"{source} to {target}"] = np.asarray(share)
-        figures = ("symmetry", "reciprocity", "special", "sink_mass")
-        columns |= {name: np.asarray(getattr(self, name)) for name in figures if getattr(self, name) is not None}
+        metrics = ("symmetry", "reciprocity", "special", "sink_mass")
+        columns |= {name: np.asarray(getattr(self, name)) for name in metrics if getattr(self, name) is not None}
         lead = columns["raw"].shape
         alone = ("layer",) if "layers" in self.model else ("head",)
         names = {0: (), 1: alone, 2: ("layer", "head")}.get(len(lead), ("layer", "text", "head"))
         rows = []
-        for place in np.ndindex(lead):
-            row: dict[str, Any] = dict(zip(names, place, strict=True))
-            rows.append(row | {name: _number(values[place]) for name, values in columns.items()})
+        for index in np.ndindex(lead):
+            row: dict[str, Any] = dict(zip(names, index, strict=True))
+            rows.append(row | {name: _number(values[index]) for name, values in columns.items()})
         return rows
 
 
@@ -151,105 +151,140 @@ def flow(
     sink: float = SINK,
     name: str | None = None,
 ) -> Flow:
-    """How much attention crosses between modalities, by layer and head, as a Reading.
+    """Measure how much attention crosses between modalities, per layer and head.
 
-    `attention` is a tensor (..., n, n) with rows that sum to 1, of a head (n, n), of heads, or of layers and heads; or
-    a list of those of each layer, as transformers returns it. Or it is a model of transformers, `kq.Attention`, or
-    anything built of it, with `inputs`, a mapping of what it takes, or with a `text` (or two) and an `image` and the
-    `processor` that makes inputs of them; or the path of such a model. Models are run once, and no more than one
-    layer's maps are in memory. `modality` is a label for each token; a vision-language model's own, unless given.
+    With A the attention and C its part between tokens of different labels:
+    raw = ΣC/ΣA; residual, of ½A + ½I; rollout, of the product of these over layers, averaged over heads; weighted, of
+    A_ij‖f(x_j)‖ with f(x) = W_O(W_V x + b_V); net, raw without attention sinks, as a share of all attention. The null
+    level is the same for uniform attention under the mask.
 
-    With A the attention and C its part between tokens of unlike labels, the readings are raw ΣC/ΣA; residual, of
-    ½A + ½I; rollout, of the product of these over the layers, heads averaged; weighted, of A_ij‖f(x_j)‖ with
-    f(x) = W_O(W_V x + b_V), from a model's own maps, or from `values` (..., n, r) and `output` maps (..., r, d),
-    default: the identity; and net, raw without sinks, keys that take more than `sink` of a head's attention and three
-    times their chance, as a share of all attention. Chance is the same reading of uniform attention over what `mask`
-    allows: bool, (n,) real tokens, or (..., n, n) pairs. Tokens labelled `special` are left out, or `counted` as a
-    class of their own. `keep` the maps of so many heads, the furthest above chance net of sinks, for the page.
+    Parameters
+    ----------
+    attention
+        A tensor (..., n, n) with rows that sum to 1: of a head, of heads, or of layers and heads; or a list of one per
+        layer, as transformers returns it. Or a transformers model, `kq.Attention` or a module built of it, or the path
+        of a model; it is run once, with the maps of one layer in memory at a time.
+    modality
+        One label per token. Default: those of a vision-language model.
+    values, output
+        With a tensor: values (..., n, r) and output maps (..., r, d) for `weighted`. Default: none; the identity.
+    mask
+        With a tensor: bool, (n,) non-padding tokens or (..., n, n) visible pairs. Default: everything is visible.
+    special, counted
+        Label of special tokens, and whether they count as a class of their own. Default: "special", excluded.
+    inputs
+        With a model: a mapping of input tensors. Default: none.
+    text, image, processor
+        With a model: a text (or two) and an image, and the processor for them. Default: none; the model's processor.
+    tokens
+        Names of the tokens. Default: those of the inputs, else positions.
+    keep
+        How many maps to keep for the page, of the heads farthest above the null level. Default: 0.
+    sink
+        A key is a sink if it takes more than this share of a head's attention, and three times its null level.
+        Default: 0.3.
+    name
+        Name of the model. Default: that of its class or file.
 
+    Returns
+    -------
+    Flow
+        Shares by reading, their null levels, and sink masses.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If attention is not row-stochastic, labels do not fit, or arguments contradict each other.
+
+    Examples
+    --------
     >>> reading = kq.flow(torch.full((20, 20), 1 / 20), ["image"] * 12 + ["text"] * 8)
     >>> round(reading.raw, 3), round(abs(reading.corrected), 3), round(reading.directed["image", "text"], 3)
     (0.48, 0.0, 0.24)
+
+    See Also
+    --------
+    causes : A causal graph over the tokens, from the same maps.
     """
     _check(keep, sink)
     if not isinstance(attention, (nn.Module, str, Path)):
-        if any(given is not None for given in (inputs, text, image, processor)):
-            raise ValueError("inputs, text, image and processor go with a model, and attention is a tensor here")
+        if any(argument is not None for argument in (inputs, text, image, processor)):
+            raise ValueError("inputs, text, image and processor need a model, and attention is a tensor")
         if modality is None:
-            raise ValueError("modality must be a label for each token: attention alone does not tell them")
-        found = heard(attention, labelled(modality), (special, counted), values, output, mask, keep, sink)
-        run, facts = Tokens({}, found.labels), {"name": name or "attention"}
-        return _told(found, run, tokens, facts, counted, _digests(attention))
-    if any(given is not None for given in (values, output, mask)):
-        raise ValueError("values, output and mask go with a tensor: a model has its own")
+            raise ValueError("modality is required with a tensor: one label per token")
+        measured = heard(attention, labelled(modality), (special, counted), values, output, mask, keep, sink)
+        run, facts = Tokens({}, measured.labels), {"name": name or "attention"}
+        return _reading(measured, run, tokens, facts, counted, _digests(attention))
+    if any(argument is not None for argument in (values, output, mask)):
+        raise ValueError("values, output and mask are only for a tensor: a model has its own")
     model, tokenizer = (bare(attention), None) if isinstance(attention, nn.Module) else load_model(attention)
     if not isinstance(attention, nn.Module) and processor is None and inputs is None:
         processor = load_processor(attention) or tokenizer
     check_unchanged(model)
     run = _run_on(model, inputs, text, image, processor, modality)
     with patch_order(model) as order:
-        found = listened(model, run, (special, counted), keep, sink)
+        measured = listened(model, run, (special, counted), keep, sink)
     run = located(run, order, processor, shown=keep > 0)
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
-    return _told(found, run, tokens, {"name": label}, counted, digests(model.state_dict()))
+    return _reading(measured, run, tokens, {"name": label}, counted, digests(model.state_dict()))
 
 
 def _check(keep: int, sink: float) -> None:
     check_count("keep", keep, least=0)
     check_number("sink", sink)
     if not 0 < sink <= 1:
-        raise ValueError(f"sink must be a share of attention above 0, at most 1 (no key is a sink), got {sink}")
+        raise ValueError(f"sink must be above 0 and at most 1 (no sinks), got {sink}")
 
 
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:
-    """What a model is run on, and labels, given or its own."""
+    """Inputs of a model, and labels, passed or its own."""
     if (inputs is None) == (text is None and image is None):
-        raise ValueError("a model needs inputs, or a text and an image (or two texts), and only one of these ways")
+        raise ValueError("a model needs either inputs, or text and image (or two texts)")
     if inputs is None:
         run = prepared(model, text, image, processor)
         return run if modality is None else Tokens(run.batch, labelled(modality), run.texts, run.picture)
     if not isinstance(inputs, Mapping):
-        raise TypeError(f"inputs must be a mapping of what the model takes, got {type(inputs).__name__}")
+        raise TypeError(f"inputs must be a mapping of argument names to tensors, got {type(inputs).__name__}")
     if modality is None:
         return tokens_of(model, inputs, processor)
     return Tokens(inputs, labelled(modality))
 
 
 def _digests(attention: Any) -> dict[str, str]:
-    """Of a tensor, or of several, a layer each."""
+    """Digests of a tensor, or of one tensor per layer."""
     if isinstance(attention, (list, tuple)):
-        return digests({f"attention.{number}": torch.as_tensor(one) for number, one in enumerate(attention)})
+        return digests({f"attention.{number}": torch.as_tensor(layer) for number, layer in enumerate(attention)})
     return {"attention": digest(torch.as_tensor(attention))}
 
 
-def _told(
-    found: Measured,
+def _reading(
+    measured: Measured,
     run: Tokens,
     tokens: Sequence[str] | None,
     model: dict[str, Any],
     counted: bool,
     tensors: dict[str, str],
 ) -> Flow:
-    count = len(found.labels[0])
+    count = len(measured.labels[0])
     if tokens is not None and (isinstance(tokens, str) or len(tokens) != count):
-        raise ValueError(f"tokens must be a list of {count} texts, one for each token")
-    texts = list(map(str, tokens)) if tokens is not None else run.texts or [str(place) for place in range(count)]
-    one = len(found.labels) == 1
+        raise ValueError(f"tokens must be a list of {count} strings, one per token")
+    texts = list(map(str, tokens)) if tokens is not None else run.texts or [str(position) for position in range(count)]
+    single = len(measured.labels) == 1
     return Flow(
-        model={**model, **found.sizes},
-        modalities=found.modalities,
-        counts=found.counts,
-        shares=found.shares,
-        chance=found.chance,
-        symmetry=found.symmetry,
-        reciprocity=found.reciprocity,
-        special=found.special,
-        sink_mass=found.sink_mass,
-        tokens=texts if one else [],
-        labels=found.labels[0] if one else [],
-        maps=found.maps,
+        model={**model, **measured.sizes},
+        modalities=measured.modalities,
+        counts=measured.counts,
+        shares=measured.shares,
+        chance=measured.chance,
+        symmetry=measured.symmetry,
+        reciprocity=measured.reciprocity,
+        special=measured.special,
+        sink_mass=measured.sink_mass,
+        tokens=texts if single else [],
+        labels=measured.labels[0] if single else [],
+        maps=measured.maps,
         picture=run.picture,
-        notes=found.notes,
+        notes=measured.notes,
         provenance=provenance(special="counted" if counted else "left out", tensors=tensors),
     )
 

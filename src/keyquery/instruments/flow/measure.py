@@ -1,4 +1,4 @@
-"""Where flow is counted: over the maps of a tensor, or of a model that is run."""
+"""Measures flow over the maps of a tensor, or of a model that is run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from keyquery.instruments.flow.modality import TOWERS, Tokens
 from keyquery.reading import short
 from keyquery.support.checks import check_batches, check_float
 
-DIGITS = 4  # of kept maps: they are looked at
+DIGITS = 4  # significant digits of kept maps
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything that a `Flow` says of the attention."""
+    """All fields of a `Flow` that come from attention."""
 
     labels: list[list[str]]
     modalities: list[str]
@@ -41,21 +41,21 @@ class Measured:
 
 
 def listened(model: nn.Module, run: Tokens, special: tuple[str, bool], keep: int, sink: float = SINK) -> Measured:
-    """Run a model and count its attention as it comes."""
+    """Run a model and sum its attention as it is computed."""
     crossing = Crossing(classes_of(run.labels, *special), keep, sink)
-    with carried(model) as (found, reason):
+    with carried(model) as (norms, reason):
 
         def hear(heard: Heard) -> None:
-            crossing.hear(heard, _near(found, heard.module))
+            crossing.hear(heard, _near(norms, heard.module))
 
         order, out = stream_maps(model, run.batch, hear)
     if not order:
         raise ValueError(_missing(model, out))
     sizes = sorted({crossing.sizes[call] for call in order})
     if sizes != [len(run.labels[0])]:
-        told = " and ".join(map(str, sizes))
+        counts = " and ".join(map(str, sizes))
         raise ValueError(
-            f"modality has {len(run.labels[0])} labels, but {type(model).__name__} attends to {told} tokens"
+            f"modality has {len(run.labels[0])} labels, but {type(model).__name__} attends to {counts} tokens"
         )
     calls = [crossing.calls[call] for call in order]
     texts, heads = len(calls[0].symmetry), {call.heads for call in calls}
@@ -63,10 +63,10 @@ def listened(model: nn.Module, run: Tokens, special: tuple[str, bool], keep: int
         raise ValueError(f"modality has {len(run.labels)} rows of labels, but the inputs hold {texts} texts")
     if len(heads) != 1:
         raise ValueError(
-            f"{type(model).__name__} has layers of {' and '.join(map(str, sorted(heads)))} heads: not read"
+            f"{type(model).__name__} has layers of {' and '.join(map(str, sorted(heads)))} heads: not supported"
         )
     lead = (len(calls), *([texts] if texts > 1 else []), *heads)
-    notes = [f"norm-weighted flow is not told: {reason}"] if reason else []
+    notes = [f"norm-weighted flow is not available: {reason}"] if reason else []
     return _measured(crossing, order, run.labels, lead, layered=True, notes=notes)
 
 
@@ -74,7 +74,7 @@ def _missing(model: nn.Module, out: Any) -> str:
     name = type(model).__name__
     if getattr(out, "text_model_output", None) is not None and getattr(out, "vision_model_output", None) is not None:
         return f"{name} {TOWERS}"
-    return f"{name} returns no attention over all of its tokens together: nothing to measure flow in"
+    return f"{name} returns no joint attention over all of its tokens: flow cannot be measured"
 
 
 def heard(
@@ -87,7 +87,7 @@ def heard(
     keep: int,
     sink: float = SINK,
 ) -> Measured:
-    """Count the attention of a tensor (..., n, n), or of a list with one for each layer."""
+    """Sum the attention of a tensor (..., n, n), or of a list of one per layer."""
     layered, layers = _layers(attention)
     lead, count = layers[0].shape[:-2], layers[0].shape[-1]
     if len(labels[0]) != count:
@@ -102,44 +102,44 @@ def heard(
         seen = None if pairs is None else pairs.to(layer.device)
         check_rows(maps.flatten(0, 1), None if seen is None else seen.any(-1).expand(*maps.shape[:-1]).flatten(0, 1))
         if seen is not None and bool((maps * ~seen).any()):
-            raise ValueError("attention goes where mask does not allow it")
+            raise ValueError("attention must be 0 where mask is False")
         norms = _norms(_of_layer(values, call, layered), _of_layer(output, call, layered), lead, count)
-        told = None if real is None else real.to(layer.device).expand(texts, -1)
-        crossing.hear(Heard(call, "layers.", 0, True, maps, seen, told), norms)
+        real_tokens = None if real is None else real.to(layer.device).expand(texts, -1)
+        crossing.hear(Heard(call, "layers.", 0, True, maps, seen, real_tokens), norms)
     shape = (len(layers), *lead) if layered else tuple(lead)
     return _measured(crossing, list(range(len(layers))), labels, shape, layered, [])
 
 
 def _layers(attention: Any) -> tuple[bool, list[Tensor]]:
-    """Whether the first dimension is that of layers, and the attention of each."""
-    parts = [attention] if attention is None else attention  # None: what a model gives that was not asked for maps
+    """Whether the first dimension is layers, and the attention of each layer."""
+    parts = [attention] if attention is None else attention  # None: returned by models without output_attentions
     if isinstance(parts, (list, tuple)) and (not parts or any(part is None for part in parts)):
         raise ValueError(
-            "attention holds no maps: fused attention gives none. Load the model with attn_implementation='eager', "
-            "or give the model itself: kq.flow(model, inputs=...)"
+            "attention contains no maps: fused attention returns none. Load the model with "
+            "attn_implementation='eager', or pass the model itself: kq.flow(model, inputs=...)"
         )
     if isinstance(attention, (list, tuple)) and attention and all(isinstance(part, Tensor) for part in attention):
         for index, part in enumerate(attention):
             check_float(f"attention[{index}]", part, "... n n")
         if len({part.shape for part in attention}) != 1:
             shapes = " and ".join(str(tuple(shape)) for shape in dict.fromkeys(part.shape for part in attention))
-            raise ValueError(f"the layers of attention must be of one shape, got {shapes}")
+            raise ValueError(f"all layers of attention must have one shape, got {shapes}")
         whole = [part.detach() for part in attention]
         layered = True
     else:
-        given = torch.as_tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
-        check_float("attention", given, "... n n")
-        layered = given.ndim > 3
-        whole = list(given.detach()) if layered else [given.detach()]
+        tensor = torch.as_tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
+        check_float("attention", tensor, "... n n")
+        layered = tensor.ndim > 3
+        whole = list(tensor.detach()) if layered else [tensor.detach()]
     if whole[0].shape[-1] != whole[0].shape[-2]:
         raise ValueError(f"attention must be (..., n, n), of tokens to the same tokens, got {tuple(whole[0].shape)}")
-    # Of one text, its dimension is left out, as models return it.
+    # A batch dimension of 1, as models return it, is dropped.
     squeezed = layered and whole[0].ndim == 4 and whole[0].shape[0] == 1
     return layered, [part[0] for part in whole] if squeezed else whole
 
 
 def _masked(mask: Any, lead: Sequence[int], count: int) -> tuple[Tensor | None, Tensor | None]:
-    """Which tokens are real (1, n), and which pairs are allowed (texts or 1, heads or 1, n, n)."""
+    """Non-padding tokens (1, n), and visible pairs (texts or 1, heads or 1, n, n)."""
     if mask is None:
         return None, None
     mask = torch.as_tensor(mask) if isinstance(mask, (list, tuple, np.ndarray)) else mask
@@ -155,34 +155,38 @@ def _masked(mask: Any, lead: Sequence[int], count: int) -> tuple[Tensor | None, 
         return None, mask[None, None]
     whole = check_batches(attention=torch.Size(lead), mask=mask.shape[:-2])
     if whole != torch.Size(lead):
-        raise ValueError(f"mask leads by {tuple(mask.shape[:-2])}, but each layer of the attention by {tuple(lead)}")
+        raise ValueError(
+            f"mask has leading dimensions {tuple(mask.shape[:-2])}, but each layer of the attention {tuple(lead)}"
+        )
     return None, mask.expand(*lead, count, count).reshape(int(np.prod(lead[:-1])), -1, count, count)
 
 
-def _of_layer(given: Any, index: int, layered: bool) -> Any:
-    return given[index] if layered and given is not None else given
+def _of_layer(values: Any, index: int, layered: bool) -> Any:
+    return values[index] if layered and values is not None else values
 
 
 def _norms(values: Any, output: Any, lead: Sequence[int], count: int) -> Float[Tensor, "texts heads n"] | None:
     """‖f(x_j)‖ of each token, from values and output maps."""
     if values is None:
         if output is not None:
-            raise ValueError("output goes with values: f(x) is values times output")
+            raise ValueError("output needs values: f(x) is values times output")
         return None
     check_float("values", values, "... n r", n=count)
     if output is None:
-        found = torch.linalg.vector_norm(values.double(), dim=-1)
+        norms = torch.linalg.vector_norm(values.double(), dim=-1)
     else:
         check_float("output", output, "... r d", r=values.shape[-1])
         check_batches(values=values.shape[:-2], output=output.shape[:-2])
-        found = lengths(values, output)
-    if check_batches(attention=torch.Size(lead), values=found.shape[:-1]) != torch.Size(lead):
-        raise ValueError(f"values lead by {tuple(found.shape[:-1])}, but each layer of the attention by {tuple(lead)}")
-    return found.expand(*lead, count).reshape(int(np.prod(lead[:-1])), -1, count)
+        norms = lengths(values, output)
+    if check_batches(attention=torch.Size(lead), values=norms.shape[:-1]) != torch.Size(lead):
+        raise ValueError(
+            f"values have leading dimensions {tuple(norms.shape[:-1])}, but each layer of the attention {tuple(lead)}"
+        )
+    return norms.expand(*lead, count).reshape(int(np.prod(lead[:-1])), -1, count)
 
 
 def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
-    """Labels as numbers; at least two modalities must be among them.
+    """Labels as class indices; requires at least two modalities.
 
     >>> classes_of([["text", "image", "special"]], "special", counted=False).counted
     [0, 1]
@@ -191,13 +195,13 @@ def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
     taken = [index for index, label in enumerate(names) if counted or label != special]
     if len([label for label in names if label != special]) < 2:
         only = ", ".join(map(repr, names))
-        raise ValueError(f"modality must tell at least two modalities apart, beside {special!r}, got only {only}")
+        raise ValueError(f"modality must have at least two labels besides {special!r}, got only {only}")
     return Classes(names, torch.tensor([[names.index(label) for label in row] for row in labels]), taken)
 
 
-def _near(found: dict[str, Tensor], module: str) -> Tensor | None:
-    """The lengths of the attention that a module is, holds, or is part of."""
-    for name, value in found.items():
+def _near(norms: dict[str, Tensor], module: str) -> Tensor | None:
+    """The value norms of the attention that a module is, contains, or is part of."""
+    for name, value in norms.items():
         inside = (f"{module}.".startswith(f"{name}."), f"{name}.".startswith(f"{module}."))
         if name in (module, "") or any(inside):
             return value
@@ -213,21 +217,23 @@ def _measured(
     notes: list[str],
 ) -> Measured:
     calls, classes = [crossing.calls[call] for call in order], crossing.classes
-    told: dict[str, dict[str, Any]] = {"mass": {}, "chance": {}}
-    for kind, found in told.items():
+    totals: dict[str, dict[str, Any]] = {"mass": {}, "chance": {}}
+    for kind, by_reading in totals.items():
         for reading in ("raw", "residual", "weighted"):
             if all(reading in getattr(call, kind) for call in calls):
                 mass = _doubles([getattr(call, kind)[reading] for call in calls])
-                found[reading] = shares(mass, classes.counted).reshape(*lead, *[len(classes.counted)] * 2)
+                by_reading[reading] = shares(mass, classes.counted).reshape(*lead, *[len(classes.counted)] * 2)
         deep = "rollout" if kind == "mass" else "rollout_chance"
         mass = _doubles([getattr(call, deep) for call in calls])
-        found["rollout"] = shares(mass, classes.counted).reshape(*_depths(lead, layered), *[len(classes.counted)] * 2)
+        by_reading["rollout"] = shares(mass, classes.counted).reshape(
+            *_depths(lead, layered), *[len(classes.counted)] * 2
+        )
     whole, net, even = (
         _doubles([getattr(call, kind)[name] for call in calls])
         for kind, name in (("mass", "raw"), ("mass", "net"), ("chance", "net"))
     )
     for kind, against in (("mass", None), ("chance", even)):
-        told[kind]["net"] = net_shares(net, whole, classes.counted, against).reshape(told[kind]["raw"].shape)
+        totals[kind]["net"] = net_shares(net, whole, classes.counted, against).reshape(totals[kind]["raw"].shape)
     raw = whole[..., classes.counted, :]
     left = [index for index in range(len(classes.names)) if index not in classes.counted]
     away = raw[..., left].sum((-1, -2)) / raw.sum((-1, -2)).clamp(min=1e-300)
@@ -237,12 +243,12 @@ def _measured(
         modalities=[classes.names[index] for index in classes.counted],
         counts=_counts(labels),
         sizes=sizes,
-        shares=told["mass"],
-        chance=told["chance"],
+        shares=totals["mass"],
+        chance=totals["chance"],
         symmetry=_shaped([call.symmetry for call in calls], lead),
         reciprocity=_shaped([call.reciprocity for call in calls], lead),
         special=away.reshape(lead),
-        sink_mass=1 - told["mass"]["net"].sum((-1, -2)),
+        sink_mass=1 - totals["mass"]["net"].sum((-1, -2)),
         maps=_kept(crossing, order),
         notes=notes,
     )
@@ -253,26 +259,26 @@ def _doubles(rows: list[Any]) -> Tensor:
 
 
 def _depths(lead: tuple[int, ...], layered: bool) -> tuple[int, ...]:
-    """What leads in a rollout: all but heads."""
+    """Leading dimensions of a rollout: all but heads."""
     return (lead[0], *lead[1:-1]) if layered else lead[:-1]
 
 
 def _shaped(values: Any, lead: tuple[int, ...]) -> Any:
-    """Figures that may be missing, as lists of lists."""
+    """Values that may be None, as nested lists."""
     return np.array(values, dtype=object).reshape(lead).tolist()
 
 
 def _counts(labels: list[list[str]]) -> dict[str, Any]:
     names = dict.fromkeys(label for row in labels for label in row)
     counts = {name: [row.count(name) for row in labels] for name in names}
-    return {name: found[0] if len(found) == 1 else found for name, found in counts.items()}
+    return {name: per_text[0] if len(per_text) == 1 else per_text for name, per_text in counts.items()}
 
 
 def _kept(crossing: Crossing, order: list[int]) -> list[dict[str, Any]]:
-    """Kept maps, the strongest first, of the layers that are meant."""
+    """Kept maps of the model's layers, strongest first."""
     names = [crossing.classes.names[index] for index in crossing.classes.counted]
     rows = []
-    for above, call, head, maps in sorted(crossing.kept, key=lambda one: (-one[0], one[1], one[2])):
+    for above, call, head, maps in sorted(crossing.kept, key=lambda entry: (-entry[0], entry[1], entry[2])):
         if call in order:
             blocks = [{"from": names[k], "to": names[q], "map": short(part.tolist(), DIGITS)} for k, q, part in maps]
             rows.append({"layer": order.index(call), "head": head, "net_above_chance": above, "blocks": blocks})

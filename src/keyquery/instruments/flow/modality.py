@@ -1,4 +1,4 @@
-"""Which tokens of a model are words, which are patches of an image, and where those patches lie."""
+"""Which tokens of a model are text and which are image patches, and where those patches lie."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from keyquery.support.extras import optional
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
 SEGMENTS = ("first text", "second text")
-TOWERS = "has a tower for text and one for images that never attend to each other: no attention joins them"
-LARGEST = 480  # pixels of a side, of the picture on a page
+TOWERS = "has separate text and image towers without attention between them"
+LARGEST = 480  # pixels per side of the image on a page
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a model is run on, a label for each of its tokens (of each text), and how they are called."""
+    """Inputs of a model, one label per token (of each text), and token names."""
 
     batch: Batch
     labels: list[list[str]]
@@ -38,44 +38,44 @@ class Tokens:
 
 
 def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
-    """A text and an image, or two texts, through a processor or a tokenizer, as a model takes them."""
+    """A text and an image, or two texts, processed into model inputs."""
     texts: list[Any] = [text] if isinstance(text, str) or text is None else list(text)
-    for one in texts:
-        if not isinstance(one, str) or not one.strip():
-            raise ValueError(f"text must hold words, got {one!r:.40}")
+    for text_part in texts:
+        if not isinstance(text_part, str) or not text_part.strip():
+            raise ValueError(f"text must contain words, got {text_part!r:.40}")
     if processor is None:
-        raise ValueError("text and image need a processor (for two texts a tokenizer), and none was given or found")
+        raise ValueError("text and image need a processor (two texts a tokenizer), and none was passed or found")
     if image is None:
         if len(texts) != 2:
-            raise ValueError(f"flow is between modalities: give a text and an image, or two texts, got {len(texts)}")
+            raise ValueError(f"flow needs two modalities: pass a text and an image, or two texts, got {len(texts)}")
         return _pair(model, texts, processor)
     if len(texts) != 1:
-        raise ValueError(f"an image goes with one text, got {len(texts)}")
+        raise ValueError(f"an image needs exactly one text, got {len(texts)}")
     if getattr(processor, "image_processor", None) is None:
-        raise ValueError(f"{type(model).__name__} takes no image: it has no image processor; give two texts")
+        raise ValueError(f"{type(model).__name__} takes no image: it has no image processor; pass two texts")
     return _seen(model, texts[0], image, processor)
 
 
 def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
-    """The labels of what a vision-language model of transformers is run on, as its config and its inputs tell them.
+    """Token labels of a vision-language model, from its config and inputs.
 
-    Patches stand where a placeholder token does (Llava and its like), or behind the words (ViLT, VisualBERT).
+    Patches replace placeholder tokens (Llava and similar), or follow the text (ViLT, VisualBERT).
     """
     config: Any = getattr(model, "config", None)
     ids = batch.get("input_ids")
     if config is None or not isinstance(ids, Tensor) or ids.ndim != 2:
-        raise ValueError(f"{type(model).__name__} does not say which of its tokens are what: give modality")
+        raise ValueError(f"{type(model).__name__} does not define the modality of its tokens: pass modality")
     tokenizer = getattr(processor, "tokenizer", processor)
     added = set(getattr(tokenizer, "all_special_ids", None) or [])
     holders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    holder = next((one for one in holders if isinstance(one, int)), None)
+    holder = next((token for token in holders if isinstance(token, int)), None)
     behind = _behind(config, batch)
     if behind is None and all(hasattr(model, part) for part in ("text_model", "vision_model", "logit_scale")):
         raise ValueError(f"{type(model).__name__} {TOWERS}")
     if behind is None and (holder is None or not bool((ids == holder).any())):
-        raise ValueError(f"{type(model).__name__}: which of its tokens are of an image is not known: give modality")
+        raise ValueError(f"{type(model).__name__}: image tokens not found: pass modality")
     labels = [
-        [IMAGE if one == holder else SPECIAL if one in added else TEXT for one in row] + (behind or [])
+        [IMAGE if token == holder else SPECIAL if token in added else TEXT for token in row] + (behind or [])
         for row in ids.tolist()
     ]
     names = None
@@ -90,7 +90,7 @@ def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
 
 
 def _behind(config: Any, batch: Batch) -> list[str] | None:
-    """Labels of the tokens that stand behind those of the text, in models that put patches there."""
+    """Labels of the tokens after the text, in models that append patches."""
     if config.model_type == "visual_bert" and isinstance(batch.get("visual_embeds"), Tensor):
         return [IMAGE] * batch["visual_embeds"].shape[1]
     if config.model_type != "vilt" or not isinstance(batch.get("pixel_values"), Tensor):
@@ -105,19 +105,20 @@ def _behind(config: Any, batch: Batch) -> list[str] | None:
 
 
 def _pair(model: nn.Module, texts: Sequence[str], tokenizer: Any) -> Tokens:
-    """Two texts one behind the other, as a tokenizer joins them."""
+    """Two texts concatenated by a tokenizer."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if getattr(tokenizer, "is_fast", False):
-        found = tokenizer(*texts)
-        ids, which = list(found["input_ids"]), found.sequence_ids(0)
-        batch = {name: torch.tensor([list(row)]) for name, row in found.items()}
-        labels = [SPECIAL if one is None else SEGMENTS[one] for one in which]
+        encoded = tokenizer(*texts)
+        ids, which = list(encoded["input_ids"]), encoded.sequence_ids(0)
+        batch = {name: torch.tensor([list(row)]) for name, row in encoded.items()}
+        labels = [SPECIAL if segment is None else SEGMENTS[segment] for segment in which]
         names = token_texts(ids, tokenizer)
     else:
         parts = [
-            words_of(one if index == 0 else f" {one.lstrip()}", tokenizer, False) for index, one in enumerate(texts)
+            words_of(segment if index == 0 else f" {segment.lstrip()}", tokenizer, False)
+            for index, segment in enumerate(texts)
         ]
-        ids = [one for part in parts for one in part.ids]
+        ids = [segment for part in parts for segment in part.ids]
         batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
         labels = [label if real else SPECIAL for part, label in zip(parts, SEGMENTS, strict=True) for real in part.real]
         names = [name for part in parts for name in part.texts]
@@ -132,44 +133,44 @@ def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
     holder = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
     if isinstance(holder, str) and holder not in text:
         text = f"{holder} {text}"
-    if not hasattr(pixels, "mode"):  # an array: which side of it is the colours is then not guessed
+    if not hasattr(pixels, "mode"):  # an array: the channel axis is not guessed
         pixels = optional("PIL.Image", "an image").fromarray(pixels)
     try:
         batch = dict(processor(images=pixels.convert("RGB"), text=text, return_tensors="pt"))
     except (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError, KeyError) as error:
         size = " × ".join(map(str, pixels.size))
-        raise ValueError(f"{type(processor).__name__} refuses an image of {size}: {first_line(error)}") from None
+        raise ValueError(f"{type(processor).__name__} rejects an image of {size}: {first_line(error)}") from None
     if isinstance(batch.get("input_ids"), Tensor):
         check_length(model, batch["input_ids"].shape[1])
     if getattr(getattr(model, "config", None), "model_type", None) == "visual_bert":
-        raise ValueError("VisualBERT takes what a detector finds as visual_embeds, not an image: give inputs")
+        raise ValueError("VisualBERT takes detector features (visual_embeds), not an image: pass inputs")
     return tokens_of(model, batch, processor)
 
 
 @contextmanager
 def patch_order(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within, rows and columns (patches, 2) of patches that a model draws in an order of its own, as ViLT does."""
+    """Context that records rows and columns (patches, 2) of patches in the model's own order, as in ViLT."""
     owner: Any = next((module for module in model.modules() if hasattr(module, "visual_embed")), None)
-    found: list[Tensor] = []
+    orders: list[Tensor] = []
     if owner is None:
-        yield found
+        yield orders
         return
-    plain = owner.visual_embed
+    original = owner.visual_embed
 
     def heard(*args: Any, **options: Any) -> Any:
-        out = plain(*args, **options)
-        found.append(out[-1][0][0].cpu())
+        out = original(*args, **options)
+        orders.append(out[-1][0][0].cpu())
         return out
 
-    owner.visual_embed = heard
+    owner.visual_embed = recording
     try:
-        yield found
+        yield orders
     finally:
         del owner.visual_embed
 
 
 def located(tokens: Tokens, order: Sequence[Tensor], processor: Any = None, shown: bool = False) -> Tokens:
-    """Patches called by their row and column, where these can be told; `shown`: with the image as the model sees it."""
+    """Name patches by row and column, where known; `shown`: add the image as the model sees it."""
     count = tokens.labels[0].count(IMAGE)
     pixels = tokens.batch.get("pixel_values")
     if len(tokens.labels) != 1 or not count or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != 1:
@@ -189,7 +190,7 @@ def located(tokens: Tokens, order: Sequence[Tensor], processor: Any = None, show
 
 
 def _by_rows(count: int, tall: int, wide: int) -> list[list[int]]:
-    """Rows and columns of so many square patches of an image, none where they do not fill it.
+    """Rows and columns of `count` square patches of an image; empty if they do not fill it.
 
     >>> _by_rows(6, 32, 48)
     [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
@@ -202,7 +203,7 @@ def _by_rows(count: int, tall: int, wide: int) -> list[list[int]]:
 
 
 def _encoded(pixels: Tensor, processor: Any) -> str | None:
-    """Pixels (3, h, w) as a model takes them, as a JPEG in base64; None without Pillow."""
+    """Preprocessed pixels (3, h, w) as a base64 JPEG; None without Pillow."""
     try:
         library = optional("PIL.Image", "a picture of it")
     except ImportError:
@@ -224,15 +225,15 @@ def _encoded(pixels: Tensor, processor: Any) -> str | None:
 
 
 def labelled(modality: Any, count: int | None = None) -> list[list[str]]:
-    """Labels as they are given: one for each token, or a row of them for each text."""
+    """Validate labels: one per token, or one row per text."""
     rows = modality.tolist() if hasattr(modality, "tolist") else modality
     if isinstance(rows, (str, Mapping)) or not isinstance(rows, Sequence) or not len(rows):
-        raise TypeError(f"modality must be a label for each token, such as ['text', 'image'], got {modality!r:.60}")
+        raise TypeError(f"modality must be one label per token, such as ['text', 'image'], got {modality!r:.60}")
     nested = [isinstance(row, (list, tuple)) for row in rows]
-    found = [[str(one) for one in row] for row in rows] if all(nested) else [[str(one) for one in rows]]
-    sizes = {len(row) for row in found}
+    labels = [[str(label) for label in row] for row in rows] if all(nested) else [[str(label) for label in rows]]
+    sizes = {len(row) for row in labels}
     if any(nested) != all(nested) or len(sizes) != 1:
-        raise ValueError("modality must be one row of labels, or a row for each text, all of one length")
+        raise ValueError("modality must be one row of labels, or one row per text, all of one length")
     if count is not None and sizes != {count}:
         raise ValueError(f"modality has {sizes.pop()} labels, but the attention has {count} tokens")
-    return found
+    return labels

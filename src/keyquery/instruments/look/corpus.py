@@ -1,4 +1,4 @@
-"""How much of a head is co-occurrence: its scores between tokens, beside what a corpus says of the same tokens."""
+"""How much of a head is co-occurrence: its token-to-token scores compared with the PPMI of a corpus."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.support.progress import Progress
 
-TOKENS = 400  # the most frequent, whose pairs are compared
-DRAWS = 99  # of the corpus with its tokens changed among each other
-HEADS = 39  # drawn at random, on the same embeddings
-BAND = 20  # tokens of like frequency, among which they are changed
-FEWEST = 20  # tokens, below which a correlation says nothing
+TOKENS = 400  # most frequent tokens, whose pairs are compared
+DRAWS = 99  # random permutations of the corpus tokens
+HEADS = 39  # random heads on the same embeddings
+BAND = 20  # tokens of similar frequency, permuted among each other
+FEWEST = 20  # fewer tokens give no meaningful correlation
 LEVEL = 0.95
-ROUNDING = 1e-9  # of the energy of scores: a part that small is none
+ROUNDING = 1e-9  # relative to the energy of the scores: a smaller part counts as 0
 NAMES = ("symmetric_cosine", "skew_cosine", "explained")
 
 
 class Corpus:
-    """PPMI of a corpus between its most frequent tokens: its symmetric and its skew part, centred, of unit length.
+    """PPMI between the most frequent tokens of a corpus: symmetric and skew parts, centred, of unit norm.
 
-    Two controls. `chance`: the corpus with tokens of like frequency changed among each other, which is what the
-    frequency of tokens alone would give. `random`: heads whose weights are drawn at random, on the same embeddings,
-    which is what embeddings alone would give, for these have learned what stands near what.
+    Two null levels. `chance`: tokens of similar frequency are permuted, which keeps what token frequency alone
+    explains. `random`: heads with random weights on the same embeddings, which keeps what the embeddings alone explain,
+    since these have learned co-occurrence.
     """
 
     def __init__(self, counts: Cooccurrence, embedding: Float[Tensor, "vocabulary d"], name: str | None = None) -> None:
@@ -40,8 +40,8 @@ class Corpus:
         order = np.argsort(-counts.frequency[:known], kind="stable")[:TOKENS]
         self._places = order[counts.frequency[order] > 0]
         if len(self._places) < FEWEST:
-            found = len(self._places)
-            raise ValueError(f"the corpus must hold at least {FEWEST} different tokens of the model, got {found}")
+            count = len(self._places)
+            raise ValueError(f"the corpus must hold at least {FEWEST} different tokens of the model, got {count}")
         self._rows = embedding[torch.from_numpy(self._places)].float()
         chosen = counts.only(self._places)
         ppmi = centred(chosen.dense("ppmi"))
@@ -60,42 +60,42 @@ class Corpus:
 
     @property
     def width(self) -> int:
-        """The embeddings' width: heads of another cannot be held against them."""
+        """Width of the embeddings; heads of another width cannot be compared."""
         return self._rows.shape[1]
 
     def of(self, layer: Layer) -> list[dict[str, float]]:
-        """Each head's figures, as `beside` says, of scores between the tokens' embeddings, normed as the layer does.
+        """Metrics per head, as in `beside`, of scores between token embeddings normalised as by the layer.
 
-        That is what the layer would do with the tokens alone, in no context and at no distance.
+        These are the scores of the layer on single tokens, without context and at offset 0.
         """
         rows = self._rows if layer.norm is None else layer.norm(self._rows)
         query, key = layer.project(rows)
-        found = self.beside((query.float() @ key.float().mT).flatten(0, 1))
-        drawn = self.beside(_random_scores(rows.float(), layer.weights.query.shape[-2]))
-        controls = {f"{name}_random": _chance(torch.tensor([one[name] for one in drawn])) for name in NAMES}
-        return [{**figures, **controls} for figures in found]
+        rows_of_heads = self.beside((query.float() @ key.float().mT).flatten(0, 1))
+        of_random_heads = self.beside(_random_scores(rows.float(), layer.weights.query.shape[-2]))
+        controls = {f"{name}_random": _chance(torch.tensor([row[name] for row in of_random_heads])) for name in NAMES}
+        return [{**metrics, **controls} for metrics in rows_of_heads]
 
     def beside(self, scores: Float[Tensor, "heads n n"]) -> list[dict[str, float]]:
-        """How alike scores (heads, n, n) are to the corpus, rows and columns centred, without a token's own pair.
+        """Similarity of scores (heads, n, n) to the corpus; rows and columns are centred, the diagonal is excluded.
 
-        `symmetric_cosine` is the cosine of their symmetric parts, `skew_cosine` that of their skew parts: above 0 where
-        queries look at what comes after them in the corpus, below 0 at what comes before; `explained`, how much of the
-        scores both parts of the corpus account for, scaled as suits best. `…_chance` is what 95 of 100 draws stay
-        below, signs aside.
+        `symmetric_cosine` is the cosine between the symmetric parts, `skew_cosine` between the skew parts: above 0
+        where queries attend to what follows them in the corpus, below 0 to what precedes. `explained` is the share of
+        the scores that both parts of the corpus account for after optimal scaling. `…_chance` is the 95th percentile of
+        |value| over the permutations.
         """
         symmetric, skew = (_upper(part) for part in halves(centred(scores)))
         sizes = symmetric.square().sum(1), skew.square().sum(1)
         total = (sizes[0] + sizes[1]).clamp(min=1e-30)
-        found = []
+        cosines = []
         for part, corpus, size in ((symmetric, self._symmetric, sizes[0]), (skew, self._skew, sizes[1])):
-            alike = part @ corpus.mT / size.sqrt().clamp(min=1e-30)[:, None]
-            found.append(torch.where((size > ROUNDING * total)[:, None], alike, 0.0))
-        both = sum(alike.square() * size[:, None] for alike, size in zip(found, sizes, strict=True)) / total[:, None]
+            cos = part @ corpus.mT / size.sqrt().clamp(min=1e-30)[:, None]
+            cosines.append(torch.where((size > ROUNDING * total)[:, None], cos, 0.0))
+        both = sum(cos.square() * size[:, None] for cos, size in zip(cosines, sizes, strict=True)) / total[:, None]
         return [
             {
                 key: value
-                for name, alike in zip(NAMES, (*found, both), strict=True)
-                for key, value in ((name, float(alike[head, 0])), (f"{name}_chance", _chance(alike[head, 1:])))
+                for name, cos in zip(NAMES, (*cosines, both), strict=True)
+                for key, value in ((name, float(cos[head, 0])), (f"{name}_chance", _chance(cos[head, 1:])))
             }
             for head in range(len(scores))
         ]
@@ -108,24 +108,24 @@ def corpus_of(
     window: int,
     progress: Progress,
 ) -> Corpus:
-    """What heads are held against: a text file by the tokens of the model, or counts of these tokens.
+    """The corpus to compare heads with: a text file tokenised as by the model, or counts of its tokens.
 
-    `tokenizer` may be the path of a model, beside which it lies.
+    `tokenizer` may be the path of a model that has one.
     """
     if isinstance(tokenizer, str) and not isinstance(source, Cooccurrence):
         tokenizer = load_tokenizer(tokenizer)
     if embedding is None:
-        raise ValueError("corpus needs the embeddings of tokens, and the checkpoint has none that are known")
+        raise ValueError("corpus needs token embeddings, and none were found in the checkpoint")
     if isinstance(source, Cooccurrence):
         return Corpus(source, embedding)
     if tokenizer is None:
-        raise ValueError("corpus needs a tokenizer: none lies beside the model, and none was given")
+        raise ValueError("corpus needs a tokenizer: none was passed, and none was found with the model")
     counts = Cooccurrence.from_text(Path(source), window, tokenizer=tokenizer, progress=progress)
     return Corpus(counts, embedding, Path(source).name)
 
 
 def centred(scores: Float[Tensor, "*heads n n"]) -> Float[Tensor, "*heads n n"]:
-    """Without the means of rows and of columns: what softmax does not see, and what follows the crowd.
+    """Remove row means (invisible to softmax) and column means (popularity).
 
     >>> centred(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[0., 0.],
@@ -146,7 +146,7 @@ def _upper(parts: Float[Tensor, "some n n"]) -> Float[Tensor, "some pairs"]:
 
 
 def _draws(count: int) -> Int[Tensor, "draws n"]:
-    """Tokens as they are, then changed within bands of like frequency, again and again."""
+    """The identity, then random permutations within bands of similar frequency."""
     generator = torch.Generator().manual_seed(0)
     bands = torch.arange(count).split(BAND)
     drawn = [torch.cat([band[torch.randperm(len(band), generator=generator)] for band in bands]) for _ in range(DRAWS)]
@@ -154,20 +154,20 @@ def _draws(count: int) -> Int[Tensor, "draws n"]:
 
 
 def _random_scores(rows: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "heads n n"]:
-    """Scores of heads whose queries and keys are drawn at random."""
+    """Scores of heads with random query and key weights."""
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, HEADS, rank, rows.shape[1], generator=generator).to(rows.device)
     return (rows @ query.mT) @ (rows @ key.mT).mT
 
 
-def _chance(alike: Float[Tensor, " draws"]) -> float:
-    return float(alike.abs().sort().values[int(np.ceil(LEVEL * len(alike))) - 1])
+def _chance(values: Float[Tensor, " draws"]) -> float:
+    return float(values.abs().sort().values[int(np.ceil(LEVEL * len(values))) - 1])
 
 
-def level(figures: Mapping[str, Any], name: str) -> float:
-    """What a figure must exceed to say anything: the higher of its two controls.
+def level(metrics: Mapping[str, Any], name: str) -> float:
+    """The null level of a metric: the higher of its two controls.
 
     >>> level({"skew_cosine": -0.2, "skew_cosine_chance": 0.01, "skew_cosine_random": 0.1}, "skew_cosine")
     0.1
     """
-    return max(figures[f"{name}_chance"], figures[f"{name}_random"])
+    return max(metrics[f"{name}_chance"], metrics[f"{name}_random"])

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints of one shape: how far each head's M = QᵀK has moved, and in which part."""
+"""How two checkpoints of one shape differ: how far each head's M = QᵀK has moved, and in which part."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form
 from keyquery.support.progress import Progress, silent
 
-PIECE = 2**21  # entries of a factor that are measured at a time
+PIECE = 2**21  # entries of a factor processed at a time
 
 
 def difference(before: Heads, after: Heads, progress: Progress | None = None) -> dict[str, Any]:
-    """‖ΔM‖/‖M‖, ‖ΔS‖/‖M‖ and ‖ΔA‖/‖M‖ of every head, M that of `before`; the squares of the parts add up.
+    """‖ΔM‖/‖M‖, ‖ΔS‖/‖M‖ and ‖ΔA‖/‖M‖ per head, with M of `before`; the squares of the parts add up.
 
-    `rows` has one row per head: "change", "symmetric" and "skew" of the weights alone, "folded" of M with biases and
-    norms in it; None where ‖M‖ is 0. Where shapes differ, `rows` is None and `why` says where. `notes` are of
-    what else differs between layers, such as their scale. ΔM is never formed: it is ΔQᵀK₂ + Q₁ᵀΔK, of rank 2r.
+    `rows` has one row per head: "change", "symmetric" and "skew" of the raw weights, "folded" with biases and norms
+    folded in; None where ‖M‖ is 0. If shapes differ, `rows` is None and `why` gives the reason. `notes` list other
+    differences between layers, such as their scale. ΔM = ΔQᵀK₂ + Q₁ᵀΔK, of rank 2r, is never formed.
 
-    >>> one, two = torch.nn.MultiheadAttention(8, 2), torch.nn.MultiheadAttention(8, 2)
-    >>> two.load_state_dict(one.state_dict())
+    >>> model, copy = torch.nn.MultiheadAttention(8, 2), torch.nn.MultiheadAttention(8, 2)
+    >>> copy.load_state_dict(model.state_dict())
     <All keys matched successfully>
-    >>> [row["change"] for row in difference(kq.read(one), kq.read(two))["rows"]]
+    >>> [row["change"] for row in difference(kq.read(model), kq.read(copy))["rows"]]
     [0.0, 0.0]
     """
     if len(before) != len(after):
@@ -35,20 +35,20 @@ def difference(before: Heads, after: Heads, progress: Progress | None = None) ->
     rows: list[dict[str, Any]] = []
     notes: dict[str, None] = {}
     pairs = zip(before, after, strict=True)
-    for one, other in (progress or silent)(pairs, "comparing layers", len(before)):
-        if _shape(one) != _shape(other):
-            why = f"layer {one.label} has {_told(one)}, and {_told(other)}"
+    for old, new in (progress or silent)(pairs, "comparing layers", len(before)):
+        if _shape(old) != _shape(new):
+            why = f"layer {old.label} has {_described(old)}, and {_described(new)}"
             return {"rows": None, "why": why, "notes": []}
-        notes |= dict.fromkeys(_notes(one, other))
-        raw, folded = _moved(one.form, other.form), _moved(one.folded, other.folded)
-        for head in range(one.heads):
+        notes |= dict.fromkeys(_notes(old, new))
+        raw, folded = _moved(old.form, new.form), _moved(old.folded, new.folded)
+        for head in range(old.heads):
             parts = {name: raw[name][head] for name in ("change", "symmetric", "skew")}
-            rows.append({"layer": one.index, "head": head, **parts, "folded": folded["change"][head]})
+            rows.append({"layer": old.index, "head": head, **parts, "folded": folded["change"][head]})
     return {"rows": rows, "why": None, "notes": list(notes)}
 
 
 def compared_tensors(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names of the tensors that were read of both: the same by digest, changed, or in one of them only.
+    """Names of the tensors of two checkpoints: same by digest, changed, missing or new.
 
     >>> compared_tensors({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
     {'same': ['a'], 'changed': ['b'], 'missing': [], 'new': ['c']}
@@ -63,8 +63,8 @@ def compared_tensors(before: Mapping[str, str], after: Mapping[str, str]) -> dic
 
 
 def _moved(before: Form, after: Form) -> dict[str, list[float | None]]:
-    """The change of each form and of its parts, over the norm of the form before."""
-    if before.dim != after.dim:  # one has biases, the other has none
+    """The change of each form and of its parts, relative to the norm before."""
+    if before.dim != after.dim:  # only one has biases
         wide = max(before.dim, after.dim)
         before, after = (form if form.dim == wide else form.with_bias(None, None) for form in (before, after))
     each = math.prod(before.batch[1:]) * 2 * before.rank * before.dim
@@ -86,7 +86,7 @@ def _energies(before: Form, after: Form) -> Float[Tensor, "3 heads"]:
     (q1, k1), (q2, k2) = before.wide(), after.wide()
     if torch.equal(q1, q2) and torch.equal(k1, k2):
         energies = torch.zeros(2, *norm.shape, dtype=norm.dtype)
-    else:  # differences of factors first: a small change keeps its digits
+    else:  # differences of factors first, to keep precision for small changes
         moved = Form(torch.cat((q2 - q1, q1), -2), torch.cat((k2, k2 - k1), -2))
         energies = torch.stack(moved.core().energies)
     return torch.cat((energies, norm[None])).flatten(1).cpu()
@@ -96,24 +96,24 @@ def _shape(layer: Layer) -> tuple[Any, ...]:
     return layer.kind, layer.weights.query.shape, layer.weights.key.shape
 
 
-def _told(layer: Layer) -> str:
+def _described(layer: Layer) -> str:
     groups, shared, rank, dim = layer.weights.query.shape
     keys = f" on {groups} keys" if shared > 1 else ""
     return f"{layer.heads} heads{keys} of width {rank} in {dim}"
 
 
-def _notes(one: Layer, other: Layer) -> list[str]:
-    """What differs besides weights."""
-    told = {
-        "the scale of the scores": math.isclose(one.scale, other.scale),
-        "the rotation of queries and keys": _turns(one) == _turns(other),
-        "the window": one.window == other.window,
-        "the causal mask": one.causal == other.causal,
+def _notes(before: Layer, after: Layer) -> list[str]:
+    """Differences other than the weights."""
+    equal = {
+        "the scale of the scores": math.isclose(before.scale, after.scale),
+        "the rotation of queries and keys": _rotation(before) == _rotation(after),
+        "the window": before.window == after.window,
+        "the causal mask": before.causal == after.causal,
     }
-    return [f"{name} differs in some layers" for name, same in told.items() if not same]
+    return [f"{name} differs in some layers" for name, same in equal.items() if not same]
 
 
-def _turns(layer: Layer) -> Any:
+def _rotation(layer: Layer) -> Any:
     if (rope := layer.rope) is None:
         return None
     turns = rope.base if rope.frequencies is None else rope.frequencies.tolist()

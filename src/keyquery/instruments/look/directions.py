@@ -1,4 +1,4 @@
-"""What a head's directions mean in tokens: its object directions and its relations, by the embeddings along them."""
+"""Directions of a head described by tokens: eigenvectors of S and rotation planes of A, by the nearest embeddings."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor
 from keyquery.forms import Form
 
 TOKENS = 5  # shown on each side
-CANDIDATES = 40  # tokens furthest out in a plane, among which pairs are sought
+CANDIDATES = 40  # tokens farthest out in a plane, searched for pairs
 
 
 class Directions:
-    """Token embeddings, centred and of unit length, to hold directions of heads against."""
+    """Token embeddings, centred and of unit norm, to compare directions of heads with."""
 
     def __init__(self, embedding: Float[Tensor, "vocabulary d"], words: list[str] | None) -> None:
         centred = embedding.float() - embedding.float().mean(0)
         self._rows = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp(min=1e-12)
         self._words = words
-        if words is not None:  # parts of characters and control signs tell nobody anything
-            told = torch.tensor([word.isprintable() and not word.startswith("<0x") for word in words])
-            told = torch.nn.functional.pad(told, (0, max(len(self._rows) - len(told), 0)), value=True)
-            self._rows[~told[: len(self._rows)].to(self._rows.device)] = 0.0
+        if words is not None:  # leave out partial characters and control characters
+            printable = torch.tensor([word.isprintable() and not word.startswith("<0x") for word in words])
+            printable = torch.nn.functional.pad(printable, (0, max(len(self._rows) - len(printable), 0)), value=True)
+            self._rows[~printable[: len(self._rows)].to(self._rows.device)] = 0.0
 
     @property
     def width(self) -> int:
-        """The embeddings' width: heads of another cannot be held against them."""
+        """Width of the embeddings; heads of another width cannot be compared."""
         return self._rows.shape[1]
 
     def of(self, form: Form, count: int) -> list[dict[str, Any]]:
-        """The leading object directions and relation planes of every head, with their tokens."""
+        """The leading eigenvectors of S and planes of A of every head, with their tokens."""
         flat = Form(*(t.reshape(-1, form.rank, form.dim) for t in torch.broadcast_tensors(form.query, form.key)))
         most = min(2 * form.rank, form.dim)
         values, vectors = flat.eigh(min(count, most))
@@ -56,9 +56,9 @@ class Directions:
         return {"value": value.item(), **{end: self._texts(indices) for end, indices in ends.items()}}
 
     def _relation(self, value: Tensor, source: Tensor, target: Tensor) -> dict[str, Any]:
-        """Token pairs that a rotation plane of A relates most: query token → key token.
+        """Token pairs with the highest scores in a rotation plane of A: query token → key token.
 
-        In coordinates (a, b) of the plane the score is value·(aᵢbⱼ − bᵢaⱼ), however the plane's axes are turned.
+        In coordinates (a, b) of the plane the score is value·(aᵢbⱼ − bᵢaⱼ), for any rotation of the plane's axes.
         """
         a, b = self._rows @ source.to(self._rows), self._rows @ target.to(self._rows)
         far = (a.square() + b.square()).topk(min(CANDIDATES, len(a))).indices

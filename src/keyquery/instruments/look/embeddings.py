@@ -1,4 +1,4 @@
-"""What a look needs the embeddings of tokens for."""
+"""Parts of a look that need the token embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keyquery.support.progress import Progress
 
 @dataclass(frozen=True)
 class Embedded:
-    """What the embeddings of tokens are needed for: directions by their tokens, and a corpus to be held against."""
+    """Token embeddings of a model: directions described by tokens, and a corpus to compare heads with."""
 
     directions: Directions | None
     count: int
@@ -21,32 +21,32 @@ class Embedded:
 
     @classmethod
     def of(
-        cls, found: Heads, directions: tuple[int, Any], corpus: Any, speaker: Any, window: int, watching: Progress
+        cls, heads: Heads, directions: tuple[int, Any], corpus: Any, tokenizer: Any, window: int, watching: Progress
     ) -> Embedded:
-        """Read only where they are needed; `directions` is how many, and the words of all tokens."""
+        """Read embeddings only if needed; `directions` is how many, and the text of every token."""
         count, words = directions
-        embedding = found.embedding() if count or corpus is not None else None
+        embedding = heads.embedding() if count or corpus is not None else None
         described = None if embedding is None or not count else Directions(embedding, words)
-        beside = None if corpus is None else corpus_of(corpus, embedding, speaker, window, watching)
-        return cls(described, count, beside)
+        compared = None if corpus is None else corpus_of(corpus, embedding, tokenizer, window, watching)
+        return cls(described, count, compared)
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """Of the corpus."""
+        """Facts of the corpus; None without one."""
         return None if self.corpus is None else self.corpus.facts
 
     def joined(self, layer: Layer, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Each head's figures with these; a layer of another width has none."""
+        """Add these metrics to each head's; layers of another width get none."""
         width = layer.form.dim
         if self.directions is not None and self.directions.width == width:
             cells = joined(cells, self.directions.of(layer.form, self.count))
         if self.corpus is not None and self.corpus.width == width and layer.kind != "cross":
-            cells = joined(cells, [{"corpus": figures} for figures in self.corpus.of(layer)])
+            cells = joined(cells, [{"corpus": metrics} for metrics in self.corpus.of(layer)])
         return cells
 
 
 def joined(cells: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Figures of each head with further ones.
+    """Merge further metrics into each head's.
 
     >>> joined([{"head": 0}], [{"corpus": None}])
     [{'head': 0, 'corpus': None}]

@@ -1,9 +1,8 @@
-"""A label for each head: the one part of its scores that the others can be left out beside, and how that is known.
+"""One label per head: the part of its scores that suffices without the others, and the evidence for it.
 
-A label is a prediction: that the head's other parts can be left out. It comes from ablation, where that was run
-(leaving a part out costs less than a stated loss), else from the shares of the variance with their intervals
-("variance"), else from the weights alone. Variance is not importance:
-docs/studies/labels.md counts how often the two agree.
+A label is a prediction that the head's other parts can be ablated. It comes from ablation, if that was run (ablating a
+part costs less than a threshold), else from the shares of the variance with their intervals ("variance"), else from
+the weights alone. Variance is not importance: docs/studies/labels.md counts how often the two agree.
 """
 
 from __future__ import annotations
@@ -18,21 +17,22 @@ PAIRWISE = {"symmetric", "skew"}
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where a figure decides.
+    """Decision thresholds for labels.
 
     Parameters
     ----------
     share
-        Of the variance: a part whose interval lies above is the label; if all lie below, the head is `mixed`.
+        Share of the variance: a part whose interval lies above is the label; if all lie below, the head is `mixed`.
+        Default: 0.6.
     loss
-        Nats per token: a part whose removal costs less (upper end of the interval) can be left out. Of 130 windows,
-        intervals are about ±0.002 to ±0.01 wide: a smaller limit leaves most heads undecided.
+        Nats per token: a part whose ablation costs less (upper end of the interval) is not needed. With 130 windows
+        intervals are ±0.002 to ±0.01 wide: a smaller limit leaves most heads undecided. Default: 0.01.
     symmetry
-        From the weights alone: |symmetry| from which a head is `symmetric` or `skew`.
+        From the weights alone: |symmetry| from which a head is `symmetric` or `skew`. Default: 0.8.
     positive
-        Of ‖S‖²: from which a symmetric head is called PSD.
+        Share of ‖S‖² from which a symmetric head is PSD. Default: 0.95.
     low_rank
-        Effective rank over r, up to which a head is called of low rank.
+        Effective rank over r up to which a head is of low rank. Default: 0.25.
     """
 
     share: float = 0.6
@@ -43,7 +43,7 @@ class Thresholds:
 
 
 class Label(NamedTuple):
-    """A label, the sentence behind it, and what it was read from: "ablation", "variance" or "weights"."""
+    """A label, the reason for it, and its evidence: "ablation", "variance" or "weights"."""
 
     label: str
     reason: str
@@ -56,18 +56,18 @@ def label_head(
     ablation: Mapping[str, Any] | None = None,
     thresholds: Thresholds | None = None,
 ) -> Label:
-    """The label of a head from its figures.
+    """Label a head by its metrics.
 
     Parameters
     ----------
     weights
-        The figures of its weights, view "raw".
+        Metrics of its weights, view "raw".
     on_data
-        Its figures on data. Default: none.
+        Its metrics on data. Default: none.
     ablation
-        Change of the loss with each part off, as [change, low, high]. Default: not measured.
+        Change of the loss with each part ablated, as [change, low, high]. Default: not measured.
     thresholds
-        Where figures decide. Default: `Thresholds()`.
+        Decision thresholds. Default: `Thresholds()`.
 
     Examples
     --------
@@ -78,9 +78,9 @@ def label_head(
     if on_data is None:
         return _from_weights(weights["symmetry"], limit)
     if ablation:
-        known = _from_ablation(ablation, on_data, limit)
-        if known is not None:
-            return known
+        from_ablation = _from_ablation(ablation, on_data, limit)
+        if from_ablation is not None:
+            return from_ablation
     label, reason = _from_variance(on_data, limit)
     if ablation:
         reason += f"; leaving out any one part costs less than {limit.loss:g} nats per token"
@@ -93,7 +93,7 @@ def _from_weights(symmetry: float, limit: Thresholds) -> Label:
 
 
 def _from_ablation(ablation: Mapping[str, Any], on_data: Mapping[str, Any], limit: Thresholds) -> Label | None:
-    """By the parts that the loss needs; None if it needs none of them."""
+    """By the parts whose ablation raises the loss; None if none does."""
     needed = {part for part, (_, low, _) in ablation.items() if low > limit.loss}
     open_ = {part for part, (_, _, high) in ablation.items() if high > limit.loss} - needed
     costs = ", ".join(f"{part} {ablation[part][0]:+.4f}" for part in ablation if part in needed | open_)
@@ -110,7 +110,7 @@ def _from_ablation(ablation: Mapping[str, Any], on_data: Mapping[str, Any], limi
 
 
 def _needing(needed: set[str], on_data: Mapping[str, Any]) -> str:
-    """The label of a head that needs these parts; what a query does with positions counts as position."""
+    """The label of a head that needs these parts; the query-only part counts as position."""
     if needed <= {"position", "query_only"}:
         return _sink_or_position(on_data)
     if needed == PAIRWISE:
@@ -122,19 +122,19 @@ def _from_variance(on_data: Mapping[str, Any], limit: Thresholds) -> tuple[str, 
     shares = {part: on_data[part] for part in ("position", "popularity", "symmetric", "skew")}
     shares["pairwise"] = on_data["symmetric"] + on_data["skew"]
     intervals = on_data.get("intervals")
-    if intervals is None:  # a closed form has none
+    if intervals is None:  # the closed form has no intervals
         low = high = shares
     elif any(intervals[part] is None for part in shares):
         return "undecided", "too few sequences for an interval"
     else:
         low, high = ({part: intervals[part][end] for part in shares} for end in (0, 1))
-    for part in shares:  # pairwise last: it is the label where neither of its two parts alone is
+    for part in shares:  # pairwise last: only if neither of its two parts suffices
         if low[part] >= limit.share:
             label = _sink_or_position(on_data) if part == "position" else part
             return label, f"{_percent(part, shares, low, high)} of the variance"
     most = max(shares, key=lambda part: shares[part])
-    told = f"largest: {_percent(most, shares, low, high)} of the variance"
-    return ("mixed" if all(high[part] < limit.share for part in shares) else "undecided"), told
+    reason = f"largest: {_percent(most, shares, low, high)} of the variance"
+    return ("mixed" if all(high[part] < limit.share for part in shares) else "undecided"), reason
 
 
 def _percent(part: str, value: Mapping[str, float], low: Mapping[str, float], high: Mapping[str, float]) -> str:
@@ -143,7 +143,7 @@ def _percent(part: str, value: Mapping[str, float], low: Mapping[str, float], hi
 
 
 def _sink_or_position(on_data: Mapping[str, Any]) -> str:
-    """`sink` where most of the position part is the first key against all others."""
+    """`sink` if most of the position part is due to the first key."""
     return "sink" if on_data.get("sink", 0.0) > on_data["position"] / 2 > 0 else "position"
 
 
@@ -153,19 +153,19 @@ def properties(
     rank: int,
     thresholds: Thresholds | None = None,
 ) -> list[str]:
-    """What else is known of a head's form: "psd", "low rank 7", "split 12:30" (effective ranks that fit its width).
+    """Further properties of a head: "psd", "low rank 7", "split 12:30" (effective ranks that fit its width).
 
     >>> properties({"symmetry": 0.95, "positive_share": 0.99, "effective_rank": 7.4}, None, rank=64)
     ['psd', 'low rank 7']
     """
     limit = thresholds or Thresholds()
-    held = []
+    names = []
     if weights["symmetry"] >= limit.symmetry and weights["positive_share"] >= limit.positive:
-        held.append("psd")
+        names.append("psd")
     if weights["effective_rank"] <= limit.low_rank * rank:
-        held.append(f"low rank {max(round(weights['effective_rank']), 1)}")
+        names.append(f"low rank {max(round(weights['effective_rank']), 1)}")
     if on_data is not None:
         symmetric, skew = (round(on_data[f"effective_rank_{part}"]) for part in ("symmetric", "skew"))
         if symmetric + skew <= rank:
-            held.append(f"split {symmetric}:{skew}")
-    return held
+            names.append(f"split {symmetric}:{skew}")
+    return names

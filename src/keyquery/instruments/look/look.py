@@ -1,4 +1,4 @@
-"""`look`: the geometry of every head of a model, from its weights and, if there is any, on data."""
+"""`look`: the geometry of every head of a model, from its weights and, optionally, on data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.instruments.look.embeddings import Embedded, joined
 from keyquery.instruments.look.labels import Thresholds, label_head, properties
-from keyquery.instruments.look.metrics import figures_of, of_whole_layer
+from keyquery.instruments.look.metrics import metrics_of, of_whole_layer
 from keyquery.instruments.look.on_data import PAIRS, SHARES, OnData
 from keyquery.instruments.look.sample import take
 from keyquery.instruments.look.validity import check_look
@@ -31,7 +31,7 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
 
-Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # what is said of a layer, and of each of its heads
+Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # metrics of a layer, and of each of its heads
 
 
 # Names of schema 1.
@@ -47,8 +47,8 @@ FORMER = {
 class Look(Reading, kind="look"):
     """The geometry of every head and layer of a model.
 
-    Views are never mixed: `raw` is of the weights alone, `folded` has biases, norm gains and shifts in it, `on_data`
-    is of the form as it acts on real activations.
+    Each metric belongs to one view: `raw` is the QK form of the weights, `folded` has biases and LayerNorm parameters
+    folded in, `on_data` is measured on activations.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -82,8 +82,8 @@ class Look(Reading, kind="look"):
     layers: list[dict[str, Any]]
     heads: list[dict[str, Any]]
     sample: Mapping[str, Any] | None = None
-    corpus: Mapping[str, Any] | None = None  # what heads were held against, where that was asked for
-    summary: Mapping[str, int] = field(default_factory=dict)  # heads by label, most first; counted, whatever is given
+    corpus: Mapping[str, Any] | None = None  # the corpus that heads are compared with, if any
+    summary: Mapping[str, int] = field(default_factory=dict)  # heads per label, most frequent first; recomputed
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,14 +96,14 @@ class Look(Reading, kind="look"):
         return f"Look({self.model['name']}: {len(self.heads)} heads in {len(self.layers)} layers: {counts})"
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per head: its place, every figure of each view that is one number, intervals, and the label."""
+        """One row per head: layer, head, every scalar metric of each view, its interval, and the label."""
         rows = []
         for head in self.heads:
             row = {key: head[key] for key in ("layer", "head", "name")}
             for view in ("raw", "folded", "on_data"):
-                figures = head[view] or {}
-                row |= {f"{view}_{key}": value for key, value in figures.items() if not isinstance(value, (list, dict))}
-                for key, ends in figures.get("intervals", {}).items():
+                metrics = head[view] or {}
+                row |= {f"{view}_{key}": value for key, value in metrics.items() if not isinstance(value, (list, dict))}
+                for key, ends in metrics.get("intervals", {}).items():
                     low, high = ends or (None, None)
                     row |= {f"{view}_{key}_low": low, f"{view}_{key}_high": high}
             row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
@@ -137,48 +137,66 @@ def look(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Look:
-    """Every head's geometry as a Reading, from a path, a hub name, a live model or a fitted estimator.
+    """Measure the geometry of every attention head of a model.
+
+    The QK form M = WqᵀWk of a head is split into a symmetric part S = (M + Mᵀ)/2 and a skew part A = (M − Mᵀ)/2, with
+    symmetry = tr(M²)/‖M‖² = (‖S‖² − ‖A‖²)/‖M‖². With data, the variance of the scores is split into the shares
+    symmetric, skew, popularity, query_only and position.
 
     Parameters
     ----------
     source
         A folder, a file, a hub name, a live model or a fitted estimator.
     text, inputs
-        A file of lines, or batches of tensors that the model takes: the model is run on them, and the scores of its
-        heads are divided into parts. Default: weights alone.
+        A text file, one sequence per line, or batches of input tensors; the model is run on them. Default: none,
+        weights only.
     layers
-        Which layers. Default: all.
+        Indices of the layers to measure. Default: all.
     heads, query, key, config, layout
-        As in `read`, for checkpoints that do not say.
+        As in `kq.read`, for checkpoints whose layout is not recognised.
     tokenizer
-        For `text`. Default: the one beside the model.
+        For `text`. Default: the one stored with the model.
     length, tokens
-        The text is cut into windows of `length` tokens, at most `tokens` in all. Default: 128 and 20,000.
+        `text` is cut into windows of `length` tokens, at most `tokens` in total. Default: 128 and 20,000.
     lengths
-        Other windows, whose shares are measured too: shares depend on the window. Default: none.
+        Further window lengths at which shares are measured; shares depend on the window. Default: none.
     pairs
-        "visible": shares are of the variance over the pairs that the model scores. "independent": in closed form, as
-        if tokens were independent. Default: "visible".
+        "visible": shares of the variance over the query-key pairs that the model scores. "independent": in closed
+        form, as if tokens were independent. Default: "visible".
     directions
         How many eigenvectors of S and planes of A to describe by tokens. Default: 0.
     sample
-        Of how many tokens at the start of the data to keep every head's scores, in parts. Default: 0.
+        Keep every head's scores, by part, for this many tokens at the start of the data. Default: 0.
     corpus, window
-        A text file, or a `kq.Cooccurrence`: each head beside what stands within `window` tokens of what.
+        A text file or a `kq.Cooccurrence`: heads are compared with its co-occurrence counts within `window` tokens.
+        Default: none, and 5.
     name
-        Of the model. Default: that of its file.
+        Name of the model. Default: that of its file.
     thresholds
-        Where figures decide on labels. Default: `Thresholds()`.
-    workers
-        Layers that are measured at a time, each by one thread. Default: 1.
-    progress
-        Wraps iterables in progress bars. Default: none.
+        Decision thresholds for labels. Default: `Thresholds()`.
+    workers, progress
+        Layers measured in parallel, one thread each, and progress bars. Default: 1, and none.
+
+    Returns
+    -------
+    Look
+        A Reading with metrics and a label per head.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If a file is missing, the checkpoint layout is unknown, or arguments contradict each other.
 
     Examples
     --------
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
+
+    See Also
+    --------
+    compare : How far the heads of two models differ.
+    ablate : What the loss changes by without each part.
     """
     check_count("sample", sample, least=0)
     check_choice("pairs", pairs, PAIRS)
@@ -186,51 +204,51 @@ def look(
     source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)
-    called = {"name": name or Path(str(source)).name} if name or not live else {}
+    label = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        found, seen, curves = read(source, heads, query, key, config, layout), OnData(), {}
+        checkpoint, on_data, curves = read(source, heads, query, key, config, layout), OnData(), {}
     else:
-        source, batches, spoken, used = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
-        found = read(source, heads, query, key, config, layout)
-        kept = take(source, batches, found, sample, spoken)
-        facts = {"from": used, "pairs": pairs}
-        seen = OnData.of(source, batches, found, {"longest": length, **facts}, kept, watching)
+        source, batches, text_tokenizer, origin = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
+        checkpoint = read(source, heads, query, key, config, layout)
+        first_tokens = take(source, batches, checkpoint, sample, text_tokenizer)
+        facts = {"from": origin, "pairs": pairs}
+        on_data = OnData.of(source, batches, checkpoint, {"longest": length, **facts}, first_tokens, watching)
         curves = {
-            one: OnData.of(
-                source, _cut(source, text, spoken, one, tokens), found, {"longest": one, **facts}, None, watching
-            )
-            for one in lengths
+            other: OnData.of(source, windows, checkpoint, {"longest": other, **facts}, None, watching)
+            for other in lengths
+            for windows in [_cut(source, text, text_tokenizer, other, tokens)]
         }
-    tensors, chosen, speaker = found.recorded(), _chosen(found, layers), tokenizer or (None if live else named)
-    tokens_of = Embedded.of(found, (directions, words), corpus, speaker, window, watching)
+    tensors, chosen = checkpoint.recorded(), _chosen(checkpoint, layers)
+    corpus_tokenizer = tokenizer or (None if live else named)
+    tokens_of = Embedded.of(checkpoint, (directions, words), corpus, corpus_tokenizer, window, watching)
 
     def measure(index: int) -> Measured:
-        layer = found[index]
-        row, cells = _measured(layer, found, seen, thresholds or Thresholds())
-        return row, tokens_of.joined(layer, _with_lengths(cells, layer, found, curves))
+        layer = checkpoint[index]
+        row, cells = _measured(layer, checkpoint, on_data, thresholds or Thresholds())
+        return row, tokens_of.joined(layer, _with_lengths(cells, layer, checkpoint, curves))
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
-    shown = None if seen.sample is None else seen.sample.told()
-    facts = {**found.model, "width": found[chosen[0]].form.dim, **called}
-    return _whole(facts, measured, tensors, data=seen.facts, sample=shown, corpus=tokens_of.facts)
+    shown = None if on_data.sample is None else on_data.sample.to_dict()
+    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
+    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=tokens_of.facts)
 
 
-def look_at_layer(layer: Layer, found: Heads) -> Measured:
-    """What `look` says of one layer of `found` and its heads, from the weights alone; `whole_look` joins layers.
+def look_at_layer(layer: Layer, heads: Heads) -> Measured:
+    """Metrics of one layer and its heads, from the weights alone; `whole_look` joins layers.
 
     >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
     >>> row, cells = look_at_layer(heads[0], heads)
     >>> row["layer"], [cell["head"] for cell in cells]
     (0, [0, 1])
     """
-    return _measured(layer, found, OnData(), Thresholds())
+    return _measured(layer, heads, OnData(), Thresholds())
 
 
 def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: Mapping[str, str]) -> Look:
-    """The look of a model from what is said of each of its layers; `facts` are `Heads.model` and the width.
+    """The look of a model from the metrics of its layers; `facts` are `Heads.model` and the width.
 
-    `tensors` are the digests of what was read of it, as `Heads.recorded` gives them.
+    `tensors` are the digests of the tensors that were read, as returned by `Heads.recorded`.
 
     >>> model = torch.nn.MultiheadAttention(8, 2)
     >>> heads = kq.read(model)
@@ -246,12 +264,12 @@ def _whole(
 ) -> Look:
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**facts, "heads": len(cells)}
-    said = provenance(data=data, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
-    return Look(model=model, layers=rows, heads=cells, **more, provenance=said)
+    facts_of_run = provenance(data=data, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
+    return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
 
 
 def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
-    """Layers in order, several at a time: on small matrices one thread a layer beats many threads a matrix."""
+    """Layers in order, several at a time: on small matrices one thread per layer beats many threads per matrix."""
     if workers == 1:
         yield from map(measure, chosen)
         return
@@ -274,36 +292,38 @@ def _prepare(
 ) -> tuple[nn.Module, list[Batch], Any, str]:
     """A live model, its batches, its tokenizer or None, and where the batches come from."""
     if text is not None and inputs is not None:
-        raise ValueError("give text or inputs, not both: each says what the model is run on")
-    given = [inputs] if isinstance(inputs, Mapping) else inputs
-    if isinstance(given, (Tensor, str)):
-        raise TypeError(f"inputs must be batches, mappings of what the model takes, got a {type(given).__name__}")
+        raise ValueError("pass either text or inputs, not both")
+    data = [inputs] if isinstance(inputs, Mapping) else inputs
+    if isinstance(data, (Tensor, str)):
+        raise TypeError(f"inputs must be batches: mappings of argument names to tensors, got a {type(data).__name__}")
     lines = None if text is None else read_lines(text)
     live = isinstance(source, nn.Module)
-    [(model, found)] = [(one, None) if live else load_model(one) for one in watching([source], "building the model", 1)]
-    taken = getattr(model, "main_input_name", "input_ids")
-    if lines is not None and taken != "input_ids":
-        raise ValueError(f"{type(model).__name__} takes {taken}, not text: give `inputs` from Python")
-    tokenizer = tokenizer or found
+    [(model, own_tokenizer)] = [
+        (path, None) if live else load_model(path) for path in watching([source], "building the model", 1)
+    ]
+    argument = getattr(model, "main_input_name", "input_ids")
+    if lines is not None and argument != "input_ids":
+        raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
+    tokenizer = tokenizer or own_tokenizer
     if lines is None:
-        return model, list(given or []), tokenizer, "inputs"
+        return model, list(data or []), tokenizer, "inputs"
     if tokenizer is None:
-        raise ValueError("text needs a tokenizer: none lies beside the model, and none was given")
+        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
     return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
 
 
 def _other_windows(lengths: Sequence[int] | None, text: str | Path | None) -> list[int]:
-    for one in (lengths := list(lengths or [])):
-        check_count("lengths", one, least=2)
+    for length in (lengths := list(lengths or [])):
+        check_count("lengths", length, least=2)
     if lengths and text is None:
-        raise ValueError("lengths are windows of a text: give text, too")
+        raise ValueError("lengths are windows of a text: pass text as well")
     return lengths
 
 
 def _cut(
     model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int
 ) -> list[Batch]:
-    """A text in windows of `length` tokens, as batches that the model takes."""
+    """A text in windows of `length` tokens, as batches for the model."""
     assert text is not None
     lines = text if isinstance(text, list) else read_lines(text)
     batches: list[Batch] = list(text_batches(lines, tokenizer, length, tokens))
@@ -312,12 +332,12 @@ def _cut(
     return batches
 
 
-def _chosen(found: Heads, layers: Sequence[int] | None) -> list[int]:
-    chosen = list(range(len(found))) if layers is None else list(dict.fromkeys(layers))
-    wrong = [layer for layer in chosen if not 0 <= layer < len(found)]
+def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:
+    chosen = list(range(len(heads))) if layers is None else list(dict.fromkeys(layers))
+    wrong = [layer for layer in chosen if not 0 <= layer < len(heads)]
     if wrong or not chosen:
-        asked = f"there is no layer {wrong[0]}" if wrong else "no layer is chosen"
-        raise ValueError(f"{asked}: {found.source.label} has layers 0 to {len(found) - 1}")
+        problem = f"there is no layer {wrong[0]}" if wrong else "no layer is selected"
+        raise ValueError(f"{problem}: {heads.source.label} has layers 0 to {len(heads) - 1}")
     return chosen
 
 
@@ -326,24 +346,24 @@ def _place(layer: Layer) -> dict[str, Any]:
     return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
 
 
-def _measured(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> Measured:
-    """The figures of all heads together, and of each."""
-    cells = _apart(layer, found, seen, thresholds)
+def _measured(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) -> Measured:
+    """Metrics of the whole layer, and of each head."""
+    cells = _apart(layer, heads, seen, thresholds)
     return {**_place(layer), "causal": layer.causal, "raw": of_whole_layer(layer.form)}, cells
 
 
-def _apart(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
-    """Every head's own figures."""
+def _apart(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
+    """Metrics of each head."""
     form = layer.form
-    raw, folded = figures_of(form, layer.rope), figures_of(layer.folded)
-    cells = []
-    for head, on_data in enumerate(seen.of_layer(layer, found)):
-        known = label_head(raw[head], on_data, None, thresholds)
+    raw, folded = metrics_of(form, layer.rope), metrics_of(layer.folded)
+    rows = []
+    for head, on_data in enumerate(seen.of_layer(layer, heads)):
+        label = label_head(raw[head], on_data, None, thresholds)
         if on_data is not None and "half_window" in on_data:
             half = label_head(raw[head], {**on_data["half_window"], "sink": on_data["sink"]}, None, thresholds).label
-            decided = half != known.label and known.label != "undecided"
+            decided = half != label.label and label.label != "undecided"
             on_data["changes_with_window"] = on_data.pop("sign_changes") + ["label"] * decided
-        cells.append(
+        rows.append(
             {
                 **_place(layer),
                 "head": head,
@@ -353,19 +373,19 @@ def _apart(layer: Layer, found: Heads, seen: OnData, thresholds: Thresholds) -> 
                 "raw": raw[head],
                 "folded": folded[head],
                 "on_data": on_data,
-                **known._asdict(),
+                **label._asdict(),
                 "properties": properties(raw[head], on_data, form.rank, thresholds),
             }
         )
-    scores = seen.scores(layer, found)
-    return cells if scores is None else joined(cells, [{"scores": of_head} for of_head in scores])
+    scores = seen.scores(layer, heads)
+    return rows if scores is None else joined(rows, [{"scores": of_head} for of_head in scores])
 
 
 def _with_lengths(
-    cells: list[dict[str, Any]], layer: Layer, found: Heads, curves: Mapping[int, OnData]
+    cells: list[dict[str, Any]], layer: Layer, heads: Heads, curves: Mapping[int, OnData]
 ) -> list[dict[str, Any]]:
-    """Each head with its shares in other windows."""
-    rows = {length: seen.of_layer(layer, found) for length, seen in sorted(curves.items())}
+    """Each head with its shares at other window lengths."""
+    rows = {length: seen.of_layer(layer, heads) for length, seen in sorted(curves.items())}
     if not rows or next(iter(rows.values()))[0] is None:
         return cells
     kept = (*SHARES, "intervals")

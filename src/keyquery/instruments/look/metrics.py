@@ -1,4 +1,4 @@
-"""The figures of a form that `look` tells: of each head, and of all heads of a layer together."""
+"""Metrics of QK forms for `look`: per head, and of all heads of a layer together."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from keyquery.forms.offsets import energies
 from keyquery.instruments.look.on_data import by_head
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
-PIECE = 2**21  # entries of a factor that are measured at a time: small enough for the cache, large enough to be fast
+PIECE = 2**21  # entries of a factor processed at a time: fits the cache
 
 
-def figures_of(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
-    """The numbers of each head, some heads at a time.
+def metrics_of(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
+    """Metrics of each head, computed for some heads at a time.
 
-    >>> [cell["symmetry"] for cell in figures_of(Form(torch.ones(2, 1, 3), torch.ones(2, 1, 3)))]
+    >>> [cell["symmetry"] for cell in metrics_of(Form(torch.ones(2, 1, 3), torch.ones(2, 1, 3)))]
     [1.0, 1.0]
     """
-    return [cell for piece in _pieces(form) for cell in _figures(piece, rope)]
+    return [cell for piece in _pieces(form) for cell in _metrics(piece, rope)]
 
 
 def _pieces(form: Form) -> Iterator[Form]:
-    """Some heads at a time, in float32 at least, so that what is computed of them stays small."""
+    """Some heads at a time, in at least float32, to bound memory."""
     each = math.prod(form.batch[1:]) * form.rank * form.dim
     count = max(PIECE // each, 1)
     dtype = torch.promote_types(form.dtype, torch.float32)
     return (form[start : start + count].to(dtype) for start in range(0, len(form), count))
 
 
-def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
-    """The numbers of each head in one view, with curves over offsets where there are rotary positions."""
+def _metrics(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
+    """Metrics of each head in one view, with curves over offsets under RoPE."""
     symmetric, skew = form.core().energies
     rows, columns = form.row_norms(), form.column_norms()
     numbers = {
@@ -62,10 +62,10 @@ def _figures(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
 
 
 def of_whole_layer(form: Form) -> dict[str, float]:
-    """The one M of all heads of a layer, M = Σ_h M_h: the score that is published for whole layers.
+    """Metrics of M = Σ_h M_h, the sum over the heads of a layer, as published for whole layers.
 
-    Queries that share a key are summed first. Row and column norms come from blocks of M, in the precision of the
-    weights (rounding of single entries averages out in all figures), tr(M²) from KQᵀ.
+    Query heads that share a key (GQA) are summed first. Row and column norms come from blocks of M in the dtype of the
+    weights (rounding of single entries averages out), tr(M²) from KQᵀ.
 
     >>> round(of_whole_layer(Form(torch.eye(2)[None], torch.eye(2)[None]))["symmetry"], 6)
     1.0
@@ -73,7 +73,7 @@ def of_whole_layer(form: Form) -> dict[str, float]:
     while form.batch:
         form = form.sum()
     query, key = form.query, form.key
-    if form.dtype != torch.bfloat16:  # which matrix units multiply as it is; other short floats are slow
+    if form.dtype != torch.bfloat16:  # bfloat16 matmul is native; float16 is slow on CPUs
         query, key = form.working("query"), form.working("key")
     wide = torch.promote_types(form.dtype, torch.float32)
     rows, columns = [], torch.zeros(form.dim, dtype=torch.float64, device=form.device)

@@ -1,4 +1,4 @@
-"""What running a model on data says of its heads: shares of the variance of their scores, with intervals."""
+"""Metrics of heads on data: shares of the variance of their scores, with intervals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SQUARES = (*PARTS, "pairwise", "sink")
 
 @dataclass(frozen=True)
 class OnData:
-    """What running the model gave: nothing, unless there was data."""
+    """Statistics from running the model on data; empty without data."""
 
     sums: Mapping[int, ScoreVariance] = field(default_factory=dict)  # pairs="visible"
     moments: Mapping[int, Moments] = field(default_factory=dict)  # pairs="independent"
@@ -45,10 +45,10 @@ class OnData:
         sample: Sample | None,
         watching: Progress,
     ) -> OnData:
-        """Run the model; `facts` say the longest window, where the data are from, and which pairs count."""
+        """Run the model; `facts` hold the longest window, the origin of the data, and which pairs count."""
         if not any(layer.kind == "self" for layer in heads):
-            raise ValueError("on data only self-attention is split, and this model has none: leave text and inputs out")
-        # Offsets on data are those that occur, often far fewer than the longest window has.
+            raise ValueError("only self-attention is analysed on data, and this model has none: omit text and inputs")
+        # Sequences are often much shorter than the longest window.
         length = min(facts["longest"], typical_length(batches) or facts["longest"])
         described = {"sequences": sum(map(rows_of, batches)), "length": length, **facts}
         if facts["pairs"] == "independent":
@@ -59,7 +59,7 @@ class OnData:
         return cls(sums=sums, facts=_described(sums, described), sample=sample)
 
     def of_layer(self, layer: Layer, heads: Heads) -> list[dict[str, Any] | None]:
-        """The figures of each head of a layer; None without data, or for cross-attention."""
+        """Metrics of each head of a layer; None without data, or for cross-attention."""
         if layer.index in self.sums:
             return _measured(self.sums[layer.index])
         if layer.index in self.moments:
@@ -67,41 +67,41 @@ class OnData:
         return [None] * layer.heads
 
     def scores(self, layer: Layer, heads: Heads) -> list[dict[str, Any]] | None:
-        """Every head's scores on the sample's tokens, in parts; None without a sample."""
+        """Scores of every head on the sample's tokens, by part; None without a sample."""
         if self.sample is None or layer.index not in self.sample.projected or layer.index not in self.sums:
             return None
         return self.sample.scores(layer, heads, self.sums[layer.index].means, self.sums[layer.index].by_position)
 
 
 def _described(sums: Mapping[int, ScoreVariance], facts: dict[str, Any]) -> dict[str, Any]:
-    """What the shares are of, and what must be known to read them."""
-    some = next(iter(sums.values()))
+    """The data that shares are measured on, with notes on their limits."""
+    first = next(iter(sums.values()))
     notes = []
-    if not some.by_position:
+    if not first.by_position:
         notes.append(
-            f"{facts['sequences']} sequences are too few for means by position, which need {SEQUENCES}: means are over "
-            "all positions, and learned positions count as popularity"
+            f"{facts['sequences']} sequences are too few for means by position, which need {SEQUENCES}: means are "
+            "over all positions, and learned positions count as popularity"
         )
-    if some.left_out:
-        share = some.left_out / (some.left_out + some.pairs)
-        notes.append(f"{share:.0%} of the visible pairs are left out: too few sequences reach their positions")
-    tokens = int(some.tokens.sum())
-    kind = "by position" if some.by_position else "over all positions"
+    if first.left_out:
+        share = first.left_out / (first.left_out + first.pairs)
+        notes.append(f"{share:.0%} of the visible pairs are excluded: too few sequences reach their positions")
+    tokens = int(first.tokens.sum())
+    kind = "by position" if first.by_position else "over all positions"
     return {"tokens": tokens, **facts, "means": kind, **({"note": "; ".join(notes)} if notes else {})}
 
 
 def _measured(sums: ScoreVariance) -> list[dict[str, Any] | None]:
-    found = score_shares(sums)
-    heads = len(found.estimates["skew"].value)
+    shares = score_shares(sums)
+    heads = len(shares.estimates["skew"].value)
     rows: list[dict[str, Any] | None] = []
     for head in range(heads):
-        own = {name: float(estimate.value[head]) for name, estimate in found.estimates.items() if name != "pairwise"}
-        half = {name: float(found.half[name].value[head]) for name in SHARES}
+        own = {name: float(estimate.value[head]) for name, estimate in shares.estimates.items() if name != "pairwise"}
+        half = {name: float(shares.half[name].value[head]) for name in SHARES}
         intervals = {
-            name: interval(estimate, head, square=name in SQUARES) for name, estimate in found.estimates.items()
+            name: interval(estimate, head, square=name in SQUARES) for name, estimate in shares.estimates.items()
         }
         unstable = [name for name in ("symmetry",) if own[name] * half[name] < 0]
-        pairs = {name: float(value[head]) for name, value in found.interactions.items()}
+        pairs = {name: float(value[head]) for name, value in shares.interactions.items()}
         rows.append(
             {**own, "intervals": intervals, "half_window": half, "sign_changes": unstable, "interactions": pairs}
         )
@@ -109,10 +109,10 @@ def _measured(sums: ScoreVariance) -> list[dict[str, Any] | None]:
 
 
 def interval(estimate: Estimate, head: int, square: bool = False) -> list[float] | None:
-    """The 95 % interval of one head's estimate; None where there were too few sequences.
+    """The 95 % interval of one head's estimate; None with too few sequences.
 
-    `square`: the number is a sum of squares. The larger one is, the larger its error, so that the interval is one of
-    its logarithm, unless it is too near 0 for that.
+    `square`: the value is a sum of squares, whose error grows with it; its interval is computed for the logarithm,
+    unless the value is too close to 0.
     """
     value, error, freedom = (float(number[head]) for number in estimate)
     if not math.isfinite(error) or freedom < 1:
@@ -124,18 +124,18 @@ def interval(estimate: Estimate, head: int, square: bool = False) -> list[float]
 
 
 def _closed_form(layer: Layer, heads: Heads, moments: Moments, length: int) -> list[dict[str, Any] | None]:
-    """Shares over independent tokens: what follows from the covariance of queries and keys alone."""
+    """Shares for independent tokens, from the covariance of queries and keys alone."""
     visible = Visible(length, layer.causal, layer.window)
     bias = heads.position_bias(layer, visible.offsets())
-    mean, covariance = moments.mean.cpu(), moments.covariance.cpu()  # small, whatever the model runs on
+    mean, covariance = moments.mean.cpu(), moments.covariance.cpu()  # small
     numbers = shares(mean, covariance, layer.scale, visible, layer.rope, None if bias is None else bias.cpu())
     symmetric, skew = part_ranks(covariance)
     numbers |= {"effective_rank_symmetric": symmetric, "effective_rank_skew": skew}
     return list(by_head(numbers, 1))
 
 
-def by_head(numbers: Mapping[str, Float64[Tensor, "*batch"] | Tensor], batch: int) -> list[dict[str, Any]]:
-    """Numbers with a batch of one or two dimensions, head by head."""
-    flat = {name: number.flatten(0, batch - 1).tolist() for name, number in numbers.items()}
+def by_head(values: Mapping[str, Float64[Tensor, "*batch"] | Tensor], batch: int) -> list[dict[str, Any]]:
+    """Values with one or two batch dimensions, as one row per head."""
+    flat = {name: value.flatten(0, batch - 1).tolist() for name, value in values.items()}
     count = len(next(iter(flat.values())))
-    return [{name: values[head] for name, values in flat.items()} for head in range(count)]
+    return [{name: per_head[head] for name, per_head in flat.items()} for head in range(count)]

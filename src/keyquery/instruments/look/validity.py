@@ -1,4 +1,4 @@
-"""What a look must hold, also one that comes from a file: checked before anything is made of it."""
+"""Validation of a look, also of one loaded from a file, before it is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST = 10_000  # items of a list on data
 
 
 def check_look(model: Any, layers: Any, heads: Any) -> None:
-    """Require the facts, layers and heads of a look; the error says what is missing and where.
+    """Validate the facts, layers and heads of a look; the error names the missing field.
 
     >>> check_look({"name": "one", "layers": 1, "width": 8}, [{"layer": 0}], [])
     Traceback (most recent call last):
@@ -35,15 +35,15 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
     _check("model", model, MODEL)
     labels = model.get("labels", [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"not a look: model.labels must be a list of texts, got {labels!r:.60}")
+        raise ValueError(f"not a look: model.labels must be a list of strings, got {labels!r:.60}")
     for name, rows, fields in (("layers", layers, LAYER), ("heads", heads, HEAD)):
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
-            raise ValueError(f"not a look: {name} must be a list with something in it, got {rows!r:.60}")
+            raise ValueError(f"not a look: {name} must be a non-empty list, got {rows!r:.60}")
         for index, row in enumerate(rows):
             _check(f"{name}[{index}]", row, fields)
             for view in ("raw", "folded"):
-                for figure in ("symmetry", "column_directionality"):
-                    _check_share(f"{name}[{index}].{view}.{figure}", row.get(view, {}).get(figure))
+                for metric in ("symmetry", "column_directionality"):
+                    _check_share(f"{name}[{index}].{view}.{metric}", row.get(view, {}).get(metric))
     for index, head in enumerate(heads):
         if head.get("on_data") is not None:
             _check_on_data(f"heads[{index}].on_data", head["on_data"])
@@ -51,19 +51,19 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
 
 def _check_on_data(where: str, data: Any) -> None:
     _check(where, data, ON_DATA)
-    _check_figures(where, data)
+    _check_metrics(where, data)
 
 
-def _check_figures(where: str, value: Any) -> None:
-    """Require shares, intervals and texts: numbers within bounds, lists of bounded size."""
+def _check_metrics(where: str, value: Any) -> None:
+    """Validate shares and intervals: numbers within bounds, lists of bounded length."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _check_figures(f"{where}.{key}", item)
+            _check_metrics(f"{where}.{key}", item)
     elif isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) > LONGEST:
             raise ValueError(f"not a look: {where} must have at most {LONGEST} items, got {len(value)}")
         for index, item in enumerate(value):
-            _check_figures(f"{where}[{index}]", item)
+            _check_metrics(f"{where}[{index}]", item)
     elif isinstance(value, Real):
         _check_share(where, value)
 
@@ -77,7 +77,7 @@ def _check_share(where: str, value: Any) -> None:
 
 
 def check_changes(changes: Any, looks: int) -> None:
-    """Require the changes of a comparison of so many looks, where it has any.
+    """Validate the changes of a comparison, if it has any.
 
     >>> check_changes([{"of": "two", "from": "one", "rows": [{"layer": 0}]}], 2)
     Traceback (most recent call last):
@@ -93,19 +93,19 @@ def check_changes(changes: Any, looks: int) -> None:
             for name in ("change", "symmetric", "skew", "folded"):
                 value = row.get(name, "nothing")
                 if value is not None and (not isinstance(value, (int, float)) or value < 0):
-                    said = f"{where}.rows[{at}].{name} must be 0 or more, got {value!r:.60}"
-                    raise ValueError(f"not a comparison: {said}")
+                    problem = f"{where}.rows[{at}].{name} must be 0 or more, got {value!r:.60}"
+                    raise ValueError(f"not a comparison: {problem}")
         _list(where, change, "notes")
         for name in ("same", "changed", "missing", "new"):
-            if not all(isinstance(one, str) for one in _list(f"{where}.tensors", change.get("tensors"), name)):
-                raise ValueError(f"not a comparison: {where}.tensors.{name} must be a list of texts")
+            if not all(isinstance(tensor, str) for tensor in _list(f"{where}.tensors", change.get("tensors"), name)):
+                raise ValueError(f"not a comparison: {where}.tensors.{name} must be a list of strings")
 
 
 def _list(where: str, holder: Any, name: str) -> list[Any]:
-    found = holder.get(name) if isinstance(holder, Mapping) else None
-    if not isinstance(found, list):
-        raise ValueError(f"not a comparison: {where}.{name} must be a list, got {found!r:.60}")
-    return found
+    items = holder.get(name) if isinstance(holder, Mapping) else None
+    if not isinstance(items, list):
+        raise ValueError(f"not a comparison: {where}.{name} must be a list, got {items!r:.60}")
+    return items
 
 
 def _check(where: str, row: Any, fields: Mapping[str, type], what: str = "look") -> None:
@@ -114,5 +114,5 @@ def _check(where: str, row: Any, fields: Mapping[str, type], what: str = "look")
         for part in path.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if not isinstance(value, kind) or isinstance(value, bool):
-            wanted = {str: "a text", int: "an integer"}.get(kind, "a number")
+            wanted = {str: "a string", int: "an integer"}.get(kind, "a number")
             raise ValueError(f"not a {what}: {where}.{path} must be {wanted}, got {value!r:.60}")

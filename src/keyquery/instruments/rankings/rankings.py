@@ -1,4 +1,4 @@
-"""`score_rankings`: how good ranked lists are, by measures that are named and never mixed."""
+"""`score_rankings`: standard retrieval metrics of ranked lists."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from keyquery.support.checks import check_count
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RankingScores(Reading, kind="ranking scores"):
-    """Every measure of every list; a query to which nothing is relevant has none, and counts nowhere."""
+    """Retrieval metrics per query; queries without relevant items are excluded from all means."""
 
     units: ClassVar[Mapping[str, str]] = {
         "average_precision": "mean over relevant items of the precision at their rank",
-        "trapezoidal_precision": "area under precision over recall by trapezia, as in the revisited Oxford protocol",
+        "trapezoidal_precision": "area under precision over recall, trapezoidal, as in the revisited Oxford protocol",
         "recall": "share of the relevant items among the first k",
-        "ndcg": "discounted gain of the first k, of what is possible",
+        "ndcg": "discounted cumulative gain of the first k, relative to the ideal ranking",
     }
 
     at: Sequence[int]
-    rows: Sequence[Mapping[str, Any]]  # one a query
+    rows: Sequence[Mapping[str, Any]]  # one per query
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name} {value:.4f}" for name, value in self.mean.items())
-        return f"RankingScores({len(self.scored)} queries: {said})"
+        means = ", ".join(f"{name} {value:.4f}" for name, value in self.mean.items())
+        return f"RankingScores({len(self.scored)} queries: {means})"
 
     @property
     def scored(self) -> list[Mapping[str, Any]]:
-        """Rows of queries to which something is relevant."""
+        """Rows of queries with at least one relevant item."""
         return [row for row in self.rows if row["relevant"]]
 
     @property
     def mean(self) -> dict[str, float]:
-        """The mean of every measure over queries: of `average_precision` that is what is called mAP."""
+        """The mean of every metric over queries; that of `average_precision` is mAP."""
         names = [name for name in self.rows[0] if name not in ("query", "relevant")]
         return {name: float(np.mean([row[name] for row in self.scored])) for name in names} if self.scored else {}
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a query."""
+        """One row per query."""
         return [dict(row) for row in self.rows]
 
 
@@ -59,7 +59,7 @@ def average_precision(ranks: Int[np.ndarray, " hits"], relevant: int) -> float:
 
 
 def trapezoidal_precision(ranks: Int[np.ndarray, " hits"], relevant: int) -> float:
-    """AP by trapezia: (1/n) Σ_j ½(j/ρ_j + (j + 1)/(ρ_j + 1)), the first term 1 where ρ_j = 0. Never above standard AP.
+    """Trapezoidal AP: (1/n) Σ_j ½(j/ρ_j + (j + 1)/(ρ_j + 1)), first term 1 where ρ_j = 0; never above standard AP.
 
     >>> round(trapezoidal_precision(np.array([0, 2, 5]), 3), 3)
     0.678
@@ -70,7 +70,7 @@ def trapezoidal_precision(ranks: Int[np.ndarray, " hits"], relevant: int) -> flo
 
 
 def recall(ranks: Int[np.ndarray, " hits"], relevant: int, k: int) -> float:
-    """The share of the relevant items that stand among the first k.
+    """The share of the relevant items among the first k.
 
     >>> recall(np.array([0, 2, 5]), 4, 3)
     0.5
@@ -79,7 +79,7 @@ def recall(ranks: Int[np.ndarray, " hits"], relevant: int, k: int) -> float:
 
 
 def ndcg(ranks: Int[np.ndarray, " hits"], relevant: int, k: int) -> float:
-    """Σ 1/log₂(ρ_j + 2) over hits among the first k, divided by that of a list with all relevant items first.
+    """Σ 1/log₂(ρ_j + 2) over hits among the first k, divided by that of the ideal ranking.
 
     >>> ndcg(np.array([0, 1]), 2, 10)
     1.0
@@ -89,25 +89,52 @@ def ndcg(ranks: Int[np.ndarray, " hits"], relevant: int, k: int) -> float:
 
 
 def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[int] = (1, 10, 100)) -> RankingScores:
-    """Measures of ranked lists (q, m) of places in a database, best first.
+    """Score ranked lists by average precision, recall@k and nDCG@k.
 
-    `relevant` says which items are: a boolean array (q, n) over the database, or for each query its places. Relevant
-    items that a list does not hold were not found. `junk`, told in the same way, is taken out of the lists, neither
-    right nor wrong. `at` are the k of recall and nDCG.
+    AP = (1/n) Σ_j (j + 1)/(ρ_j + 1), with ρ_j the rank of the j-th hit, both from 0, and n relevant items.
 
+    Parameters
+    ----------
+    ranked
+        Indices of database items, (queries, m), best first.
+    relevant
+        A boolean array (queries, database), or the indices of the relevant items for each query. Relevant items
+        missing from a list count as not retrieved.
+    junk
+        Items to remove from the lists, neither right nor wrong; same format as `relevant`. Default: none.
+    at
+        The cutoffs k of recall and nDCG. Default: (1, 10, 100).
+
+    Returns
+    -------
+    RankingScores
+        Every metric per query; `.mean` averages over queries with relevant items.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes do not match, indices are negative or repeated, or an item is both relevant and junk.
+
+    Examples
+    --------
     >>> scores = kq.score_rankings([[3, 1, 0, 2]], relevant=[[3, 2]], at=(1,))
     >>> scores.mean["average_precision"], scores.mean["recall@1"]
     (0.75, 0.5)
+
+    See Also
+    --------
+    score_revisited : The setups of ROxford and RParis.
     """
     lists = _lists(ranked)
     if isinstance(at, int):
-        raise TypeError(f"at must be several k, such as (1, 10), got {at}")
+        raise TypeError(f"at must be a sequence of cutoffs k, such as (1, 10), got {at}")
     for k in at:
         check_count("a k of at", k)
-    wanted = _places("relevant", relevant, lists)
-    left_out = [np.empty(0, dtype=np.int64)] * len(lists) if junk is None else _places("junk", junk, lists)
+    wanted = _indices("relevant", relevant, lists)
+    left_out = [np.empty(0, dtype=np.int64)] * len(lists) if junk is None else _indices("junk", junk, lists)
     rows = [
-        {"query": number, **_measures(*one, at)} for number, one in enumerate(zip(lists, wanted, left_out, strict=True))
+        {"query": number, **_measures(*query, at)}
+        for number, query in enumerate(zip(lists, wanted, left_out, strict=True))
     ]
     return RankingScores(
         at=list(at), rows=rows, provenance=provenance(junk=junk is not None, tensors={"lists": digest(lists)})
@@ -115,9 +142,9 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
 
 
 def score_revisited(ranked: Any, truth: Revisited, at: Sequence[int] = (1, 5, 10)) -> dict[str, RankingScores]:
-    """Lists of ROxford or RParis under each of its setups; published figures are means of `trapezoidal_precision`.
+    """Score rankings on ROxford or RParis under each setup; published numbers are means of `trapezoidal_precision`.
 
-    Easy: easy items are to be found, hard ones are junk. Medium: both are to be found. Hard: easy ones are junk.
+    Easy: easy items are relevant, hard ones are junk. Medium: both are relevant. Hard: easy ones are junk.
     """
     return {name: score_rankings(ranked, *truth.setup(name), at) for name in SETUPS}
 
@@ -126,47 +153,47 @@ def _measures(
     ranked: Int[np.ndarray, " m"], relevant: Int[np.ndarray, " r"], junk: Int[np.ndarray, " j"], at: Iterable[int]
 ) -> dict[str, Any]:
     if (both := np.intersect1d(relevant, junk)).size:
-        raise ValueError(f"an item is relevant or junk, not both, got {both[0]} in each")
+        raise ValueError(f"an item must not be both relevant and junk, got {both[0]} in both")
     kept = ranked[~np.isin(ranked, junk)]
     ranks, count = np.flatnonzero(np.isin(kept, relevant)), len(relevant)
-    precise = {"average_precision": average_precision, "trapezoidal_precision": trapezoidal_precision}
-    found: dict[str, Any] = {name: measure(ranks, count) if count else None for name, measure in precise.items()}
+    precisions = {"average_precision": average_precision, "trapezoidal_precision": trapezoidal_precision}
+    metrics: dict[str, Any] = {name: measure(ranks, count) if count else None for name, measure in precisions.items()}
     for k in at:
-        found |= {f"recall@{k}": recall(ranks, count, k) if count else None}
-        found |= {f"ndcg@{k}": ndcg(ranks, count, k) if count else None}
-    return {"relevant": count, **found}
+        metrics |= {f"recall@{k}": recall(ranks, count, k) if count else None}
+        metrics |= {f"ndcg@{k}": ndcg(ranks, count, k) if count else None}
+    return {"relevant": count, **metrics}
 
 
 def _lists(ranked: Any) -> Int[np.ndarray, "q m"]:
-    found = np.asarray(ranked.detach().cpu() if isinstance(ranked, Tensor) else ranked)
-    if found.ndim != 2 or found.dtype.kind not in "iu" or 0 in found.shape:
-        raise ValueError(f"ranked must be (q, m), one list of places a query, got {found.dtype} of shape {found.shape}")
-    if (found < 0).any():
-        raise ValueError(f"ranked must hold places from 0 on, got {found.min()}")
-    ordered = np.sort(found, 1)
+    lists = np.asarray(ranked.detach().cpu() if isinstance(ranked, Tensor) else ranked)
+    if lists.ndim != 2 or lists.dtype.kind not in "iu" or 0 in lists.shape:
+        raise ValueError(f"ranked must be (q, m), item indices per query, got {lists.dtype} of shape {lists.shape}")
+    if (lists < 0).any():
+        raise ValueError(f"ranked must contain non-negative indices, got {lists.min()}")
+    ordered = np.sort(lists, 1)
     if (twice := np.argwhere(ordered[:, 1:] == ordered[:, :-1])).size:
         row, place = twice[0]
-        raise ValueError(f"ranked must name an item once, got {ordered[row, place]} twice in row {row}")
-    return found
+        raise ValueError(f"ranked must contain each item once, got {ordered[row, place]} twice in row {row}")
+    return lists
 
 
-def _places(name: str, given: Any, lists: Int[np.ndarray, "q m"]) -> list[Int[np.ndarray, " some"]]:
-    """For each query its places, each once."""
+def _indices(name: str, items: Any, lists: Int[np.ndarray, "q m"]) -> list[Int[np.ndarray, " some"]]:
+    """Unique item indices per query."""
     queries, highest = len(lists), lists.max()
-    told = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
-    if not hasattr(told, "__len__") or len(told) != queries:
-        count = len(told) if hasattr(told, "__len__") else type(told).__name__
-        raise ValueError(f"{name} must say for each of {queries} queries which items are, got {count}")
-    found = []
-    for number, one in enumerate(told):
-        row = np.asarray(one)
+    per_query = items.detach().cpu().numpy() if isinstance(items, Tensor) else items
+    if not hasattr(per_query, "__len__") or len(per_query) != queries:
+        count = len(per_query) if hasattr(per_query, "__len__") else type(per_query).__name__
+        raise ValueError(f"{name} must have one entry for each of {queries} queries, got {count}")
+    indices = []
+    for number, entry in enumerate(per_query):
+        row = np.asarray(entry)
         if row.dtype == bool and row.ndim == 1:
             if len(row) <= highest:
-                raise ValueError(f"{name} must say of every item, and lists name item {highest}, got {len(row)} items")
+                raise ValueError(f"{name} must have a boolean for every item up to {highest}, got {len(row)}")
             row = np.flatnonzero(row)
         if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
             raise ValueError(
-                f"{name} must be places from 0 on, or a boolean for every item, got {one!r:.60} for query {number}"
+                f"{name} must be non-negative indices, or one boolean per item, got {entry!r:.60} for query {number}"
             )
-        found.append(np.unique(row).astype(np.int64))
-    return found
+        indices.append(np.unique(row).astype(np.int64))
+    return indices

@@ -1,4 +1,4 @@
-"""How long a search will take, before it begins."""
+"""Estimated duration of a search."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from keyquery.instruments.causes.discovery.independence import PartialCorrelation
 from keyquery.instruments.causes.discovery.search import icd
 
-FEW = 12  # nodes of the search that is timed
+FEW = 12  # nodes of the timed search
 
 
 def expected_seconds(test: PartialCorrelation) -> float:
-    """About how long it takes to test all adjacent pairs given each single neighbour, by the time that a few take.
+    """Estimated seconds to test all adjacent pairs given each single neighbour, from the time of a small search.
 
-    Most tests of a dense graph are of that size. Their number is Σ |adj(x) ∪ adj(y)| − 2 over the pairs that are
-    dependent given nothing; larger sets, and marks, come on top. Nothing where the search is small.
+    Most tests of a dense graph have this size. Their number is Σ |adj(x) ∪ adj(y)| − 2 over marginally dependent pairs;
+    larger sets and orientation are not included. 0 for small graphs.
 
     >>> expected_seconds(PartialCorrelation(np.eye(3), 768, 0.01))
     0.0
@@ -30,7 +30,7 @@ def expected_seconds(test: PartialCorrelation) -> float:
 
 
 def singles(test: PartialCorrelation) -> int:
-    """How many tests condition on a single node.
+    """Number of tests that condition on a single node.
 
     >>> singles(PartialCorrelation(np.full((4, 4), 0.5) + 0.5 * np.eye(4), 768, 0.01))
     12

@@ -1,4 +1,4 @@
-"""Tests of conditional independence: partial correlations, and d-separation where the truth is known."""
+"""Tests of conditional independence: partial correlations, and d-separation for a known graph."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from numpy import ndarray
 from keyquery.instruments.causes.discovery.pag import members
 from keyquery.support.extras import optional
 
-# What is left of a variable of variance 1 when others are known: below this it counts as known, too. The same bound
-# cuts off eigenvalues where a matrix of correlations is inverted. Rows of float32 that are equal differ by far less.
+# Residual variance, relative to 1, below which a variable counts as determined by others; also the eigenvalue cutoff of
+# pseudo-inverses. Far above the float32 rounding of equal rows.
 TOLERANCE = 1e-9
-KEPT = 1 << 20  # results that are remembered; of a graph of a thousand nodes all would not fit into memory
+KEPT = 1 << 20  # cached results; for a graph of a thousand nodes not all would fit into memory
 
 
 class Query(NamedTuple):
@@ -31,20 +31,20 @@ class Query(NamedTuple):
 
 @runtime_checkable
 class Test(Protocol):
-    """What a search asks. `statistic` is 0 for independence beyond doubt; below `threshold` it is taken for it."""
+    """A conditional independence test: pairs whose `statistic` is below `threshold` count as independent."""
 
     count: int  # of nodes
-    most: int  # nodes that can be conditioned on
+    most: int  # largest conditioning set
     threshold: float
     tests: int
     by_size: Counter[int]
 
     def prepare(self, queries: Iterable[Query]) -> None:
-        """Told beforehand what may be asked, so that it can be computed at once."""
+        """Precompute queries in a batch."""
         ...
 
     def statistic(self, query: Query) -> float:
-        """How strongly x and y depend on each other given the mask; counted when first asked."""
+        """Strength of the dependence of x and y given the mask; counted as a test the first time."""
         ...
 
 
@@ -52,8 +52,8 @@ class PartialCorrelation:
     """Fisher's z of partial correlations, z = ½ ln((1+ρ)/(1−ρ)); independent if √(n−|Z|−3)·|z| is below its quantile.
 
     ρ is that of what Z leaves of x and y: C_xy − C_xZ C_ZZ⁺ C_Zy, by its closed form for one node in Z, by Cholesky
-    for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. Where Z leaves
-    nothing of x or of y, a variance below TOLERANCE, the test cannot tell, and the pair stays dependent.
+    for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. If Z
+    determines x or y (residual variance below TOLERANCE), the pair counts as dependent.
 
     >>> C = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])   # a chain 0 – 1 – 2
     >>> test = PartialCorrelation(C, samples=768, alpha=0.01)
@@ -66,14 +66,14 @@ class PartialCorrelation:
         self.threshold = -NormalDist().inv_cdf(alpha / 2)
         self.count = len(correlation)
         rank = int((np.linalg.eigvalsh(correlation) > TOLERANCE * self.count).sum()) if self.count else 0
-        # With more nodes known than that, nothing is left of x or of y, or all that is left is common.
+        # Larger sets determine x or y, or leave only a common residual.
         self.most = max(0, min(self.count - 2, rank - 2, math.ceil(samples) - 4))
         self.tests, self.by_size = 0, Counter[int]()
         self._known: dict[Query, float] = {}
         self._asked: set[Query] = set()
 
     def prepare(self, queries: Iterable[Query]) -> None:
-        """Compute what is not known yet, all sets of one size at once."""
+        """Compute queries not in the cache, batched by size of the set."""
         if len(self._known) > KEPT:
             self._known.clear()
             self._asked.clear()
@@ -100,7 +100,7 @@ class PartialCorrelation:
         return self._known[query]
 
     def partial(self, pairs: Sequence[tuple[int, int]], given: Sequence[Sequence[int]]) -> Float[ndarray, " k"]:
-        """Partial correlations of pairs given sets of one size; 1 where the set leaves nothing of x or y."""
+        """Partial correlations of pairs given sets of one size; 1 where the set determines x or y."""
         C = self.correlation
         x, y = np.array(pairs).T
         size = len(given[0])
@@ -128,7 +128,7 @@ class PartialCorrelation:
 
 
 def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
-    """Partial correlations of the last two of each block given the others, however singular."""
+    """Partial correlations of the last two of each block given the others; blocks may be singular."""
     inner, cross, own = blocks[:, :-2, :-2], blocks[:, :-2, -2:], blocks[:, -2:, -2:]
     inverse = np.linalg.pinv(inner, rcond=TOLERANCE, hermitian=True)
     left = own - cross.swapaxes(1, 2) @ inverse @ cross
@@ -139,7 +139,7 @@ def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
 
 
 class DSeparation:
-    """The truth as a test: d-separation in a directed graph of which only some nodes are observed. Needs networkx.
+    """d-separation in a known directed graph of which only some nodes are observed. Needs networkx.
 
     >>> import networkx
     >>> test = DSeparation(networkx.DiGraph([("h", "a"), ("h", "b"), ("a", "c")]), ["a", "b", "c"])
@@ -157,15 +157,15 @@ class DSeparation:
         self._networkx = optional("networkx", "a known graph")
 
     def prepare(self, queries: Iterable[Query]) -> None:
-        """Nothing to do beforehand."""
+        """Nothing to precompute."""
 
     def statistic(self, query: Query) -> float:
         """0 where Z separates x from y, else 1."""
         if query not in self._known:
             self.tests += 1
             self.by_size[query.given.bit_count()] += 1
-            one, other, given = ({self.observed[i] for i in nodes} for nodes in self._sets(query))
-            self._known[query] = 0.0 if self._networkx.is_d_separator(self.graph, one, other, given) else 1.0
+            first, second, given = ({self.observed[i] for i in nodes} for nodes in self._sets(query))
+            self._known[query] = 0.0 if self._networkx.is_d_separator(self.graph, first, second, given) else 1.0
         return self._known[query]
 
     @staticmethod
@@ -174,14 +174,14 @@ class DSeparation:
 
 
 def correlation_of(attention: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
-    """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), in which any scaling of rows, D⁻¹ too, cancels.
+    """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), where any scaling of rows, such as D⁻¹, cancels.
 
     >>> correlation_of(np.array([[1.0, 0.0], [0.6, 0.8]]))
     array([[1. , 0.6],
            [0.6, 1. ]])
     """
     rows = attention.astype(np.float64)
-    rows = rows / np.abs(rows).max(1, keepdims=True)  # squares of small rows must not vanish
+    rows = rows / np.abs(rows).max(1, keepdims=True)  # avoids underflow of squares
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     correlation = np.clip(rows @ rows.T, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)

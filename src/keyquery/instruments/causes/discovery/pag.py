@@ -17,16 +17,16 @@ def members(mask: int) -> tuple[int, ...]:
     >>> members(0b1011)
     (0, 1, 3)
     """
-    found = []
+    nodes = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        nodes.append(low.bit_length() - 1)
         mask ^= low
-    return tuple(found)
+    return tuple(nodes)
 
 
 def later_nodes(tiers: Sequence[int]) -> list[int]:
-    """For each node the mask of the nodes of later tiers, which cannot be its ancestors.
+    """For each node, the mask of nodes in later tiers, which cannot be its ancestors.
 
     >>> [members(mask) for mask in later_nodes([0, 0, 1, 2])]
     [(2, 3), (2, 3), (3,), ()]
@@ -34,16 +34,16 @@ def later_nodes(tiers: Sequence[int]) -> list[int]:
     after, later = 0, dict[int, int]()
     for tier in sorted(set(tiers), reverse=True):
         later[tier] = after
-        after |= sum(1 << node for node, its in enumerate(tiers) if its == tier)
+        after |= sum(1 << node for node, own in enumerate(tiers) if own == tier)
     return [later[tier] for tier in tiers]
 
 
 class Pag:
-    """What independences say of a causal graph in which some causes may be hidden.
+    """A partial ancestral graph: a causal graph with hidden causes, up to Markov equivalence.
 
-    A tail at x on the edge x – y: x is an ancestor of y (or of what the data were selected by). An arrowhead: it is
-    not. A circle: both are possible. `adjacent`, `arrows` and `tails` hold a mask of neighbours for each node: those it
-    is joined to, those whose edge has an arrowhead at it, those whose edge has a tail at it.
+    A tail at x on the edge x – y: x is an ancestor of y (or of a selection variable). An arrowhead: it is not. A
+    circle: undetermined. `adjacent`, `arrows` and `tails` hold a bit mask of neighbours per node: all of them,
+    those whose edge has an arrowhead at the node, those whose edge has a tail at it.
 
     >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
     >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
@@ -59,7 +59,7 @@ class Pag:
 
     @classmethod
     def complete(cls, count: int) -> Pag:
-        """Every pair joined, nothing known: circles at all ends."""
+        """The complete graph with circles at all ends."""
         graph = cls(count)
         graph.adjacent = [((1 << count) - 1) ^ (1 << x) for x in range(count)]
         return graph
@@ -77,7 +77,7 @@ class Pag:
         return f"Pag({len(self)}, {self.edges()})"
 
     def copy(self) -> Pag:
-        """The same graph, to be changed apart."""
+        """An independent copy."""
         graph = Pag(len(self))
         graph.adjacent, graph.arrows, graph.tails = self.adjacent[:], self.arrows[:], self.tails[:]
         return graph
@@ -99,7 +99,7 @@ class Pag:
         return self.adjacent[x] & ~self.arrows[x] & ~self.tails[x]
 
     def remove(self, x: int, y: int) -> None:
-        """Take the edge between x and y away."""
+        """Remove the edge between x and y."""
         for at, other in ((x, y), (y, x)):
             keep = ~(1 << other)
             self.adjacent[at] &= keep
@@ -107,9 +107,9 @@ class Pag:
             self.tails[at] &= keep
 
     def forget(self, later: Sequence[int] = ()) -> None:
-        """Circles at all ends but those that an order settles; the edges stay.
+        """Reset all marks to circles, except those determined by the order; edges stay.
 
-        `later` holds for each node the mask of the nodes of later tiers: their edges with it have an arrowhead at them.
+        `later` holds for each node the mask of nodes in later tiers: edges to them have an arrowhead at the later end.
         """
         self.arrows, self.tails = [0] * len(self), [0] * len(self)
         for x, after in enumerate(later):
@@ -134,7 +134,7 @@ class Pag:
         return sum(1 << y for y in members(able) if not self.arrows[y] >> x & 1)
 
     def joined(self, x: int) -> int:
-        """Nodes that any path leads to from x, without x."""
+        """Nodes connected to x by any path, without x."""
         seen, new = 1 << x, self.adjacent[x]
         while new:
             seen |= new
@@ -142,20 +142,20 @@ class Pag:
         return seen & ~(1 << x)
 
     def possible_ancestors(self) -> list[int]:
-        """For each node, the nodes that a chain of possible parents leads to it from."""
+        """For each node, its possible ancestors: chains of possible parents."""
         parents = [self.possible_parents(x) for x in range(len(self))]
-        found = []
+        ancestors = []
         for x in range(len(self)):
             seen, new = 0, parents[x]
             while new:
                 seen |= new
                 new = _union(parents, new) & ~seen
-            found.append(seen & ~(1 << x))
-        return found
+            ancestors.append(seen & ~(1 << x))
+        return ancestors
 
 
 def _union(masks: list[int], of: int) -> int:
-    found = 0
+    union = 0
     for x in members(of):
-        found |= masks[x]
-    return found
+        union |= masks[x]
+    return union

@@ -1,7 +1,7 @@
-"""Zhang's orientation rules R0 to R10 (2008): what the separating sets say of the marks.
+"""Zhang's orientation rules R0 to R10 (2008): marks that follow from the separating sets.
 
-A rule proposes marks for circles, from one graph, all at once; an end for which both an arrowhead and a tail are
-proposed, as only wrong tests can do, keeps its circle. So the result does not depend on the order of the nodes.
+A rule proposes marks for circles, all from the same graph; an end with conflicting proposals, which only wrong tests
+can cause, keeps its circle. So the result does not depend on the order of the nodes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def orient(
 ) -> Pag:
     """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10 with `tails`.
 
-    Marks that the graph has are forgotten first; it is left as it is. `selection` allows that the data were selected
-    by a common effect of what is seen. `later` (`later_nodes` of tiers) is background knowledge: no node is an
-    ancestor of one of an earlier tier, so that edges between tiers have an arrowhead at the later end from the start.
+    Existing marks are reset in a copy; the graph itself is not modified. `selection` allows for selection bias by a
+    common effect of observed nodes. `later` (`later_nodes` of tiers) is background knowledge: no node is an ancestor of
+    one in an earlier tier, so that edges between tiers start with an arrowhead at the later end.
     With it R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020).
 
     >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
@@ -38,7 +38,7 @@ def orient(
 
 
 def arrowheads(graph: Pag, separations: Separations, later: Sequence[int] = ()) -> Pag:
-    """What the order says and R0, then R1–R4 until nothing changes."""
+    """Background knowledge and R0, then R1–R4 until nothing changes."""
     out = graph.copy()
     out.forget(later)
     for at, other, mark in list(_r0(out, separations)):
@@ -48,7 +48,7 @@ def arrowheads(graph: Pag, separations: Separations, later: Sequence[int] = ()) 
 
 
 def finish(graph: Pag, separations: Separations, selection: bool, tails: bool) -> Pag:
-    """R5–R7 and R8–R10, as far as they are wanted, on a graph that has its arrowheads."""
+    """R5–R7 if `selection`, R8–R10 if `tails`, on a graph with its arrowheads."""
     out = graph.copy()
     if selection:
         _repeat(out, separations, (_r5, _r6, _r7))
@@ -73,8 +73,8 @@ def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None
                     changed = True
 
 
-def _apart(graph: Pag, one: int, other: int) -> bool:
-    return not graph.adjacent[one] >> other & 1
+def _apart(graph: Pag, x: int, y: int) -> bool:
+    return not graph.adjacent[x] >> y & 1
 
 
 def _has_apart(graph: Pag, mask: int) -> bool:
@@ -139,7 +139,7 @@ def _r4(graph: Pag, separations: Separations) -> Iterator[Proposal]:
 
 
 def _discriminated(graph: Pag, a: int, b: int, c: int, parents: int) -> Iterator[int]:
-    """Where discriminating paths through A begin: over colliders that are parents of C, to a node apart from C."""
+    """Start nodes of discriminating paths through A: over colliders that are parents of C, to a node not next to C."""
     seen, steps = 1 << a | 1 << b | 1 << c, [a]
     while steps:
         x = steps.pop()
@@ -156,7 +156,7 @@ def _discriminated(graph: Pag, a: int, b: int, c: int, parents: int) -> Iterator
 def _r5(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     """A o–o B on an uncovered cycle of circle edges, of four nodes at least: A – B.
 
-    The rule names a path ⟨A, X, …, Y, B⟩ and turns all of its edges: each of them is the A o–o B of the same cycle.
+    The rule orients all edges of a path ⟨A, X, …, Y, B⟩: each of them is the A o–o B of the same cycle.
     """
     free = [_circle_edges(graph, x) for x in range(len(graph))]
     for a in range(len(graph)):
@@ -172,9 +172,9 @@ def _circle_edges(graph: Pag, x: int) -> int:
 
 
 def _path(graph: Pag, steps: Sequence[int], before: int, at: int, goal: int, seen: int, last: int = 0) -> bool:
-    """Whether an uncovered path goes on from before – at to the goal, by `steps` from each node.
+    """Whether an uncovered path continues from before – at to the goal, by `steps` from each node.
 
-    The node before the goal is none of the mask `last`. A node is not visited twice.
+    The node before the goal is not in the mask `last`. No node is visited twice.
     """
     beyond = steps[at] & ~seen & ~graph.adjacent[before]
     if beyond >> goal & 1 and not last >> at & 1:
@@ -217,11 +217,11 @@ def _r8(graph: Pag, separations: Separations) -> Iterator[Proposal]:
 
 
 def _possible_children(graph: Pag) -> list[int]:
-    found = [0] * len(graph)
+    children = [0] * len(graph)
     for y in range(len(graph)):
         for x in members(graph.possible_parents(y)):
-            found[x] |= 1 << y
-    return found
+            children[x] |= 1 << y
+    return children
 
 
 def _r9(graph: Pag, separations: Separations) -> Iterator[Proposal]:

@@ -13,15 +13,15 @@ from keyquery.instruments.causes.discovery.rules import arrowheads, finish, orie
 from keyquery.instruments.causes.discovery.trees import closed_sets, depths
 from keyquery.support.progress import Progress, silent
 
-# Sets that may separate a pair, each with its cost: cheaper ones are tried first.
+# Candidate separating sets of a pair, each with its cost: cheaper ones are tried first.
 Candidates = list[tuple[int, int]]
 Sets = Callable[[Pag], Callable[[int, int], Candidates]]
-BATCH = 64  # pairs whose candidates are held, and tested, at once
+BATCH = 64  # pairs tested at once
 
 
 @dataclass(frozen=True)
 class Found:
-    """A graph, after how many rounds, and whether the search came to its end; what separates each pair apart."""
+    """The result of a search: graph, number of rounds, whether it was completed, and the separating sets."""
 
     graph: Pag
     rounds: int
@@ -38,10 +38,9 @@ def icd(
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
 ) -> Found:
-    """Iterative causal discovery: the graph after `rounds` rounds; default: all of them.
+    """Iterative causal discovery (ICD): the graph after `rounds` rounds. Default: all.
 
-    `tiers` is background knowledge: no node is an ancestor of one with a smaller number. `progress` is told of each
-    round.
+    `tiers` is background knowledge: no node is an ancestor of one in an earlier tier. `progress` reports each round.
 
     >>> import networkx
     >>> from keyquery.instruments.causes.discovery import DSeparation
@@ -50,10 +49,10 @@ def icd(
     >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
     [(0, 1, 'circle', 'arrow'), (1, 2, 'tail', 'arrow')]
     """
-    for found in icd_rounds(test, order_free, selection, tails, tiers, progress):
-        if found.done or found.rounds == rounds:
+    for result in icd_rounds(test, order_free, selection, tails, tiers, progress):
+        if result.done or result.rounds == rounds:
             break
-    return found
+    return result
 
 
 def icd_rounds(
@@ -64,17 +63,17 @@ def icd_rounds(
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
 ) -> Iterator[Found]:
-    """The graph after each round, the last of which is done. Round r conditions on sets of r nodes.
+    """The graph after each round; round r conditions on sets of r nodes.
 
-    Every one is valid for what was tested: the search can be stopped at any time. Candidates of round 0 are the empty
-    set, of round 1 single neighbours of either node; later those of `icd_sets`. With `order_free`, edges are deleted at
-    the end of a round, and of the cheapest sets that separate a pair the one that does so best is kept. With `tiers`
-    no set holds a node that is later than both of the pair: their ancestors, which separate them, are not.
+    Each graph is valid for the tests so far: the search can be stopped at any time. Candidates of round 0 are the empty
+    set, of round 1 single neighbours of either node, later those of `icd_sets`. With `order_free`, edges are deleted at
+    the end of a round, and the best of the cheapest separating sets is kept. With `tiers`, no set contains a node later
+    than both of the pair: their ancestors, which separate them, are earlier.
     """
     later = _later(test, tiers, selection)
     graph, separations, size = Pag.complete(test.count), dict[tuple[int, int], int](), 0
     while True:
-        # From size 2 on sets hold possible ancestors only, which are never later than both.
+        # From size 2 on, sets contain only possible ancestors, which are never later than both.
         sets = icd_sets(size) if size > 1 else _neighbours(size, later)
         some = _round(graph, test, separations, sets, order_free, _watched(progress, size))
         if size < 2 or some:
@@ -117,18 +116,18 @@ def fci(
 
 
 def _later(test: Test, tiers: Sequence[int] | None, selection: bool) -> list[int]:
-    """`later_nodes`; not under selection: a later node may be an ancestor of what selected the data."""
+    """`later_nodes`; not with selection: a later node may be an ancestor of a selection variable."""
     if tiers is None:
         return [0] * test.count
     if selection:
-        raise ValueError("tiers go without selection: what selected the data may come later than all nodes")
+        raise ValueError("tiers and selection exclude each other: a selection variable may come later than all nodes")
     if len(tiers) != test.count:
-        raise ValueError(f"tiers must be a number for each of {test.count} nodes, got {len(tiers)}")
+        raise ValueError(f"tiers must have one number per node, {test.count}, got {len(tiers)}")
     return later_nodes(tiers)
 
 
 def _watched(progress: Progress, size: int) -> Callable[[list[Any]], Iterable[Any]]:
-    """What goes through the batches of a round."""
+    """Iterates over the batches of a round, with progress."""
     return lambda batches: progress(batches, f"sets of {size} token{'' if size == 1 else 's'}", len(batches))
 
 
@@ -140,43 +139,43 @@ def _round(
     order_free: bool,
     watched: Callable[[list[Any]], Iterable[Any]],
 ) -> bool:
-    """Try every adjacent pair, delete the edges of those that are separated; whether there was anything to try."""
-    pairs, some, gone = graph.pairs(), False, []
+    """Test every adjacent pair and delete edges of separated ones; returns whether there were candidates."""
+    pairs, tested, removed = graph.pairs(), False, []
     of, step = sets(graph), BATCH if order_free else 1
     for batch in watched([pairs[start : start + step] for start in range(0, len(pairs), step)]):
         todo = [(x, y, of(x, y)) for x, y in batch]
-        test.prepare(Query(x, y, given) for x, y, candidates in todo for _, given in candidates)
+        test.prepare(Query(x, y, separating) for x, y, candidates in todo for _, separating in candidates)
         for x, y, candidates in todo:
-            some = some or bool(candidates)
-            given = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
-            if given is None:
+            tested = tested or bool(candidates)
+            separating = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
+            if separating is None:
                 continue
-            separations[x, y] = given
+            separations[x, y] = separating
             if order_free:
-                gone.append((x, y))
+                removed.append((x, y))
             else:
                 graph.remove(x, y)
                 of = sets(graph)
-    for x, y in gone:
+    for x, y in removed:
         graph.remove(x, y)
-    return some
+    return tested
 
 
 def _first(test: Test, x: int, y: int, candidates: Candidates) -> int | None:
-    """The first set that separates, cheaper ones before."""
+    """The first separating set, cheapest first."""
     return next((z for _, z in candidates if test.statistic(Query(x, y, z)) < test.threshold), None)
 
 
 def _best(test: Test, x: int, y: int, candidates: Candidates) -> int | None:
-    """Of the cheapest sets that separate, the one that leaves least dependence."""
-    best, given, price = test.threshold, None, None
+    """Of the cheapest separating sets, the one with the least remaining dependence."""
+    best, separating, price = test.threshold, None, None
     for cost, z in candidates:
-        if given is not None and cost != price:
+        if separating is not None and cost != price:
             break
         statistic = test.statistic(Query(x, y, z))
         if statistic < best:
-            best, given, price = statistic, z, cost
-    return given
+            best, separating, price = statistic, z, cost
+    return separating
 
 
 def _neighbours(size: int, later: Sequence[int]) -> Sets:
@@ -189,19 +188,19 @@ def _subsets(pools: Sequence[int], size: int, later: Sequence[int]) -> Sets:
 
     def candidates(x: int, y: int) -> Candidates:
         usable = ~(1 << x | 1 << y | (later[x] & later[y]))
-        found: dict[int, None] = {}
+        sets: dict[int, None] = {}
         for pool in (pools[x], pools[y]):
             for some in combinations(members(pool & usable), size):
-                found.setdefault(sum(1 << node for node in some))
-        return [(0, z) for z in found]
+                sets.setdefault(sum(1 << node for node in some))
+        return [(0, z) for z in sets]
 
     return lambda graph: candidates
 
 
 def icd_sets(size: int) -> Sets:
-    """Sets of `size` nodes that may separate x and y (ICD-Sep): all of one PDS-tree, that of x or that of y.
+    """Candidate separating sets of `size` nodes (ICD-Sep), within the PDS-tree of x or that of y.
 
-    They are closed along its paths, and each member is a possible ancestor of x or of y. The cost of a set is the sum
+    They are path-closed, and each member is a possible ancestor of x or y. The cost of a set is the sum
     of its members' depths in the tree.
     """
 
@@ -211,7 +210,7 @@ def icd_sets(size: int) -> Sets:
 
         def candidates(x: int, y: int) -> Candidates:
             pool = (ancestors[x] | ancestors[y]) & ~(1 << x | 1 << y)
-            found: dict[int, int] = {}
+            costs: dict[int, int] = {}
             for root in (x, y):
                 if pool.bit_count() < size:
                     break
@@ -220,8 +219,8 @@ def icd_sets(size: int) -> Sets:
                 depth = trees[root]
                 for z in _last(graph, root, pool, size):
                     cost = sum([depth[node] for node in members(z)])
-                    found[z] = min(cost, found.get(z, cost))
-            return sorted(((cost, z) for z, cost in found.items()), key=lambda one: one[0])
+                    costs[z] = min(cost, costs.get(z, cost))
+            return sorted(((cost, z) for z, cost in costs.items()), key=lambda pair: pair[0])
 
         return candidates
 
