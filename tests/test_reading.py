@@ -108,7 +108,7 @@ def test_a_kind_without_a_picture_says_so(reading):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not a reading: no JSON at line 1, column 2"),
+        ("{", "not a reading: invalid JSON at line 1, column 2"),
         ("[1, 2]", "not a reading: expected a JSON object with `kind` and `schema`"),
         ('{"schema": 1, "kind": [1]}', "not a reading: expected a JSON object with `kind` and `schema`"),
         ('{"a": 1}', "not a reading: expected a JSON object with `kind` and `schema`"),

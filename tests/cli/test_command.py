@@ -241,13 +241,13 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     code, said = main("dial", "--heads", "9.*")
     assert (code, "there is no layer 9" in said) == (2, True)
     code, said = main("ablate", "--by", "layer", "--html", tmp_path / "a.html")
-    assert (code, "--html shows heads" in said) == (2, True)
+    assert (code, "--html requires --by head" in said) == (2, True)
     code, said = main("ablate", "--by", "neuron")
     assert (code, "--by must be" in said) == (2, True)
     code, said = main("dial", "--device", "cuda")
     assert (code, "there is no GPU here" in said) == (2, True)
     code, said = main("dial", tmp_path)
-    assert (code, "cannot be run" in said) == (2, True)
+    assert (code, "has no tokenizer, which --text requires" in said) == (2, True)
 
 
 @pytest.mark.parametrize("value", ["abc", "-1", "1.5", "٣", "9" * 5000])

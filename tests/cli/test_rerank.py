@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         (["--method", "affinity", "--model", "a"], "give one of --model FILE"),
         (["--method", "afinity"], "--method must be one of .* did you mean 'affinity'"),
         (["--fit", files / "features.npy"], "--fit and --labels go together"),
-        (["--method", "affinity", "--save", files / "m"], "--save is for what --fit has learned"),
+        (["--method", "affinity", "--save", files / "m"], "--save requires --fit"),
         (["--method", "affinity"], "anchors is 512, so that lists need 511 candidates or more, got 141"),
         (["--method", "expansion", "--lists", files / "none.npy"], "--lists: there is no file"),
         (["--method", "expansion", "--lists", files / "two.npz"], "is an .npz file of several arrays"),
@@ -124,8 +124,8 @@ def test_nothing_is_learned_that_could_not_be_used(files, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--method", "reciprocal", "--anchors", "8"], "--anchors is for --fit and --method affinity"),
-        (["--method", "affinity", "--anchors", "8", "--steps", "400"], "--steps is for --fit"),
+        (["--method", "reciprocal", "--anchors", "8"], "--anchors requires --fit or --method affinity"),
+        (["--method", "affinity", "--anchors", "8", "--steps", "400"], "--steps requires --fit"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(files, options, said):

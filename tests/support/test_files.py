@@ -28,7 +28,7 @@ def loop(folder):
 
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(fifo, "is a device or a pipe"), (link_to_fifo, "is a device or a pipe"), (loop, "leads back to itself")],
+    [(fifo, "is a device or a pipe"), (link_to_fifo, "is a device or a pipe"), (loop, "is a circular link")],
 )
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_no_file_is_never_replaced(make, words, force, tmp_path):

@@ -464,7 +464,7 @@ def main(monkeypatch, *arguments):
 
 
 BAD = {
-    "an existing file": (["look", "--json", "{dir}/old.json"], "old.json exists; --force replaces it"),
+    "an existing file": (["look", "--json", "{dir}/old.json"], "old.json already exists; use --force to replace it"),
     "no folder": (["look", "--csv", "{dir}/none/a.csv"], "no folder"),
     "a file for a folder": (["look", "--csv", "{dir}/old.json/a.csv"], "no folder"),
     "a folder": (["look", "--json", "{dir}"], "is a folder; name a file"),

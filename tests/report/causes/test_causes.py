@@ -216,7 +216,7 @@ def test_the_command_on_words_in_quotes():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "give the text in quotes, or a file of it as --text FILE"),
+        ([], "give either the text in quotes or --text FILE"),
         ([TEXT, "--target", "13"], "--target must be a position from 0 to 12, got 13"),
         ([TEXT, "--head", "a"], "--head takes numbers such as 2,3,7, got 'a'"),
         ([TEXT, "--nodes", "1,x"], "--nodes takes numbers such as 2,3,7, got '1,x'"),

@@ -173,7 +173,7 @@ def test_the_command_on_two_texts():
 @pytest.mark.parametrize(
     ("model", "arguments", "sentence"),
     [
-        ("vilt", [], "give the text as --text TEXT"),
+        ("vilt", [], "give --text TEXT together"),
         ("vilt", ["--text", "a cat"], "give a text and an image, or two texts, got 1"),
         ("vilt", ["--text", "", "--image", "photograph.png"], "text must hold words"),
         ("vilt", ["--text", "a cat", "--image", "none.png"], "there is no image"),

@@ -226,7 +226,7 @@ def test_a_page_of_a_text_has_tokens_and_directions(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--html", "{dir}/old.html"], "exists; --force replaces it"),
+        (["--html", "{dir}/old.html"], "already exists; use --force to replace it"),
         (["--html", "{dir}/none/page.html"], "no folder"),
         (["--html", "{dir}/a.html", "--json", "{dir}/a.html"], "--json and --html name the same file"),
         (["--picture", "{dir}/a.svg", "--html", "{dir}/./a.svg"], "--html and --picture name the same file"),
