@@ -81,7 +81,7 @@ def test_numbers_are_finite(text):
 
 
 def test_a_missing_field_is_named(look):
-    with pytest.raises(ValueError, match="not a reading of kind 'look': it lacks the field 'heads'"):
+    with pytest.raises(ValueError, match="not a reading of kind 'look': the field 'heads' is missing"):
         Reading.load(json.dumps({key: value for key, value in look.items() if key != "heads"}))
 
 

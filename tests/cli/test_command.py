@@ -231,7 +231,7 @@ def test_ablate_says_which_parts_matter(tmp_path):
     files = ["--html", str(page), "--csv", str(table)]
     done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global", *files])
     assert done.exit_code == 0, done.output
-    assert "change with one part off" in done.output
+    assert "change with one part ablated" in done.output
     assert "popularity" in done.output
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
     assert '"off"' in page.read_text()
@@ -255,7 +255,7 @@ def test_a_rank_that_is_no_number_is_one_sentence(value, main, monkeypatch):
     monkeypatch.setenv("RANK", value)
     code, err = main("--version")
     assert code == 2
-    assert err.startswith("keyquery: the environment variable RANK must be a number, as torchrun sets it, got ")
+    assert err.startswith("keyquery: the environment variable RANK must be a number, as set by torchrun, got ")
     assert err.count("\n") == 1
 
 

@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path, arrays, complaint):
 
 
 def test_what_is_wrong_with_a_path_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no .*none\.npz"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*none\.npz"):
         load_images(tmp_path / "none.npz")
     (tmp_path / "a.npz").write_text("junk")
     with pytest.raises(ValueError, match=r"a\.npz must be an \.npz file or a folder"):

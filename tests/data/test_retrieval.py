@@ -134,7 +134,7 @@ def test_features_that_do_not_fit(tmp_path):
         load_revisited(truth, tmp_path / "vectors.mat")
     with pytest.raises(ValueError, match=r"features must be an \.npz or \.mat file"):
         load_revisited(truth, truth)
-    with pytest.raises(FileNotFoundError, match="there is no"):
+    with pytest.raises(FileNotFoundError, match="file not found"):
         load_revisited(truth, tmp_path / "none.npz")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="file not found"):
         load_revisited(tmp_path / "none.pkl", tmp_path)

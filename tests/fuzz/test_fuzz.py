@@ -208,7 +208,7 @@ def test_a_packed_text_comes_to_no_more_than_is_said(ending, tmp_path, monkeypat
         (tmp_path / f"a{ending}").write_bytes(pack(whole) + pack(b"end"))
         assert files.read_text(tmp_path / f"a{ending}") == whole.decode() + "end"
     (tmp_path / f"a{ending}").write_bytes(pack(b"a" * 999)[:-9])
-    with pytest.raises(ValueError, match=f"is no whole {ending} file"):
+    with pytest.raises(ValueError, match=f"is not a valid {ending} file"):
         files.read_text(tmp_path / f"a{ending}")
 
 
@@ -281,5 +281,5 @@ def test_packed_texts_say_when_they_are_none(tmp_path):
     with gzip.GzipFile(fileobj=made, mode="wb") as file:
         file.write(b"text")
     (tmp_path / "a.gz").write_bytes(made.getvalue() + b"rubbish")
-    with pytest.raises(ValueError, match=r"is no whole \.gz file"):
+    with pytest.raises(ValueError, match=r"is not a valid \.gz file"):
         files.read_text(tmp_path / "a.gz")

@@ -240,7 +240,7 @@ def test_a_worker_that_sees_another_folder_or_has_other_versions_is_refused(mode
     assert work.perform(job)["joined"]
     with pytest.raises(OSError, match="another survey is writing to it"):
         work.perform(work.replace(job, token="other"))
-    with pytest.raises(OSError, match="share: a worker does not find it"):
+    with pytest.raises(OSError, match="a worker cannot find it"):
         work.perform(work.replace(job, out=str(tmp_path / "elsewhere")))
     with pytest.raises(OSError, match=r"a worker has torch .*, the survey 0.1: versions must be the same"):
         work.perform(work.replace(job, versions=(("torch", "0.1"),)))

@@ -177,7 +177,7 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
                 if not stream.eof and not data and (path.suffix == ".gz" or stream.needs_input):
                     data = raw.read(PART)
                     if not data:
-                        raise ValueError(f"{path} is not a complete {path.suffix} file: it ends early")
+                        raise ValueError(f"{path} is not a valid {path.suffix} file: it ends early")
             data = stream.unused_data.lstrip(b"\0")  # padding
             while not data and (more := raw.read(PART)):
                 data = more.lstrip(b"\0")

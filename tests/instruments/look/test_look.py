@@ -336,7 +336,7 @@ def test_command_line_of_a_large_model_shows_layers(tmp_path):
     result = run(cli.app, ["look", str(tmp_path / "m.safetensors"), "--heads", "16"])
     assert result.exit_code == 0, result.output
     assert "12 layers, 192 heads" in result.output
-    assert "--layers to choose some" in result.output
+    assert "--layers to select some" in result.output
 
 
 def test_command_line_compares(encoder, decoder, tmp_path):

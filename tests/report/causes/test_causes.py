@@ -154,13 +154,13 @@ def test_the_terminal_tells_edges_heads_and_explanations():
     edges = shown(made(EVERY, heads=3, tokens=["[b]a", "b", "c", "d", "e", "f"]))
     assert "[b]a → b" in edges
     assert "3 of 3" in edges
-    assert "hidden cause of both" in edges
+    assert "latent confounder" in edges
     told = shown(made(EVERY, explanation={"target": 0, "sets": [[1, 2]], "calls": 3, "pool": [1, 2], "largest": 3}))
     assert "0:word0 rests on: 1:word1 + 2:word2 (3 calls)." in told
     told = shown(made(EVERY, explanation={"target": 0, "sets": [], "calls": 0, "pool": [2, 1], "largest": 3}))
-    assert "nearest first: 2:word2 1:word1. The model has no head" in told
+    assert "nearest first: 2:word2 1:word1. The model has no LM head" in told
     assert "No edge" in shown(kq.causes(torch.eye(3)))
-    assert "No set of up to 4 tokens that was tried changes 0:0" in shown(
+    assert "None of the tested sets of up to 4 tokens changes 0:0" in shown(
         kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), 0, bool_)
     )
     assert "1 head, 1 token\n" in shown(kq.causes(torch.eye(1)))
@@ -168,7 +168,7 @@ def test_the_terminal_tells_edges_heads_and_explanations():
 
 def test_a_target_that_nothing_is_joined_to_is_not_blamed_on_the_model():
     alone = {"target": 0, "sets": [], "calls": 0, "pool": [], "largest": 3}
-    assert "Nothing is joined to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
+    assert "No token is connected to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
     assert "Nothing is joined to <b>word0</b>" in graph_page(made(EVERY, explanation=alone))
 
 

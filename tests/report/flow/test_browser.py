@@ -115,7 +115,7 @@ def test_clicks_keys_and_the_address_choose_heads(visit, seen):
     assert tab.locator('.cell[data-head="0.2"]').get_attribute("title") == f"0.2: reciprocity {told}"
     left = next(f"{layer}.{head}" for layer in range(2) for head in range(4) if (layer, head) not in kept(seen))
     tab.locator(f'.cell[data-head="{left}"]').click()
-    assert "is not in this page" in tab.locator("#chosen").inner_text()
+    assert "is not included in this page" in tab.locator("#chosen").inner_text()
 
 
 def kept(reading):

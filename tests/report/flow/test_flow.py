@@ -113,12 +113,12 @@ def test_the_terminal_tells_layers_and_heads():
     assert f"{best['layer']}.{best['head']} {100 * best['net_above_chance']:+.1f}" in text
     assert "Heads furthest above chance, net of sinks" in text
     mean = np.mean(reading.raw)
-    assert f"Attention that crosses: {mean:.1%} on average" in text
+    assert f"Cross-modal attention: {mean:.1%} on average" in text
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     past = causal / causal.sum(1, keepdim=True)
     told = shown(kq.flow(past, ["a", "special", "b", "b"], mask=causal))
     assert "1 special left out" in told
-    assert "Whether the flow is reciprocal cannot be told" in told
+    assert "Reciprocity is undefined" in told
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_curves_and_heads_are_drawn_and_copied(visit, reading):
     far = copied("How far")
     assert far[0] == ["epoch", "distance", "wasserstein"]
     assert [float(row[1]) for row in far[1:]] == pytest.approx(reading.curves["distance"], rel=1e-4)
-    heads = copied("Symmetry of each head")[1:]
+    heads = copied("Symmetry per head")[1:]
     assert [float(row[4]) for row in heads[:4]] == pytest.approx(reading.heads[0]["symmetry"], rel=1e-4)
     tab.locator("#curves svg").first.click(position={"x": 60, "y": 60})
     assert tab.locator("#now").inner_text() == "epoch 0"
