@@ -29,8 +29,8 @@ def test_a_broken_checkpoint_is_named_and_the_rest_is_written(tmp_path):
     shown = CliRunner().invoke(cli.app, arguments)
     assert shown.exit_code == 1
     assert shown.output.index("run/step1 ") < shown.output.index("run/step20")
-    assert "Over training, run: symmetry goes from" in shown.output
-    assert "Not read: bad[red]:" in shown.output
+    assert "During training, run: symmetry goes from" in shown.output
+    assert "Could not read bad[red]:" in shown.output
     assert (tmp_path / "out" / "index.html").is_file()
     quiet = CliRunner().invoke(cli.app, [*arguments, "-q"])
     assert (quiet.exit_code, quiet.stdout) == (1, "")

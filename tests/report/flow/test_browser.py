@@ -61,7 +61,7 @@ def test_patches_are_lit_by_the_words_that_look_at_them(visit, seen):
     tab.locator('[data-token="2"]').click()  # cat
     assert np.allclose(lights(tab, "patch"), looks[1] / looks[1].max(), atol=6e-3)
     best = seen.tokens[9 + looks[1].argmax()]
-    assert tab.locator(".readout").inner_text().startswith(f"“cat” looks at “{best}”")
+    assert tab.locator(".readout").inner_text().startswith(f"“cat” attends to “{best}”")
     tab.locator(".seen").focus()
     tab.keyboard.press("ArrowDown")  # from the first patch
     at = seen.picture["places"].index([1, 0])
@@ -95,7 +95,7 @@ def test_words_are_lit_by_the_patches_that_look_at_them(visit, seen):
     assert np.allclose(lights(tab, "token"), looks.mean(0) / looks.mean(0).max(), atol=6e-3)
     tab.locator('[data-patch="3"]').click(force=True)
     assert np.allclose(lights(tab, "token"), looks[3] / looks[3].max(), atol=6e-3)
-    assert tab.locator(".readout").inner_text().startswith(f"“{seen.tokens[12]}” looks at ")
+    assert tab.locator(".readout").inner_text().startswith(f"“{seen.tokens[12]}” attends to ")
     tab.locator('[data-patch="3"]').click(force=True)  # once more lets go
     assert tab.locator(".readout").inner_text().startswith("A token of image takes")
 

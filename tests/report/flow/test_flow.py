@@ -71,7 +71,7 @@ def test_leading_dimensions_of_any_number_have_a_page():
         data = data_of(report.page(reading))
         assert np.shape(data["views"]["flow"]) == {0: (1, 1), 1: (1, 2)}.get(len(lead), (3, 2))
         assert len(depths(reading)) == (lead[0] if len(lead) > 1 else 1)
-        assert "crosses" in shown(reading)
+        assert "Cross-modal attention" in shown(reading)
     assert grid(reading, reading.raw).shape == (3, 2)
     assert "reciprocity" not in views(reading)  # nothing varies
 
@@ -117,7 +117,7 @@ def test_the_terminal_tells_layers_and_heads():
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     past = causal / causal.sum(1, keepdim=True)
     told = shown(kq.flow(past, ["a", "special", "b", "b"], mask=causal))
-    assert "1 special left out" in told
+    assert "1 special excluded" in told
     assert "Reciprocity is undefined" in told
 
 

@@ -127,7 +127,7 @@ def test_the_loss_without_parts_stands_below_them(visit, looks):
     tab.locator('.cell[data-head="0.0"]').click()
     assert tab.locator("[data-off]").count() == 0
     tab.locator("#table summary").click()
-    assert "loss, popularity off" in tab.locator("#table thead").inner_text()
+    assert "loss, popularity ablated" in tab.locator("#table thead").inner_text()
 
 
 def test_keys_walk_over_the_map(visit, looks):

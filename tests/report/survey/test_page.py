@@ -121,4 +121,4 @@ def test_the_terminal_takes_names_for_names(reading):
     text = out.getvalue()
     assert "[/red]a" in text
     assert "[bold]b" in text
-    assert "Not read: [/x]: [link]" in text
+    assert "Could not read [/x]: [link]" in text

@@ -65,8 +65,8 @@ def _change(change: Mapping[str, Any]) -> dict[str, Any]:
     """The change of each head as a list: layer, head, change, symmetric, skew and folded."""
     names = ("layer", "head", "change", "symmetric", "skew", "folded")
     rows = None if change["rows"] is None else [short([row[name] for name in names], 4) for row in change["rows"]]
-    tensors = {name: len(found) for name, found in change["tensors"].items()}
-    return {**{name: change.get(name) for name in ("of", "from", "why", "notes")}, "rows": rows, "tensors": tensors}
+    counts = {kind: len(tensors) for kind, tensors in change["tensors"].items()}
+    return {**{name: change.get(name) for name in ("of", "from", "why", "notes")}, "rows": rows, "tensors": counts}
 
 
 def _head(
