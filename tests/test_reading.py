@@ -29,7 +29,7 @@ def reading():
 
 def test_json_names_kind_schema_units_and_provenance(reading):
     assert json.loads(reading.to_json()) == {
-        "schema": 1,
+        "schema": 2,
         "kind": "temperature",
         "units": {"degrees": "°C"},
         "provenance": {"model": "<b>oven</b>"},
@@ -94,7 +94,7 @@ def test_html_shows_texts_as_texts():
 
 
 def test_nan_is_refused():
-    with pytest.raises(ValueError, match="degrees is nan, which JSON cannot hold"):
+    with pytest.raises(ValueError, match="degrees is nan, which JSON cannot represent"):
         Temperature(degrees=float("nan")).to_json()
     with pytest.raises(ValueError, match=r"curve\[0\]\.a is <object"):
         Temperature(degrees=1.0, curve=[{"a": object()}]).to_json()
@@ -108,7 +108,7 @@ def test_a_kind_without_a_picture_says_so(reading):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not a reading: no JSON at line 1, column 2"),
+        ("{", "not a reading: invalid JSON at line 1, column 2"),
         ("[1, 2]", "not a reading: expected a JSON object with `kind` and `schema`"),
         ('{"schema": 1, "kind": [1]}', "not a reading: expected a JSON object with `kind` and `schema`"),
         ('{"a": 1}', "not a reading: expected a JSON object with `kind` and `schema`"),

@@ -62,8 +62,8 @@ def test_forged_heads_are_refused(case, look):
     [
         ({"provenance": [1, 2]}, "provenance must be an object, got [1, 2]"),
         ({"provenance": None}, "provenance must be an object, got None"),
-        ({"colour": 1}, "it has no field 'colour'; its fields are provenance, model"),
-        ({"\x1b[2J": 1}, r"it has no field '\x1b[2J'"),
+        ({"colour": 1}, "unknown field 'colour'; its fields are provenance, model"),
+        ({"\x1b[2J": 1}, r"unknown field '\x1b[2J'"),
         ({"layers": {}}, "layers must be a list"),
         ({"heads": [[]]}, "heads[0] must be an object"),
         ({"sample": 3}, "sample must be an object"),
@@ -81,7 +81,7 @@ def test_numbers_are_finite(text):
 
 
 def test_a_missing_field_is_named(look):
-    with pytest.raises(ValueError, match="not a reading of kind 'look': it lacks the field 'heads'"):
+    with pytest.raises(ValueError, match="not a reading of kind 'look': the field 'heads' is missing"):
         Reading.load(json.dumps({key: value for key, value in look.items() if key != "heads"}))
 
 

@@ -1,4 +1,4 @@
-"""Reading: the one result type. Whatever is measured comes back as one."""
+"""Reading: the one result type, which every analysis returns."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from keyquery.support.files import read_text, write_text
 from keyquery.support.plugins import plugins
 from keyquery.support.printable import REPR, brief, printable
 
-KINDS: dict[str, type[Reading]] = {}  # those whose module is imported
+KINDS: dict[str, type[Reading]] = {}  # kinds whose module has been imported
 FORMER_KINDS = {"foretelling": "event evaluation", "leaning": "npt explanation", "turned": "dial effect"}  # schema 1
-# Where the class of each kind is, so that nothing else is imported to open a file; plug-ins add theirs.
+# The module of each kind's class, so that opening a file imports nothing else; plug-ins add theirs.
 MODULES = {
     "ablation": "keyquery.instruments.ablation.ablate",
     "causes": "keyquery.instruments.causes.causes",
@@ -54,10 +54,10 @@ MODULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Numbers, their units and where they come from.
+    """The result of an analysis: its numbers, their units and their provenance.
 
-    An instrument adds its fields in a frozen subclass, `class Look(Reading, kind="look")`, in its own file. A reading
-    is plain data: tensors and arrays become lists when it is made, so that what is loaded equals what was saved.
+    Each analysis adds its fields in a frozen subclass, such as `class Look(Reading, kind="look")`. A reading is plain
+    data: tensors and arrays are converted to lists on construction, so that a loaded reading equals the saved one.
     `kind` names the class in JSON, `schema` its version.
 
     >>> class Width(kq.Reading, kind="width"):
@@ -69,8 +69,8 @@ class Reading:
     kind: ClassVar[str] = "reading"
     schema: ClassVar[int] = 2
     units: ClassVar[Mapping[str, str]] = {}
-    former: ClassVar[Mapping[str, str]] = {}  # names in files that former versions wrote, and what they are now
-    nullable: ClassVar[tuple[str, ...]] = ()  # fields that may be null in files, though the class makes more of them
+    former: ClassVar[Mapping[str, str]] = {}  # names in files of former versions → present names
+    nullable: ClassVar[tuple[str, ...]] = ()  # fields that may be null in files, which the class replaces by a default
 
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Reading:
             raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
         KINDS[kind] = cls
-        own = cls.__dict__.get("__repr__", Reading.__repr__)  # that of the dataclass would write out every number
+        own = cls.__dict__.get("__repr__", Reading.__repr__)  # the dataclass's own would print every number
         cls.__repr__ = lambda self: printable(own(self), REPR)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -89,17 +89,17 @@ class Reading:
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def __repr__(self) -> str:
-        said: list[str] = []
+        shown: list[str] = []
         most = REPR - len(f"{type(self).__name__}(, … {len(names := fields(self))} more)")
         for number, f in enumerate(names):
-            said.append(f"{f.name}={brief(getattr(self, f.name))}")
-            if len(", ".join(said)) > most:
-                said[-1] = f"… {len(names) - number} more"
+            shown.append(f"{f.name}={brief(getattr(self, f.name))}")
+            if len(", ".join(shown)) > most:
+                shown[-1] = f"… {len(names) - number} more"
                 break
-        return f"{type(self).__name__}({', '.join(said)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The reading as JSON holds it.
+        """The reading as a dict, as stored in JSON.
 
         >>> kq.Reading().to_dict()["kind"]
         'reading'
@@ -108,7 +108,7 @@ class Reading:
         return {**head, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The reading as JSON; also written to `path`, if one is given. NaN and infinities are refused.
+        """The reading as JSON text, also written to `path` if given; NaN and infinities raise ValueError.
 
         >>> kq.Reading(provenance={"seed": 0}).to_json()
         '{"schema": 2, "kind": "reading", "units": {}, "provenance": {"seed": 0}}'
@@ -118,14 +118,14 @@ class Reading:
             text = json.dumps(data, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError):
             where, what = next(_not_json(data))
-            raise ValueError(f"{where} is {what!r}, which JSON cannot hold") from None
+            raise ValueError(f"{where} is {what!r}, which JSON cannot represent") from None
         if path is not None:
             write_text(path, text + "\n")
         return text
 
     @staticmethod
     def load(source: str | Path) -> Reading:
-        """A reading from a JSON file, or from the JSON text itself; its `kind` names the class.
+        """Load a reading from a JSON file, or from JSON text; its `kind` selects the class.
 
         >>> kq.Reading.load(kq.Reading(provenance={"seed": 0}).to_json())
         Reading(provenance={'seed': 0})
@@ -134,7 +134,7 @@ class Reading:
         try:
             data = parse_json(text, finite=True)
         except json.JSONDecodeError as error:
-            raise ValueError(f"not a reading: no JSON at line {error.lineno}, column {error.colno}") from None
+            raise ValueError(f"not a reading: invalid JSON at line {error.lineno}, column {error.colno}") from None
         except ValueError as error:
             raise ValueError(f"not a reading: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or "schema" not in data:
@@ -157,7 +157,7 @@ class Reading:
             raise ValueError(f"not a reading of kind {cls.kind!r}: {error}") from None
 
     def records(self) -> list[dict[str, Any]]:
-        """Flat rows for `to_frame` and CSV: by default one, of every field that is a number or a text.
+        """Flat rows for `to_frame` and CSV; by default one row of all scalar fields.
 
         >>> kq.Reading().records()
         [{'kind': 'reading'}]
@@ -177,17 +177,14 @@ class Reading:
         return str(_report().html(self))
 
     def plot(self, what: str | None = None, **options: Any) -> Any:
-        """A matplotlib figure of the reading (extra `plot`); not every kind has one.
+        """A matplotlib figure of the reading (extra `plot`), for kinds that have one.
 
-        A look, or a comparison, has two: "triangle", the default where there is data, and "map", its symmetry.
+        Looks and comparisons have two: "triangle", the default on data, and "map", the symmetry of every head.
         """
         return _report().plot(self, what, **options)
 
     def page(self, path: str | Path | None = None) -> str:
-        """The page of the reading as HTML, which opens offline; also written to `path`, if one is given.
-
-        Looks, comparisons, causal graphs, paths of optimal transport and surveys have one.
-        """
+        """The reading as a self-contained HTML page, also written to `path` if given; for kinds that have one."""
         text = str(_report().page(self))
         if path is not None:
             write_text(path, text)
@@ -195,7 +192,7 @@ class Reading:
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """Where figures come from: what the instrument says, and the versions that computed them.
+    """Provenance of a result: the given facts, and the versions that computed it.
 
     >>> provenance(view="raw")["view"]
     'raw'
@@ -205,9 +202,9 @@ def provenance(**facts: Any) -> dict[str, Any]:
 
 
 def digest(tensor: Tensor | np.ndarray) -> str:
-    """The first half of the SHA-256 of a tensor's bytes, in row-major order: what was read, whatever file it lay in.
+    """The first half of the SHA-256 of a tensor's bytes in row-major order, independent of the file format.
 
-    >>> digest(torch.zeros(2))  # as of eight bytes of zeros
+    >>> digest(torch.zeros(2))  # that of eight zero bytes
     'af5570f5a1810b7af78caf4bc70a660f'
     """
     array = tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().contiguous()
@@ -216,7 +213,7 @@ def digest(tensor: Tensor | np.ndarray) -> str:
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The digest of each of several tensors, as of a state dict.
+    """The digest of each tensor of a state dict.
 
     >>> list(digests(torch.nn.Linear(2, 1).state_dict()))
     ['weight', 'bias']
@@ -225,7 +222,7 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON knows it: tensors and arrays as lists, mappings as dicts, paths as texts.
+    """A value as plain JSON data: tensors and arrays as lists, mappings as dicts, paths as strings.
 
     >>> plain({"values": torch.tensor([1.0, 0.5])})
     {'values': [1.0, 0.5]}
@@ -235,13 +232,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        numbers = set(map(type, value)) <= {float}  # long spectra are common, and plain already
+        numbers = set(map(type, value)) <= {float}  # long spectra are common and already plain
         return list(value) if numbers else [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Plain data in which keys that are one of `names`, and texts by the key "part", have their new name.
+    """Plain data with dict keys, and string values of the key "part", renamed by `names`.
 
     >>> renamed({"part": "directional", "directional": ["directional"]}, {"directional": "skew"})
     {'part': 'skew', 'skew': ['directional']}
@@ -257,7 +254,7 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def short(value: Any, digits: int) -> Any:
-    """Plain data with its numbers to so many significant digits: what is looked at needs no more, and files stay small.
+    """Plain data with floats rounded to a number of significant digits, which keeps pages small.
 
     >>> short({"values": [1 / 3, 2]}, 3)
     {'values': [0.333, 2]}
@@ -270,7 +267,7 @@ def short(value: Any, digits: int) -> Any:
 
 
 def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Where plain data holds something that JSON cannot."""
+    """The places and values in plain data that JSON cannot represent."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _not_json(item, f"{where}.{key}".lstrip("."))
@@ -292,11 +289,11 @@ def _class_of(kind: str) -> type[Reading]:
         known = {**MODULES, **{name: module for plugin in plugins() for name, module in plugin.KINDS.items()}}
         if kind not in known:
             every = ", ".join(sorted({*known, *KINDS}))
-            raise ValueError(f"unknown kind of reading {kind!r:.60}; known: {every}")
+            raise ValueError(f"unknown kind of reading {kind!r:.60}; known kinds: {every}")
         import_module(known[kind])
     return KINDS[kind]
 
 
 def _report() -> ModuleType:
-    """The one call downwards: a reading is shown, and its kind found, by the room below all instruments."""
+    """The report package, imported on use: the only import against the order of the package layout."""
     return import_module("keyquery.report")

@@ -25,7 +25,7 @@ def test_a_broken_package_is_told(tmp_path, suffix, pack):
     whole = pack(TEXT.encode() * 50)
     for name, data in (("junk", b"not packed at all"), ("half", whole[: len(whole) // 2])):
         (tmp_path / (name + suffix)).write_bytes(data)
-        with pytest.raises(ValueError, match=rf"{name}\{suffix} is no whole \{suffix} file"):
+        with pytest.raises(ValueError, match=rf"{name}\{suffix} is not a valid \{suffix} file"):
             read_text(tmp_path / (name + suffix))
 
 

@@ -85,7 +85,9 @@ def test_every_reader_refuses_a_flood(name, reader, bombs):
 def test_blanks_in_a_small_file_are_refused(pack, reader, tmp_path):
     path = tmp_path / {gzip.compress: "a.gz", lzma.compress: "a.xz"}[pack]
     path.write_bytes(pack(b" " * (20 * 2**20)))
-    assert_refused(lambda: READERS[reader](path), "unpacks to more than 16777216 bytes", seconds=20, memory=2048)
+    assert_refused(
+        lambda: READERS[reader](path), "decompresses to more than the limit of 16777216 bytes", seconds=20, memory=2048
+    )
 
 
 def test_blanks_and_one_long_word_are_counted_in_little_memory(tmp_path):
@@ -106,7 +108,9 @@ def test_a_table_of_a_million_columns_is_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"1," * 2_000_000)
     assert_refused(lambda: load_table(tmp_path / "a.csv"), "line 1: 2000001 columns; at most 100000", growth=256)
     (tmp_path / "a.csv").write_bytes(b"1," * 5_000_000)
-    assert_refused(lambda: load_table(tmp_path / "a.csv"), "a line of more than 4194304 letters", growth=256)
+    assert_refused(
+        lambda: load_table(tmp_path / "a.csv"), "a line longer than the limit of 4194304 characters", growth=256
+    )
 
 
 # What never ends
@@ -131,14 +135,14 @@ def test_devices_and_pipes_are_refused(name, reader, endless):
 def test_a_sparse_file_is_not_read_whole(tmp_path):
     with open(tmp_path / "a.txt", "wb") as file:
         file.truncate(2**42)
-    assert_refused(lambda: read_text(tmp_path / "a.txt"), "at most 1073741824 are read whole", growth=64)
+    assert_refused(lambda: read_text(tmp_path / "a.txt"), "more than the limit of 1073741824", growth=64)
 
 
 def test_a_text_comes_by_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\nzwei\n".encode())))
     assert read_lines("-") == ["é", "zwei"]
     monkeypatch.setattr(sys, "stdin", open("/dev/zero"))  # noqa: SIM115
-    with pytest.raises(ValueError, match="standard input has more than 67108864 bytes"):
+    with pytest.raises(ValueError, match="standard input is longer than the limit of 67108864 bytes"):
         read_text("-")
     sys.stdin.close()
 

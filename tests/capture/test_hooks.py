@@ -223,7 +223,7 @@ def test_too_short_a_text_is_refused():
         (b"", "holds no text"),
         (b" \n\n", "holds no text"),
         (b"caf\xe9 noir", "is not UTF-8 text: byte 0xe9 at 3"),
-        ("caf\xe9 noir".encode("utf-16-le"), "holds NUL bytes, as UTF-16 does"),
+        ("caf\xe9 noir".encode("utf-16-le"), "contains NUL bytes, as UTF-16 does"),
     ],
 )
 def test_texts_of_no_use_are_named(tmp_path, content, words):

@@ -231,7 +231,7 @@ def test_ablate_says_which_parts_matter(tmp_path):
     files = ["--html", str(page), "--csv", str(table)]
     done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global", *files])
     assert done.exit_code == 0, done.output
-    assert "change with one part off" in done.output
+    assert "change with one part ablated" in done.output
     assert "popularity" in done.output
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
     assert '"off"' in page.read_text()
@@ -241,7 +241,7 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     code, said = main("dial", "--heads", "9.*")
     assert (code, "there is no layer 9" in said) == (2, True)
     code, said = main("ablate", "--by", "layer", "--html", tmp_path / "a.html")
-    assert (code, "--html shows heads" in said) == (2, True)
+    assert (code, "--html requires --by head" in said) == (2, True)
     code, said = main("ablate", "--by", "neuron")
     assert (code, "--by must be" in said) == (2, True)
     code, said = main("dial", "--device", "cuda")
@@ -255,7 +255,7 @@ def test_a_rank_that_is_no_number_is_one_sentence(value, main, monkeypatch):
     monkeypatch.setenv("RANK", value)
     code, err = main("--version")
     assert code == 2
-    assert err.startswith("keyquery: the environment variable RANK must be a number, as torchrun sets it, got ")
+    assert err.startswith("keyquery: the environment variable RANK must be a number, as set by torchrun, got ")
     assert err.count("\n") == 1
 
 

@@ -45,7 +45,7 @@ def test_lists_of_methods_are_written(files, name, model):
     order, scores = model.rerank(queries, database, top=40)
     assert np.array_equal(np.load(files / "a.npy"), order)
     assert np.array_equal(np.load(files / "s.npy"), scores)
-    assert said.count("place  was  moved") == 3
+    assert said.count("rank  was  moved") == 3
     assert f"Written: {files / 'a.npy'}" in said.replace("\n", "")
 
 
@@ -93,9 +93,9 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         (["--method", "affinity", "--model", "a"], "give one of --model FILE"),
         (["--method", "afinity"], "--method must be one of .* did you mean 'affinity'"),
         (["--fit", files / "features.npy"], "--fit and --labels go together"),
-        (["--method", "affinity", "--save", files / "m"], "--save is for what --fit has learned"),
+        (["--method", "affinity", "--save", files / "m"], "--save requires --fit"),
         (["--method", "affinity"], "anchors is 512, so that lists need 511 candidates or more, got 141"),
-        (["--method", "expansion", "--lists", files / "none.npy"], "--lists: there is no file"),
+        (["--method", "expansion", "--lists", files / "none.npy"], "--lists: file not found"),
         (["--method", "expansion", "--lists", files / "two.npz"], "is an .npz file of several arrays"),
         (["--method", "expansion", "--lists", files / "number.npy"], r"lists must be \(3, m\), .* got shape \(\)"),
         (["--method", "expansion", "--lists", files / "text.npy"], r"text\.npy is no \.npy file of numbers or texts$"),
@@ -124,8 +124,8 @@ def test_nothing_is_learned_that_could_not_be_used(files, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--method", "reciprocal", "--anchors", "8"], "--anchors is for --fit and --method affinity"),
-        (["--method", "affinity", "--anchors", "8", "--steps", "400"], "--steps is for --fit"),
+        (["--method", "reciprocal", "--anchors", "8"], "--anchors requires --fit or --method affinity"),
+        (["--method", "affinity", "--anchors", "8", "--steps", "400"], "--steps requires --fit"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(files, options, said):

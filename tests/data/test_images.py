@@ -79,7 +79,7 @@ def test_grey_stays_grey_and_alpha_and_palettes_do_not_matter(tmp_path):
         ({"images": GREY.astype(float)}, r"images must be uint8 .*got float64 \(2, 3, 4\)"),
         ({"images": GREY[0]}, r"got uint8 \(3, 4\)"),
         ({"images": GREY[:0]}, r"not empty, got uint8 \(0, 3, 4\)"),
-        ({"images": np.array([None, 1])}, "images holds objects, which could run code: refused"),
+        ({"images": np.array([None, 1])}, "images holds objects, which could execute code: refused"),
         ({"images": GREY, "labels": [1]}, r"labels must be integers \(2,\), got int64 \(1,\)"),
         ({"images": GREY, "labels": [0.5, 1]}, r"labels must be integers \(2,\), got float64 \(2,\)"),
         ({"images": GREY, "labels": [0, 2], "classes": ["a", "b"]}, "labels must be from 0 to 1, got 0 to 2"),
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path, arrays, complaint):
 
 
 def test_what_is_wrong_with_a_path_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no .*none\.npz"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*none\.npz"):
         load_images(tmp_path / "none.npz")
     (tmp_path / "a.npz").write_text("junk")
     with pytest.raises(ValueError, match=r"a\.npz must be an \.npz file or a folder"):

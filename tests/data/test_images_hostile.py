@@ -74,10 +74,10 @@ def claiming(dtype, shape):
         ("<f8", (2**62, 2**62), "bytes hold"),
         ("<U0", (2**60,), "bytes hold"),
         ("|S0", (2**60,), "bytes hold"),
-        ("|V8", (1,), "numbers and texts are read"),
-        ("|O", (1,), "could run code"),
-        ([("a", "<f8")], (1,), "numbers and texts are read"),
-        ("<f8", (-1,), "is no readable"),
+        ("|V8", (1,), "only numbers and strings are read"),
+        ("|O", (1,), "could execute code"),
+        ([("a", "<f8")], (1,), "only numbers and strings are read"),
+        ("<f8", (-1,), "is not a readable"),
     ],
 )
 def test_arrays_hold_what_they_claim(dtype, shape, words, tmp_path):

@@ -123,7 +123,7 @@ def test_features_that_do_not_fit(tmp_path):
         ({"Q": Q, "X": X[:9]}, r"X must have 12 vectors as rows or columns, got float32 \(9, 8\)"),
         ({"Q": Q[:, :5], "X": X}, "Q and X must be of one width, got 5 and 8"),
         ({"Q": Q.astype(int), "X": X}, r"Q must have 3 vectors as rows or columns, got int64"),
-        ({"Q": np.array([None]), "X": X}, r"is no readable \.npz file: Q holds objects, which could run code"),
+        ({"Q": np.array([None]), "X": X}, r"is not a readable \.npz file: Q holds objects, which could execute code"),
     ]
     for arrays, said in cases:
         np.savez(tmp_path / "vectors.npz", **arrays)
@@ -134,7 +134,7 @@ def test_features_that_do_not_fit(tmp_path):
         load_revisited(truth, tmp_path / "vectors.mat")
     with pytest.raises(ValueError, match=r"features must be an \.npz or \.mat file"):
         load_revisited(truth, truth)
-    with pytest.raises(FileNotFoundError, match="there is no"):
+    with pytest.raises(FileNotFoundError, match="file not found"):
         load_revisited(truth, tmp_path / "none.npz")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="file not found"):
         load_revisited(tmp_path / "none.pkl", tmp_path)

@@ -227,7 +227,7 @@ HALVES = {
 def test_what_overflows_a_short_dtype_is_refused(what):
     with pytest.raises(OverflowError) as caught:
         HALVES[what](kq.Form(HALF, HALF))
-    range_of = "is beyond the range of float16, ±6.6e+04: convert to a wider dtype before"
+    range_of = "is beyond the range of float16, ±6.6e+04: convert to a wider dtype first"
     assert str(caught.value) == f"{what.strip()} {range_of}"
 
 

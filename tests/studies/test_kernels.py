@@ -377,4 +377,4 @@ def test_the_command_runs(corpus, tmp_path):
     assert {row["seed"] for row in reading.language} == {4}
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language) == 1 + 2 * 4
     refused = CliRunner().invoke(cli.app, [*arguments, "--picture", str(tmp_path / "a.svg")])
-    assert "--picture draws the parts synthetic and language, not init" in str(refused.exception)  # before any work
+    assert "--picture shows the parts synthetic and language, not init" in str(refused.exception)  # before any work

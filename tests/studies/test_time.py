@@ -153,4 +153,4 @@ def test_the_command(tmp_path):
     assert len(list((out / "results").iterdir())) == len(WAYS) == len(kq.Reading.load(tmp_path / "a.json").rows)
     refused = run(cli.app, ["study", "time", *options])
     assert isinstance(refused.exception, ValueError)
-    assert "give at least one file of events" in str(refused.exception)
+    assert "give at least one event file" in str(refused.exception)

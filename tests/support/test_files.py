@@ -28,7 +28,7 @@ def loop(folder):
 
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(fifo, "is a device or a pipe"), (link_to_fifo, "is a device or a pipe"), (loop, "leads back to itself")],
+    [(fifo, "is a device or a pipe"), (link_to_fifo, "is a device or a pipe"), (loop, "is a circular link")],
 )
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_no_file_is_never_replaced(make, words, force, tmp_path):
@@ -45,7 +45,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
     (tmp_path / "file").write_text("old")
     (tmp_path / "file").chmod(0o640)
     (tmp_path / "link").symlink_to("file")
-    with pytest.raises(FileExistsError, match="--force replaces it"):
+    with pytest.raises(FileExistsError, match="use --force to replace it"):
         files.check_target(tmp_path / "link", force=False)
     files.check_target(tmp_path / "link", force=True)
     files.write_text(tmp_path / "link", "new")
@@ -64,7 +64,7 @@ def test_a_link_to_nothing_makes_its_file(tmp_path):
 def test_a_folder_without_permission_is_told_before_any_work(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))  # root may write anywhere
-    with pytest.raises(PermissionError, match=rf"a\.json cannot be written: no permission to write into {tmp_path}"):
+    with pytest.raises(PermissionError, match=rf"a\.json cannot be written: no write permission for {tmp_path}"):
         files.check_target(tmp_path / "a.json", force=False)
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 

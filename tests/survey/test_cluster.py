@@ -170,7 +170,7 @@ def test_a_scheduler_that_stays_away_is_told(tmp_path, machines, monkeypatch):
 
 def test_no_scheduler_is_one_sentence(monkeypatch):
     monkeypatch.setattr(crews, "ANSWER", 1)
-    with pytest.raises(ConnectionError, match="no Dask scheduler answers at 'tcp://127"):
+    with pytest.raises(ConnectionError, match="no answer from a Dask scheduler at 'tcp://127"):
         crews.Cluster("tcp://127.0.0.1:9", patience=0.0).open()
 
 
@@ -179,7 +179,7 @@ def test_a_port_where_nothing_is_said_is_one_sentence(monkeypatch):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(ConnectionError, match="no Dask scheduler answers at 'tcp://127"):
+        with pytest.raises(ConnectionError, match="no answer from a Dask scheduler at 'tcp://127"):
             crews.Cluster(f"tcp://127.0.0.1:{silent.getsockname()[1]}", patience=0.0).open()
 
 
@@ -212,7 +212,7 @@ def test_what_is_no_address_is_one_sentence_and_nothing_follows(tmp_path):
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr, len(lines)) == (0, "", len(ADDRESSES))
     for address, line in zip(ADDRESSES, lines, strict=True):
-        said = f"no Dask scheduler answers at {address!r}: expected an address such as tcp://host:8786 ("
+        said = f"no answer from a Dask scheduler at {address!r}: expected an address such as tcp://host:8786 ("
         assert line.startswith(said)
 
 
@@ -250,5 +250,5 @@ def test_with_tls_only_who_has_a_certificate_is_let_in(tmp_path, machines, monke
     monkeypatch.setattr(crews, "ANSWER", 2)
     with pytest.raises(ValueError, match="TLS configuration"):
         crews.Cluster(machines.address).open()
-    with pytest.raises(ConnectionError, match="no Dask scheduler answers"):
+    with pytest.raises(ConnectionError, match="no answer from a Dask scheduler"):
         crews.Cluster(plain).open()

@@ -29,19 +29,19 @@ def test_a_broken_checkpoint_is_named_and_the_rest_is_written(tmp_path):
     shown = CliRunner().invoke(cli.app, arguments)
     assert shown.exit_code == 1
     assert shown.output.index("run/step1 ") < shown.output.index("run/step20")
-    assert "Over training, run: symmetry goes from" in shown.output
-    assert "Not read: bad[red]:" in shown.output
+    assert "During training, run: symmetry goes from" in shown.output
+    assert "Could not read bad[red]:" in shown.output
     assert (tmp_path / "out" / "index.html").is_file()
     quiet = CliRunner().invoke(cli.app, [*arguments, "-q"])
     assert (quiet.exit_code, quiet.stdout) == (1, "")
-    assert quiet.stderr.startswith("keyquery: not read: bad[red]: ")
+    assert quiet.stderr.startswith("keyquery: could not read bad[red]: ")
 
 
 def test_two_places_to_work_at_are_one_too_many(tmp_path):
     arguments = ["survey", "x", "--out", str(tmp_path), "--workers", "1", "--scheduler", "tcp://x:1"]
     shown = CliRunner().invoke(cli.app, arguments)
     assert isinstance(shown.exception, ValueError)
-    assert "give one of them" in str(shown.exception)
+    assert "not both" in str(shown.exception)
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then():
@@ -92,6 +92,6 @@ def test_a_survey_that_is_terminated_takes_its_processes_with_it(number, tmp_pat
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert err == "keyquery: terminated; what is recorded stays, and the same command resumes\n"
+    assert err == "keyquery: terminated; recorded results are kept, and the same command resumes\n"
     assert [child for child in started if alive(child)] == []
     assert not list((tmp_path / "out").rglob(".*"))

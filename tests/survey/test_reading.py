@@ -97,7 +97,7 @@ def test_rows_that_are_none_are_refused_where_a_survey_is_made(given):
 
 
 def test_a_model_without_its_figures_has_no_page():
-    with pytest.raises(ValueError, match="a model of the survey, None, has no 'name': no page can show it"):
+    with pytest.raises(ValueError, match="the model None of the survey has no 'name', which the page needs"):
         Survey(models=[{}]).page()
 
 

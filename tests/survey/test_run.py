@@ -148,7 +148,7 @@ def test_broken_checkpoints_are_told_and_do_not_stop_the_others(models, tmp_path
     assert "not a readable safetensors file" in why["bad"]
     assert "are NaN or infinite" in why["nan"]
     assert "neither a file, nor a folder" in why["such_folder.safetensors"]
-    with pytest.raises(ValueError, match="none of 1 models could be read; bad: "):
+    with pytest.raises(ValueError, match="none of the 1 models could be read; bad: "):
         survey.run([bad], tmp_path / "none", workers=1)
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_disappears_breaks_its_model_only(models, tmp_path, measured
     measured.after = lambda: (str(gone), 0) in measured and gone.unlink(missing_ok=True)
     reading = survey.run([gone, models[1]], tmp_path / "out", workers=1)
     assert [row["name"] for row in reading.models] == ["m1"]
-    assert [(row["name"], row["why"]) for row in reading.broken] == [("model.safetensors", f"{gone} is gone")]
+    assert [(row["name"], row["why"]) for row in reading.broken] == [("model.safetensors", f"{gone} no longer exists")]
     measured.after = lambda: None
     measured.clear()
     gone.write_bytes(kept)
@@ -177,7 +177,7 @@ def test_a_model_that_changes_meanwhile_is_told(models, tmp_path, measured):
 
     measured.after = change
     reading = survey.run(models, tmp_path / "out", workers=1)
-    assert "changed while it was surveyed" in reading.broken[0]["why"]
+    assert "changed during the survey" in reading.broken[0]["why"]
     assert [row["name"] for row in reading.models] == ["m1"]
 
 
@@ -238,17 +238,17 @@ def test_a_worker_that_sees_another_folder_or_has_other_versions_is_refused(mode
     token = (tmp_path / "out" / "records" / "here").read_text().split()[-1]
     job = work.Job("open", entry, str(tmp_path / "out"), token, versions)
     assert work.perform(job)["joined"]
-    with pytest.raises(OSError, match="share: another survey writes there"):
+    with pytest.raises(OSError, match="another survey is writing to it"):
         work.perform(work.replace(job, token="other"))
-    with pytest.raises(OSError, match="share: a worker does not find it"):
+    with pytest.raises(OSError, match="a worker cannot find it"):
         work.perform(work.replace(job, out=str(tmp_path / "elsewhere")))
-    with pytest.raises(OSError, match=r"a worker has torch .*, the survey 0.1: use the same everywhere"):
+    with pytest.raises(OSError, match=r"a worker has torch .*, the survey 0.1: versions must be the same"):
         work.perform(work.replace(job, versions=(("torch", "0.1"),)))
 
 
 def test_out_that_is_a_file_and_the_extra_that_is_missing_are_told(models, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"out must be a folder, and .* is a file"):
+    with pytest.raises(NotADirectoryError, match=r"out must be a folder, but .* is a file"):
         survey.run(models, tmp_path / "file")
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r"a scheduler needs dask: pip install 'keyquery\[survey\]'"):
@@ -337,7 +337,7 @@ class Fragile:
 def test_a_job_that_kills_its_workers_is_found_out_and_the_others_are_done():
     crew = Fragile("c")
     found = dict(gather(crew, crews.deque("abcdef")))
-    assert found.pop("c") == {"broken": "3 workers were killed over it: is there too little memory?"}
+    assert found.pop("c") == {"broken": "3 workers died while processing it, maybe out of memory"}
     assert found == {job: {"job": job} for job in "abdef"}
     assert crew.opened <= 1 + 3 + 1
 
@@ -389,7 +389,9 @@ def test_results_replace_no_file_that_a_survey_did_not_write(name, models, tmp_p
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(FileExistsError, match=rf"{name} exists, and no survey wrote it: out must be another folder"):
+    with pytest.raises(
+        FileExistsError, match=rf"{name} exists and was not written by a survey: choose another folder for out"
+    ):
         survey.run(models, tmp_path / "out", workers=1)
     assert path.read_text() == "mine"
     assert [file for file in (tmp_path / "out").rglob("*") if file.is_file()] == [path]
@@ -401,7 +403,7 @@ def test_a_manifest_that_no_survey_wrote_is_refused(text, models, tmp_path):
     manifest.parent.mkdir(parents=True)
     manifest.write_text(text)
     if text:
-        with pytest.raises(ValueError, match="here was not written by a survey: out must be another folder"):
+        with pytest.raises(ValueError, match="here was not written by a survey: choose another folder for out"):
             survey.run(models, tmp_path / "out", workers=1)
         assert manifest.read_text() == text
     else:

@@ -67,7 +67,7 @@ def test_a_model_that_is_replaced_by_its_like_is_an_error_and_not_two_in_one(
     reading = survey.run([model, still], tmp_path / "out", workers=1)
     assert [row["name"] for row in reading.models] == ["still"]
     assert [(row["name"], row["why"]) for row in reading.broken] == [
-        ("m", f"{model} changed while it was surveyed: the same command measures it again")
+        ("m", f"{model} changed during the survey: run the same command again to measure it")
     ]
     assert not (tmp_path / "out" / "models" / "m.json").exists()
     reading = survey.run([model, still], tmp_path / "out", workers=1)
@@ -83,7 +83,7 @@ def test_a_config_that_is_replaced_by_its_like_is_an_error(tmp_path, after):
     config = json.loads((model / "config.json").read_text())
     changed = json.dumps({**config, "num_attention_heads": 4, "num_key_value_heads": 4}).encode()
     after(1, lambda: put(model / "config.json", changed, in_place=True))
-    with pytest.raises(ValueError, match="changed while it was surveyed"):
+    with pytest.raises(ValueError, match="changed during the survey"):
         survey.run([model], tmp_path / "out", workers=1)
 
 

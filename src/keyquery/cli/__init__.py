@@ -1,4 +1,4 @@
-"""`keyquery VERB`: the command line, thin."""
+"""The command line: `keyquery COMMAND`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     help="Read, ablate and compare the attention heads of Transformers.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # so that help is wrapped to the terminal, not to the source
+    rich_markup_mode="markdown",  # wraps help texts to the width of the terminal
     pretty_exceptions_enable=False,
 )
 
@@ -48,8 +48,8 @@ for name, command in PLUGINS.items():
 
 
 def _no_studies() -> None:
-    """Claims about attention, each re-run by one command (package keyquery-studies, not installed)."""
-    raise ImportError("studies are a package of their own: pip install keyquery-studies, or ./studies of a clone")
+    """Re-run published claims about attention (requires the package keyquery-studies, which is not installed)."""
+    raise ImportError("studies are a separate package: pip install keyquery-studies, or ./studies of a clone")
 
 
 if "study" not in PLUGINS:
@@ -73,18 +73,18 @@ def _top(
 
 
 def main() -> None:
-    """Run the command line; whatever goes wrong is one sentence on stderr and exit code 2.
+    """Run the command line; errors are printed as one line on stderr, with exit code 2.
 
-    With KEYQUERY_DEBUG in the environment it is the traceback. What came out of files cannot steer the terminal, and
-    what its encoding lacks is spelled out.
+    If the environment variable KEYQUERY_DEBUG is set, the traceback is printed instead. Control characters that come
+    from files are escaped, and characters that the terminal's encoding lacks are transliterated.
     """
     spell_out()
     try:
-        several = environment_count("RANK", 0) > 0  # of the processes of torchrun the first one speaks
-        with redirect_stdout(io.StringIO()) if several else nullcontext():
+        not_first = environment_count("RANK", 0) > 0  # under torchrun, only rank 0 prints
+        with redirect_stdout(io.StringIO()) if not_first else nullcontext():
             app()
     except SystemExit as stop:
-        if stop.code == 130:  # what typer makes of an interrupt, without a word
+        if stop.code == 130:  # typer turns an interrupt into this exit code and prints nothing
             raise KeyboardInterrupt from None
         raise
     except Exception as error:
@@ -96,8 +96,8 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """An error in one line: those that are meant for users as they are, others with their type."""
-    said = message(str(error))
-    if said and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
-        return said
+    """Format an error as one line: user errors as they are, unexpected errors with their type."""
+    text = message(str(error))
+    if text and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
+        return text
     return f"{type(error).__name__}: {message(first_line(error))} (KEYQUERY_DEBUG=1 shows where)"

@@ -21,29 +21,32 @@ from keyquery.support.files import read_text
 def causes(
     model: Annotated[str, typer.Argument(help="A folder with a model and its tokenizer, or a .gguf file.")],
     words: Annotated[str | None, typer.Argument(help="The text, in quotes.", show_default=False)] = None,
-    text: Annotated[Path | None, typer.Option(help="A file with the text instead.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
     target: Annotated[
-        int | None, typer.Option(help="Explain what the model predicts at this word: a position, as in the table.")
+        int | None, typer.Option(help="Explain the model's prediction at this position, numbered as in the table.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Whose attention; the deepest layer's, unless given.")] = None,
-    head: Annotated[str | None, typer.Option(help="Which heads, such as 3 or 0,4,7; all unless given.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer to take the attention from. Default: the last.")] = None,
+    head: Annotated[str | None, typer.Option(help="Heads to use, such as 3 or 0,4,7. Default: all.")] = None,
     nodes: Annotated[
-        str | None, typer.Option(help="Positions such as 2,3,7; or 30 for the 30 words that receive most attention.")
+        str | None,
+        typer.Option(
+            help="Positions such as 2,3,7, or a count such as 30: the 30 words that receive the most attention."
+        ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="The level of the tests of independence.")] = 0.01,
+    alpha: Annotated[float, typer.Option(help="Significance level of the independence tests.")] = 0.01,
     samples: Annotated[
-        float | None, typer.Option(help="Effective sample size of the tests; the hidden size, unless given.")
+        float | None, typer.Option(help="Effective sample size of the tests. Default: the hidden size.")
     ] = None,
-    method: Annotated[str, typer.Option(help="icd or fci.")] = "icd",
-    rounds: Annotated[int | None, typer.Option(min=1, help="Stop icd after so many rounds.")] = None,
+    method: Annotated[str, typer.Option(help="Causal discovery algorithm: icd or fci.")] = "icd",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of ICD iterations.")] = None,
     largest: Annotated[int, typer.Option(min=1, help="With --target: the largest set of words to try.")] = 3,
-    pieces: Annotated[bool, typer.Option("--pieces", help="Do not merge pieces of words into words.")] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="Do not merge subword tokens into words.")] = False,
     selection: Annotated[bool, typer.Option("--selection", help="Allow for selection bias.")] = False,
     causal: Annotated[
         bool | None,
         typer.Option(
             "--causal/--no-causal",
-            help="No word is a cause of an earlier one; default: where no attention looks ahead, as in decoders.",
+            help="Forbid causes later in the text than their effects. Default: on for causal attention (decoders).",
             show_default=False,
         ),
     ] = None,
@@ -54,20 +57,20 @@ def causes(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Read a causal graph over the words of a text out of a model's attention, one for each head.
+    """Infer a causal graph over the words of a text from a model's attention, one graph per head.
 
-    With --target, the model's prediction at a word is put back into the text, and the smallest sets of words whose
-    masking changes it are searched for along the graphs.
+    With --target, the word at that position is replaced by the model's prediction, and the graphs guide a search for
+    the smallest sets of words whose masking changes that prediction.
     """
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     if (words is None) == (text is None):
-        raise ValueError("give the text in quotes, or a file of it as --text FILE, and only one of them")
-    said = words if words is not None else read_text(text or "")
+        raise ValueError("give either the text in quotes or --text FILE, not both")
+    content = words if words is not None else read_text(text or "")
     options: dict[str, Any] = {"layer": layer, "head": _numbers("--head", head), "nodes": _nodes(nodes)}
     options |= {"alpha": alpha, "samples": samples, "method": method, "rounds": rounds, "selection": selection}
     options["causal"] = causal
     with watching(quiet) as progress:
-        reading = _read(model, said, target, largest, not pieces, {**options, "progress": progress})
+        reading = _read(model, content, target, largest, not pieces, {**options, "progress": progress})
     deliver(reading, files, quiet)
 
 
@@ -75,31 +78,31 @@ def _read(source: str, text: str, target: int | None, largest: int, merge: bool,
     lm_head = target is not None and can_speak(source)
     live, tokenizer = load_model(source, lm_head=lm_head)
     if tokenizer is None:
-        raise ValueError(f"{source} has no tokenizer: a text cannot be run")
+        raise ValueError(f"{source} has no tokenizer, which running a text requires")
     options |= {"tokenizer": tokenizer, "name": Path(source).name}
     if target is None:
         return find_causes(live, text=text, merge=merge, **options)
-    said = words_of(text, tokenizer, merge)
-    if not 0 <= target < len(said.texts):
-        raise ValueError(f"--target must be a position from 0 to {len(said.texts) - 1}, got {target}")
-    tester = predicted(live, tokenizer, said, target) if lm_head else None
-    reading = find_causes(live, text=tester.words if tester else said, target=target, **options)
-    seen = range(target) if tester is not None and tester.mask is None else None  # a decoder sees nothing behind it
-    found = explain(reading, target, tester, among=seen, largest=largest)
-    replaced = said.texts[target] if reading.tokens[target] != said.texts[target] else None
-    return replace(reading, explanation={**found.to_dict(), "replaced": replaced})
+    original = words_of(text, tokenizer, merge)
+    if not 0 <= target < len(original.texts):
+        raise ValueError(f"--target must be a position from 0 to {len(original.texts) - 1}, got {target}")
+    oracle = predicted(live, tokenizer, original, target) if lm_head else None
+    reading = find_causes(live, text=oracle.words if oracle else original, target=target, **options)
+    seen = range(target) if oracle is not None and oracle.mask is None else None  # a decoder sees only the prefix
+    explanation = explain(reading, target, oracle, among=seen, largest=largest)
+    replaced = original.texts[target] if reading.tokens[target] != original.texts[target] else None
+    return replace(reading, explanation={**explanation.to_dict(), "replaced": replaced})
 
 
 def _nodes(nodes: str | None) -> int | list[int] | None:
-    """A single number is how many; a single node would be no graph."""
-    found = _numbers("--nodes", nodes)
-    return found[0] if found is not None and len(found) == 1 else found
+    """A single number is a count, since a graph of a single node is meaningless."""
+    numbers = _numbers("--nodes", nodes)
+    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
 
 
-def _numbers(option: str, given: str | None) -> list[int] | None:
-    if given is None:
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    if text is None:
         return None
-    parts = [part.strip() for part in given.split(",")]
+    parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 7 for part in parts):
-        raise ValueError(f"{option} takes numbers such as 2,3,7, got {given!r}")
+        raise ValueError(f"{option} takes numbers such as 2,3,7, got {text!r}")
     return list(map(int, parts))

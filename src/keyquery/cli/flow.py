@@ -17,22 +17,26 @@ from keyquery.report.flow.page import HEADS
 
 def flow(
     model: Annotated[str, typer.Argument(help="A folder with a model and its processor or tokenizer.")],
-    image: Annotated[Path | None, typer.Option(help="An image file, of a vision-language model.")] = None,
+    image: Annotated[Path | None, typer.Option(help="An image file, for a vision-language model.")] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="The text beside the image; without one, give --text twice: flow between two texts."),
+        typer.Option(help="The text that goes with the image. Without --image, give --text twice: flow between texts."),
     ] = None,
     special: Annotated[
-        str, typer.Option(help="Tokens such as [CLS]: leave (out), or count (as a class of their own).")
+        str, typer.Option(help="Special tokens such as [CLS]: leave (exclude) or count (as a separate class).")
     ] = "leave",
     keep: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Keep the maps of so many heads, the strongest; with --html, {HEADS} unless given."),
+        typer.Option(
+            min=0,
+            help=f"Keep the attention maps of this many heads, the strongest. Default: {HEADS} with --html, else 0.",
+        ),
     ] = None,
     sink: Annotated[
         float,
         typer.Option(
-            help="Heads are ranked without keys that take more than this share of a head's attention; 1: none."
+            help="Attention sinks: when ranking heads, ignore keys that take more than this share of a head's "
+            "attention. 1 keeps all keys."
         ),
     ] = SINK,
     device: Device = "auto",
@@ -43,20 +47,21 @@ def flow(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Measure how much attention crosses between image and text, or between two texts, in every layer and head.
+    """Measure how much attention flows between image and text, or between two texts, in every layer and head.
 
-    Raw, with the residual stream, rolled out over the layers and weighted by what tokens carry; each beside its chance
-    level, that of uniform attention. The page shows one head's image lit by the words that look at it.
+    Reports raw attention, attention with the residual stream, attention rollout, and norm-weighted attention, each
+    next to its chance level under uniform attention. The HTML page highlights, per head, the image patches that the
+    words attend to.
     """
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     if special not in ("leave", "count"):
         raise ValueError(f"--special must be leave or count, got {special!r}")
     if image is not None and not image.is_file():
-        raise FileNotFoundError(f"there is no image {image}")
-    if files_given := [one for one in text or () if Path(one).suffix and os.path.isfile(one)]:
-        raise ValueError(f"--text is the text itself, and {files_given[0]} is a file: give what is in it")
+        raise FileNotFoundError(f"image file not found: {image}")
+    if paths := [part for part in text or () if Path(part).suffix and os.path.isfile(part)]:
+        raise ValueError(f"--text takes the text itself, but {paths[0]} is a file: give its content")
     if not text:
-        raise ValueError("give the text as --text TEXT, beside an --image FILE or a second --text")
+        raise ValueError("give --text TEXT together with --image FILE or a second --text")
     live, tokenizer = load_model(model)
     reading = measure_flow(
         live.to(pick_device(device)),

@@ -26,15 +26,15 @@ from keyquery.reading import Reading
 from keyquery.report.look.page import DIRECTIONS, TOKENS
 
 Text = Annotated[
-    Path | None, typer.Option(help="Lines of text to run the model on (-: standard input): the forms on data.")
+    Path | None, typer.Option(help="A text file to run the model on (-: standard input), to analyse heads on data.")
 ]
-Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7.")]
+Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7. Default: all.")]
 HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
 Query = Annotated[
     str | None,
     typer.Option(help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight."),
 ]
-Key = Annotated[str | None, typer.Option(help="Name of the key weights, likewise; not needed with a fused --layout.")]
+Key = Annotated[str | None, typer.Option(help="Name of the key weights; not needed with a fused --layout.")]
 Layout = Annotated[
     str | None,
     typer.Option(
@@ -43,37 +43,40 @@ Layout = Annotated[
         + ". Default: linear."
     ),
 ]
-Config = Annotated[Path | None, typer.Option(help="A config.json that does not lie beside the weights.")]
-Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: how many tokens to run at most.")]
+Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
+Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
 Count = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Describe this many directions of each head by their tokens; with --html, 4 unless given."
+        min=0, help="Describe this many directions per head by their nearest tokens. Default: 4 with --html, else 0."
     ),
 ]
-Length = Annotated[int, typer.Option(min=2, help="With --text: the length of a window in tokens; shares depend on it.")]
+Length = Annotated[
+    int, typer.Option(min=2, help="With --text: window length in tokens; the variance shares depend on it.")
+]
 Lengths = Annotated[
-    str | None, typer.Option(help="With --text: other windows to measure the shares in, such as 64,256,1024.")
+    str | None, typer.Option(help="With --text: further window lengths to measure shares at, such as 64,256,1024.")
 ]
 Pairs = Annotated[
     str,
     typer.Option(
-        help="visible: shares over the pairs that the model scores; independent: in closed form, as if tokens were."
+        help="visible: shares over the query-key pairs that the model scores; independent: in closed form, treating "
+        "tokens as independent."
     ),
 ]
 Corpus = Annotated[
     Path | None,
-    typer.Option(help="A text file: how much of each head is the co-occurrence of its tokens? The model is not run."),
+    typer.Option(help="A text file: measure how much of each head its token co-occurrence explains; weights only."),
 ]
-Window = Annotated[int, typer.Option(min=1, help="With --corpus: how far apart two tokens count as a pair.")]
+Window = Annotated[int, typer.Option(min=1, help="With --corpus: maximum distance of two tokens to count as a pair.")]
 
 
 def look(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name): from the local "
-            "hub cache where it is there."
+            help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name), read from the local "
+            "hub cache if present. Default: the two bundled models, side by side."
         ),
     ] = None,
     text: Text = None,
@@ -100,9 +103,8 @@ def look(
 ) -> None:
     """Show the geometry of every head: symmetric, skew, popularity and position parts of its scores.
 
-    The checkpoint is read as it lies on disk, one layer at a time; the model is built only for --text and --ids.
-    Without a model, the two that ship are shown side by side: one learned to find masked words, the other to tell the
-    next.
+    Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text and
+    --ids. The two bundled models differ in their objective: masked-token and next-token prediction.
     """
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options: dict[str, Any] = {
@@ -126,8 +128,8 @@ def look(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(help="A model, as for look, or the JSON of a look.")],
-    second: Annotated[str, typer.Argument(help="Another model, or a later step of the same.")],
+    first: Annotated[str, typer.Argument(help="A model, as for look, or the JSON file of a look.")],
+    second: Annotated[str, typer.Argument(help="Another model, or a later checkpoint of the same one.")],
     text: Text = None,
     heads: HeadCount = None,
     json: Json = None,
@@ -139,32 +141,32 @@ def compare(
     tokens: Tokens = 20_000,
     length: Length = LENGTH,
     joined: Annotated[
-        bool, typer.Option("--joined", help="With --picture: one triangle, each head joined by an arrow.")
+        bool, typer.Option("--joined", help="With --picture: a single triangle, with an arrow per head.")
     ] = False,
 ) -> None:
-    """Show what differs between two models, or two steps of one.
+    """Show what differs between two models, or between two checkpoints of one.
 
-    Of models of one shape: how far each head's M = QᵀK has moved, ‖ΔM‖/‖M‖, and its symmetric and skew part, as a map
-    of layers by heads and a ranking, and which tensors are the same. Models of different shapes, and looks that were
-    saved, are shown side by side.
+    For models of the same shape: how far each head's QK matrix M has moved, ‖ΔM‖/‖M‖, with its symmetric and skew
+    part, as a map of layers by heads and a ranking, and which tensors are identical. Models of different shapes, and
+    saved looks, are shown side by side.
     """
     if joined and picture is None:
-        raise ValueError("--joined is about the picture: give --picture FILE")
+        raise ValueError("--joined applies to the figure: give --picture FILE")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
     sources = [(source, for_page(html, None, source)) for source in (first, second)]
     looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
     with watching(quiet) as progress:
         weights = _weights((first, second), heads)
-        found = side_by_side(*_told_apart(looks, (first, second)), weights=weights, progress=progress)
-    deliver(found, files, quiet, joined)
+        comparison = side_by_side(*_distinguished(looks, (first, second)), weights=weights, progress=progress)
+    deliver(comparison, files, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
-    """The two models that ship, on the text that ships unless another is given."""
+    """The two bundled models, by default on the bundled text."""
     for name in ("heads", "query", "key", "layout", "config"):
         if options[name] is not None:
-            raise ValueError(f"--{name} is about a model: name one")
+            raise ValueError(f"--{name} requires a model: name one")
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
     return side_by_side(*(watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
 
@@ -173,13 +175,13 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
     if source.endswith(".json") and Path(source).is_file():
         reading = Reading.load(Path(source))
         if not isinstance(reading, Look):
-            raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
+            raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not 'look'")
         return reading
     return watched_look(source, quiet, **options)
 
 
 def _weights(sources: Sequence[str], heads: int | None) -> list[Heads] | None:
-    """The heads of each source, or None where one of them is a look that was saved."""
+    """The heads of each source, or None if one of them is a saved look."""
     if any(source.endswith(".json") and Path(source).is_file() for source in sources):
         return None
     networks = [saved_network(source) for source in sources]
@@ -189,14 +191,14 @@ def _weights(sources: Sequence[str], heads: int | None) -> list[Heads] | None:
     ]
 
 
-def _told_apart(looks: list[Look], sources: Sequence[str]) -> list[Look]:
-    """Looks of one name get those of their folders before it, as many as it takes."""
+def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
+    """Looks of the same name get as many parent folders in front of it as make them unique."""
     parts = [Path(os.path.realpath(source)).parts for source in sources]
     if len({look.model["name"] for look in looks}) == len(looks) or len(set(parts)) < len(parts):
         return looks
     names = (["/".join(part[-depth:]) for part in parts] for depth in range(2, max(map(len, parts)) + 1))
-    apart = next(found for found in names if len(set(found)) == len(found))
-    return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, apart, strict=True)]
+    unique = next(each for each in names if len(set(each)) == len(each))
+    return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, unique, strict=True)]
 
 
 def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
@@ -204,17 +206,17 @@ def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
     with watching(quiet) as progress:
         ids = options.pop("ids", None)
         options |= {} if ids is None else on_ids(source, ids, options)
-        found = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
+        reading = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
     if ids is None:
-        return found
-    data = {**found.provenance["data"], "from": ids.name}
-    return replace(found, provenance={**found.provenance, "data": data})
+        return reading
+    data = {**reading.provenance["data"], "from": ids.name}
+    return replace(reading, provenance={**reading.provenance, "data": data})
 
 
 def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `look` is given for a file of token ids: whole sequences, however long."""
+    """Arguments of `look` for a file of token ids: whole sequences, however long."""
     if options.get("text") is not None:
-        raise ValueError("give --text or --ids, not both: each says what the model is run on")
+        raise ValueError("give --text or --ids, not both")
     heads = read(source, *(options.get(name) for name in ("heads", "query", "key", "config")))
     rows = read_ids(ids, heads)
     batches = id_batches(rows, options["tokens"])
@@ -224,20 +226,20 @@ def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def for_page(html: Path | None, directions: int | None, source: str | None) -> dict[str, int]:
-    """What a page shows beside the figures is measured only for a page, or where it was asked for.
+    """Options of `look` for what only a page shows: token directions and a sample of attention maps.
 
-    The embeddings of a hub model would have to be fetched for its directions: only if they are asked for.
+    Directions of a hub model require fetching its embeddings, so they are measured only on request.
     """
-    here = source is None or located(source).exists()
-    wanted = DIRECTIONS if html is not None and here else 0
+    local = source is None or located(source).exists()
+    default = DIRECTIONS if html is not None and local else 0
     return {
-        "directions": wanted if directions is None else directions,
+        "directions": default if directions is None else directions,
         "sample": 0 if html is None else TOKENS,
     }
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """Numbers of a text such as 0-5 or 0,3,7-9."""
+    """Parse numbers and ranges such as 0-5 or 0,3,7-9."""
     chosen: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

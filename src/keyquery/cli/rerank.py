@@ -32,49 +32,52 @@ METHODS: dict[str, Callable[..., ListReranker]] = {
 ENDS = (".npy", ".json")
 TOP, ANCHORS = 1024, 512
 Lists = Annotated[
-    Path | None, typer.Option(help="Lists of a first round of your own, .npy (q, m). Without: exact search.")
+    Path | None, typer.Option(help="First-stage candidate lists (indices), .npy (q, m). Default: exact search.")
 ]
-Method = Annotated[str | None, typer.Option(help="affinity, expansion or reciprocal: they learn nothing.")]
-Fit = Annotated[Path | None, typer.Option(help="Learn from these vectors, .npy (n, dim), and their --labels.")]
-Labels = Annotated[Path | None, typer.Option(help="With --fit: labels, .npy (n,), numbers or texts.")]
-Save = Annotated[Path | None, typer.Option(help="With --fit: save what was learned to this .safetensors file.")]
+Method = Annotated[str | None, typer.Option(help="Training-free method: affinity, expansion or reciprocal.")]
+Fit = Annotated[Path | None, typer.Option(help="Train on these vectors, .npy (n, dim), and their --labels.")]
+Labels = Annotated[Path | None, typer.Option(help="With --fit: labels, .npy (n,), numbers or strings.")]
+Save = Annotated[Path | None, typer.Option(help="With --fit: save the trained re-ranker to this .safetensors file.")]
 Top = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="How many of each list to put in order, at most. Without: a model's own, else 1,024.",
+        help="Re-rank at most this many items of each list. Default: the model's own setting, else 1,024.",
     ),
 ]
 Anchors = Annotated[
     int | None,
-    typer.Option(min=1, help="With --fit and --method affinity: how many of them all are compared with. Without: 512."),
+    typer.Option(
+        min=1,
+        help="With --fit or --method affinity: number of top items that every item is compared with. Default: 512.",
+    ),
 ]
-Kernel = Annotated[str | None, typer.Option(help="With --fit: a kernel of kq.Attention. Without: general.")]
-Images = Annotated[Path | None, typer.Option(help="Images of the database, to show: an .npz file or a folder.")]
+Kernel = Annotated[str | None, typer.Option(help="With --fit: kernel of kq.Attention. Default: general.")]
+Images = Annotated[Path | None, typer.Option(help="Images of the database, to display: an .npz file or a folder.")]
 
 
 def rerank(
-    queries: Annotated[Path, typer.Argument(help="Vectors to search with, .npy (q, dim).")],
-    database: Annotated[Path, typer.Argument(help="Vectors to search in, .npy (n, dim).")],
+    queries: Annotated[Path, typer.Argument(help="Query vectors, .npy (q, dim).")],
+    database: Annotated[Path, typer.Argument(help="Database vectors, .npy (n, dim).")],
     out: Annotated[
-        Path | None, typer.Option(help="Write the lists to this .npy or .json file: places (q, top).")
+        Path | None, typer.Option(help="Write the re-ranked lists to this .npy or .json file: indices (q, top).")
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Write their scores to this .npy or .json file.")] = None,
     lists: Lists = None,
-    model: Annotated[Path | None, typer.Option(help="A re-ranker that was saved.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A saved re-ranker, as written by --save.")] = None,
     method: Method = None,
     fit: Fit = None,
     labels: Labels = None,
     save: Save = None,
     top: Top = None,
     anchors: Anchors = None,
-    width: Annotated[int | None, typer.Option(min=1, help="With --fit: the network's width. Without: 768.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="With --fit: steps of training. Without: 400.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="With --fit: network width. Default: 768.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="With --fit: training steps. Default: 400.")] = None,
     kernel: Kernel = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="With --fit: the seed. Without: 0.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="How many places of each list to show.")] = 10,
+    seed: Annotated[int | None, typer.Option(min=0, help="With --fit: random seed. Default: 0.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Number of ranks of each list to show.")] = 10,
     images: Images = None,
-    query_images: Annotated[Path | None, typer.Option(help="Images of the queries.")] = None,
+    query_images: Annotated[Path | None, typer.Option(help="Images of the queries, likewise.")] = None,
     device: Device = "auto",
     json: Json = None,
     csv: Csv = None,
@@ -83,39 +86,39 @@ def rerank(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Put the top of retrieval lists in a better order: candidates that are alike to the same items come first.
+    """Re-rank the top of retrieval lists by how similar candidates are to the same items.
 
-    Vectors may be of anything. A re-ranker is learned once, from vectors with labels (--fit), and used on any others
-    (--model); --method takes one that learns nothing.
+    Works on embeddings of any kind. Train a re-ranker once on labelled vectors (--fit, --save) and apply it to others
+    (--model), or use a training-free one (--method).
     """
     files = targets(force, out=out, scores=scores, save=save, json=json, csv=csv, html=html, picture=picture)
     _check(model, method, fit, labels, save)
     network = {"width": width, "steps": steps, "kernel": kernel, "seed": seed}
     _check_used(network, anchors, fit is not None, method == "affinity")
     for name in {"out", "scores"} & set(files):
-        check_choice(f"the end of --{name}", files[name].suffix.lower(), ENDS)
-    asked, there, given = _vectors(queries, database, lists)
-    most_there = len(there) if given is None else given.shape[1]
+        check_choice(f"the extension of --{name}", files[name].suffix.lower(), ENDS)
+    query_vectors, vectors, first_lists = _vectors(queries, database, lists)
+    available = len(vectors) if first_lists is None else first_lists.shape[1]
     pictures = {"images": images, "query_images": query_images}
     loaded: dict[str, Any] = {name: load_images(path) for name, path in pictures.items() if path is not None}
     shown = Shown(**loaded)
-    shown.check(len(asked), len(there))
+    shown.check(len(query_vectors), len(vectors))
     if fit is not None and labels is not None:
-        learning = {"top": min(top or TOP, most_there), "anchors": anchors or ANCHORS, "verbose": not quiet}
-        check_anchors(learning["anchors"], learning["top"])  # before something is learned that cannot be used
-        learning |= {"width": width, "steps": steps, "kernel": kernel, "random_state": seed or 0}
-        found = _learned(fit, labels, device, {name: value for name, value in learning.items() if value is not None})
+        settings = {"top": min(top or TOP, available), "anchors": anchors or ANCHORS, "verbose": not quiet}
+        check_anchors(settings["anchors"], settings["top"])  # before training a re-ranker that could not be used
+        settings |= {"width": width, "steps": steps, "kernel": kernel, "random_state": seed or 0}
+        reranker = _trained(fit, labels, device, {name: value for name, value in settings.items() if value is not None})
     else:
-        found = _taken(model, method, device, anchors or ANCHORS)
-    top = min(top or (found.top if fit or model else TOP), most_there)
-    before, after, values = found.before_and_after(asked, there, given, top)
-    others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(found)}
+        reranker = _chosen(model, method, device, anchors or ANCHORS)
+    top = min(top or (reranker.top if fit or model else TOP), available)
+    before, after, values = reranker.before_and_after(query_vectors, vectors, first_lists, top)
+    others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(reranker)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}
-    deliver(reranking_of(repr(found), before, after, values, most, shown), files, quiet, others=others)
+    deliver(reranking_of(repr(reranker), before, after, values, most, shown), files, quiet, others=others)
 
 
 def _check(model: Path | None, method: str | None, fit: Path | None, labels: Path | None, save: Path | None) -> None:
-    """One of three ways, and what belongs to it."""
+    """Require exactly one of --model, --method and --fit, with the options that belong to it."""
     if sum(way is not None for way in (model, method, fit)) != 1:
         raise ValueError("give one of --model FILE, --method NAME, or --fit FEATURES with --labels LABELS")
     if method is not None:
@@ -123,29 +126,29 @@ def _check(model: Path | None, method: str | None, fit: Path | None, labels: Pat
     if (fit is None) != (labels is None):
         raise ValueError("--fit and --labels go together")
     if save is not None and fit is None:
-        raise ValueError("--save is for what --fit has learned")
+        raise ValueError("--save requires --fit")
 
 
-def _check_used(network: Mapping[str, Any], anchors: int | None, learns: bool, compares: bool) -> None:
-    """Refuse what was given and would change nothing."""
-    if not learns and (idle := [name for name, value in network.items() if value is not None]):
-        raise ValueError(f"--{idle[0]} is for --fit: nothing else learns")
-    if anchors is not None and not (learns or compares):
-        raise ValueError("--anchors is for --fit and --method affinity; a model has its own")
+def _check_used(network: Mapping[str, Any], anchors: int | None, trains: bool, compares: bool) -> None:
+    """Refuse options that would have no effect."""
+    if not trains and (idle := [name for name, value in network.items() if value is not None]):
+        raise ValueError(f"--{idle[0]} requires --fit")
+    if anchors is not None and not (trains or compares):
+        raise ValueError("--anchors requires --fit or --method affinity; a saved model has its own setting")
 
 
 def _vectors(queries: Path, database: Path, lists: Path | None) -> tuple[Any, Any, Any]:
-    """Vectors, and lists where there are some, out of their files, checked before anything is learned."""
-    asked, there = _array("QUERIES", queries), _array("DATABASE", database)
-    asked_of(asked, there, "cpu")
-    return asked, there, None if lists is None else lists_of(_array("--lists", lists), len(asked), len(there))
+    """Vectors, and first-stage lists if any, read from their files and checked before any training."""
+    asked, vectors = _array("QUERIES", queries), _array("DATABASE", database)
+    asked_of(asked, vectors, "cpu")
+    return asked, vectors, None if lists is None else lists_of(_array("--lists", lists), len(asked), len(vectors))
 
 
-def _learned(fit: Path, labels: Path, device: str, options: dict[str, Any]) -> ListReranker:
+def _trained(fit: Path, labels: Path, device: str, options: dict[str, Any]) -> ListReranker:
     return Reranker(device=device, **options).fit(_array("--fit", fit), _array("--labels", labels))
 
 
-def _taken(model: Path | None, method: str | None, device: str, anchors: int) -> ListReranker:
+def _chosen(model: Path | None, method: str | None, device: str, anchors: int) -> ListReranker:
     if model is not None:
         return Reranker.load(model, device)
     assert method is not None
@@ -154,24 +157,24 @@ def _taken(model: Path | None, method: str | None, device: str, anchors: int) ->
 
 def _array(name: str, path: Path) -> Any:
     if not path.is_file():
-        raise FileNotFoundError(f"{name}: there is no file {path}")
+        raise FileNotFoundError(f"{name}: file not found: {path}")
     if is_zipfile(path):
         raise ValueError(f"{name}: {path} is an .npz file of several arrays; give an .npy file")
     try:
         return read_array(path)
-    except (ValueError, OSError):  # what numpy says of it is advice to trust the file
-        raise ValueError(f"{name}: {path} is no .npy file of numbers or texts") from None
+    except (ValueError, OSError):  # numpy's own message suggests to trust the file
+        raise ValueError(f"{name}: {path} is not an .npy file of numbers or strings") from None
 
 
-def _written(path: Path | None, found: Any) -> str | bytes:
+def _written(path: Path | None, values: Any) -> str | bytes:
     if path is not None and path.suffix.lower() == ".json":
-        return dumps(found.tolist()) + "\n"
+        return dumps(values.tolist()) + "\n"
     data = io.BytesIO()
-    np.save(data, found.numpy(), allow_pickle=False)
+    np.save(data, values.numpy(), allow_pickle=False)
     return data.getvalue()
 
 
-def _saved(found: Any) -> bytes:
+def _saved(reranker: Any) -> bytes:
     with TemporaryDirectory() as folder:
-        found.save(Path(folder, "saved"))
+        reranker.save(Path(folder, "saved"))
         return Path(folder, "saved").read_bytes()

@@ -1,4 +1,4 @@
-"""`keyquery dial` and `keyquery ablate`: what a model loses when parts of its heads are scaled or ablated."""
+"""`keyquery dial` and `keyquery ablate`: the loss of a model when parts of its heads are scaled or ablated."""
 
 from __future__ import annotations
 
@@ -24,33 +24,37 @@ from keyquery.instruments.look.labels import Thresholds
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
 
-Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the decoder that ships.")]
+Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[
-    Path | None, typer.Option(help="Lines of text to run it on (-: standard input). Default: the text that ships.")
+    Path | None, typer.Option(help="A text file to run the model on (-: standard input). Default: the bundled text.")
 ]
 Heads = Annotated[
     str | None,
     typer.Option(
-        help="Which heads, LAYER.HEAD such as 3.* or 0.1,2.5, numbered as look does, or 'decoder 1.*'. Default: all."
+        help="Heads as LAYER.HEAD, such as 3.* or 0.1,2.5, numbered as in look, or 'decoder 1.*'. Default: all."
     ),
 ]
-Symmetric = Annotated[float, typer.Option(help="Gain on the symmetric part (similarity): 1 as it is, 0 off, 2 twice.")]
+Symmetric = Annotated[
+    float, typer.Option(help="Gain on the symmetric part (similarity): 1 unchanged, 0 ablated, 2 doubled.")
+]
 Skew = Annotated[float, typer.Option(help="Gain on the skew part (direction).")]
 Popularity = Annotated[
-    float, typer.Option(help="Gain on the key-only part: what a key's content draws from every query.")
+    float, typer.Option(help="Gain on the popularity part: the key-only term, independent of the query's content.")
 ]
-QueryOnly = Annotated[float, typer.Option(help="Gain on what a query's content does with positions.")]
+QueryOnly = Annotated[float, typer.Option(help="Gain on the query-only part: query content with mean keys.")]
 Position = Annotated[
-    float, typer.Option(help="Gain on the position part: embeddings, RoPE, ALiBi, biases, first-token sink.")
+    float,
+    typer.Option(help="Gain on the position part: position embeddings, RoPE, ALiBi, relative bias, first-token sink."),
 ]
 MeansOption = Annotated[
     str | None,
     typer.Option(
-        "--means", help="position or global: which means separate the parts. Default: position from 32 windows on."
+        "--means",
+        help="Means that separate the parts: position or global. Default: position with 32 or more windows.",
     ),
 ]
-Tokens = Annotated[int, typer.Option(min=4, help="How many tokens to run at most.")]
-Length = Annotated[int, typer.Option(min=4, help="The length of a window of the text in tokens.")]
+Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.")]
+Length = Annotated[int, typer.Option(min=4, help="Window length in tokens.")]
 
 
 def dial(
@@ -64,7 +68,7 @@ def dial(
     position: Position = 1.0,
     means: MeansOption = None,
     heads: Heads = None,
-    samples: Annotated[int, typer.Option(min=0, help="Of how many sequences to show what the model says.")] = 3,
+    samples: Annotated[int, typer.Option(min=0, help="Number of sequences to show the model's output for.")] = 3,
     tokens: Tokens = 4096,
     length: Length = 128,
     device: Device = "auto",
@@ -72,9 +76,9 @@ def dial(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Scale parts of a model's attention scores while it runs: the loss and what it writes, before and after.
+    """Scale parts of a model's attention scores at run time, and show its loss and output before and after.
 
-    Weights stay as they are. With all gains 1 nothing changes.
+    The weights are not changed. With all gains at 1, nothing changes.
     """
     files = targets(force, json=json)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
@@ -87,16 +91,16 @@ def ablate(
     text: Text = None,
     ids: Ids = None,
     heads: Heads = None,
-    by: Annotated[str, typer.Option(help="head, layer or all: what is ablated at a time.")] = "head",
+    by: Annotated[str, typer.Option(help="Unit to ablate at a time: head, layer or all.")] = "head",
     parts: Annotated[
         str | None,
         typer.Option(
-            help="Which parts, such as symmetric,position; zero and mean ablate whole heads. Default: the five parts."
+            help="Parts, such as symmetric,position; zero and mean ablate whole heads. Default: all five parts."
         ),
     ] = None,
     means: MeansOption = None,
     limit: Annotated[
-        float, typer.Option(min=0, help="Nats per token: a part that costs less can be left out.")
+        float, typer.Option(min=0, help="Loss increase in nats per token below which a part counts as dispensable.")
     ] = 0.01,
     tokens: Tokens = 4096,
     length: Length = 128,
@@ -108,20 +112,20 @@ def ablate(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Ablate every part of every head, one after the other, and measure the change of the loss.
+    """Ablate every part of every head, one at a time, and measure the change of the loss.
 
-    The model is run on the text once for each head and part: --heads, --by layer and --tokens make it quicker. The
-    page is that of look, with labels that come from what each part costs.
+    The model runs on the text once per head and part; use --heads, --by layer or --tokens to make it faster. The HTML
+    page is that of look, with labels based on the cost of each part.
     """
     check_choice("--by", by, ("head", "layer", "all"))
     if html is not None and by != "head":
-        raise ValueError(f"--html shows heads: it goes with --by head, not {by}")
+        raise ValueError(f"--html requires --by head, got --by {by}")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     _, loss = default_loss(live, tokenizer)
     with watching(quiet) as progress:
         options = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
-        found = ablate_parts(
+        ablation = ablate_parts(
             live, batches, loss, heads=heads, by=by, means=means, name=name, progress=progress, **options
         )
     shown: Reading | None = None
@@ -130,33 +134,35 @@ def ablate(
         data = {"ids": ids} if ids is not None else {"text": text or models.LONG_TEXT}
         shared: dict[str, Any] = {**data, "tokens": tokens, "length": length}
         look = watched_look(source, quiet, **shared, **for_page(html, None, source))
-        shown = found.onto(look, Thresholds(loss=limit))
-    deliver(found, files, quiet, page_of=shown)
+        shown = ablation.onto(look, Thresholds(loss=limit))
+    deliver(ablation, files, quiet, page_of=shown)
 
 
 class Numbers:
-    """In the place of a tokenizer that a model lacks: tokens are called by their ids."""
+    """Stands in for the tokenizer of a model that has none: tokens are shown by their ids."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids, as a file of them holds them."""
+        """The ids, separated by spaces."""
         return " ".join(map(str, ids))
 
 
 def _running(
     source: str | None, text: Path | None, ids: Path | None, length: int, tokens: int, device: str
 ) -> tuple[str, nn.Module, Any, list[Any]]:
-    """A model that gives logits, its tokenizer, and the text or the token ids as batches."""
+    """A model with an LM head, its tokenizer, and the text or the token ids as batches."""
     path = source or str(models.DECODER)
     if text is not None and ids is not None:
-        raise ValueError("give --text or --ids, not both: each says what the model is run on")
+        raise ValueError("give --text or --ids, not both")
     lines = read_lines(text or models.LONG_TEXT) if ids is None else []
     model, tokenizer = load_model(path, lm_head=True)
     if ids is not None:
         batches, tokenizer = id_batches(read_ids(ids, read(model)), tokens), tokenizer or Numbers()
     elif tokenizer is None:
-        raise ValueError(f"{path} has no tokenizer: a text cannot be run; --ids takes token ids")
+        raise ValueError(f"{path} has no tokenizer, which --text requires; use --ids")
     else:
         batches = list(text_batches(lines, tokenizer, length, tokens))
     if sum(len(batch["input_ids"]) for batch in batches) < 2:
-        raise ValueError("the data give one sequence, and an interval needs two: more of it or --tokens, less --length")
+        raise ValueError(
+            "the data give one sequence, but an interval needs two: use more text, raise --tokens or lower --length"
+        )
     return Path(path).name, model.to(pick_device(device)), tokenizer, batches

@@ -21,7 +21,7 @@ from keyquery.support.printable import message
 Scheduler = Annotated[
     str | None,
     typer.Option(
-        help="The address of a Dask scheduler, such as tcp://127.0.0.1:8786, whose workers measure. "
+        help="Address of a Dask scheduler whose workers do the work, such as tcp://127.0.0.1:8786. "
         "An open Dask port lets anyone run code: start Dask with --host 127.0.0.1 or TLS."
     ),
 ]
@@ -32,14 +32,14 @@ def survey(
         list[str],
         typer.Argument(
             metavar="MODELS...",
-            help="Folders, files, globs, a .txt that lists them, hub models; or training runs, with all their steps.",
+            help="Folders, files, globs, a .txt file that lists them, hub models, or training runs (all checkpoints).",
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar=PATH, help="The folder of results; what is recorded there is not measured again.")
+        Path, typer.Option(metavar=PATH, help="Folder for results; results already recorded there are reused.")
     ],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many processes of this machine measure. Without: one a core.")
+        int | None, typer.Option(min=1, help="Number of local worker processes. Default: one per core.")
     ] = None,
     scheduler: Scheduler = None,
     heads: HeadCount = None,
@@ -49,22 +49,22 @@ def survey(
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
-    """Look at many checkpoints, and say what changes over training, size and families.
+    """Run look on many checkpoints, and report how heads change with training, model size and architecture.
 
     Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
     checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://127.0.0.1:8786`
 
-    Work is cut by layer, and every finished layer is recorded: broken off at any moment and started again, nothing is
-    measured twice, and the result is the same, byte for byte. A checkpoint that cannot be read is named at the end
-    (exit code 1), and does not stop the others. Nothing that no survey wrote is deleted or replaced in --out. Needs the
-    extra: pip install 'keyquery[survey]'.
+    Work is split by layer and every finished layer is recorded: a survey that was interrupted resumes where it stopped,
+    and gives the same result byte for byte. Checkpoints that cannot be read are listed at the end (exit code 1) and do
+    not stop the others. In --out, only files written by a survey are ever deleted or replaced. Requires the extra: pip
+    install 'keyquery[survey]'.
     """
     from keyquery.survey import run
 
     if scheduler is not None and workers is not None:
-        raise ValueError("--workers is about this machine, --scheduler about a cluster: give one of them")
+        raise ValueError("give --workers (local processes) or --scheduler (a cluster), not both")
     if scheduler is not None:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters of it is told in a sentence
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors that matter are reported by the survey
     options: dict[str, Any] = {
         "workers": workers,
         "scheduler": scheduler,
@@ -81,25 +81,25 @@ def survey(
         written(out / "index.html")
     elif reading.broken:
         for row in reading.broken:
-            typer.echo(message(f"keyquery: not read: {row['name']}: {row['why']}"), err=True)
+            typer.echo(message(f"keyquery: could not read {row['name']}: {row['why']}"), err=True)
     if reading.broken:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the survey as an interrupt does: its processes and temporary files go with it."""
+    """Make SIGTERM and SIGHUP end the survey like an interrupt, so that processes and temporary files are removed."""
 
     def leave(number: int, _: Any) -> None:
         for each in usual:
-            signal.signal(each, signal.SIG_IGN)  # to leave once is enough
-        typer.echo("keyquery: terminated; what is recorded stays, and the same command resumes", err=True)
+            signal.signal(each, signal.SIG_IGN)  # further signals while cleaning up
+        typer.echo("keyquery: terminated; recorded results are kept, and the same command resumes", err=True)
         raise SystemExit(128 + number)
 
     numbers = [signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)]
-    if current_thread() is not main_thread():  # where no handlers may be set
+    if current_thread() is not main_thread():  # only the main thread may set handlers
         numbers = []
-    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # not ignored, as by nohup
+    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # leaves those nohup ignores
     for number in usual:
         signal.signal(number, leave)
     try:

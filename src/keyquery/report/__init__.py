@@ -1,4 +1,4 @@
-"""A Reading to terminal, notebook, page and picture: a folder per kind, and `registry`, which finds them by name."""
+"""Displays of readings in terminal, notebook, HTML page and figure: a folder per kind, found by name in `registry`."""
 
 from keyquery.report.kit.figures import check_picture, picture_bytes, plot
 from keyquery.report.kit.notebook import html

@@ -1,4 +1,4 @@
-"""How each kind of reading is displayed: by name, imported on use, so that opening one reading loads no other kind."""
+"""The display functions of each kind of reading, by name and imported on use, so that one kind loads no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Display(NamedTuple):
     Parameters
     ----------
     terminal
-        Reading → lines, tables and texts that rich prints. Default: its records.
+        Reading → lines, tables and texts for rich to print. Default: the reading's records.
     figures
         By name: (reading, pyplot, **options) → a matplotlib figure; the first is the default. Default: none.
     page
@@ -85,7 +85,7 @@ DISPLAYS: dict[str, Display] = {
 
 
 def display_of(reading: Reading) -> Display:
-    """How a reading is displayed; a kind that nothing is known of has records alone.
+    """The display of a reading; an unknown kind has an empty one, which shows its records.
 
     >>> display_of(kq.Reading()).terminal
     ''

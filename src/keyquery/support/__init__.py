@@ -1,1 +1,1 @@
-"""What every package uses: checks of arguments, files, progress, statistics, text that is safe to print."""
+"""Utilities that all packages use: argument checks, files, progress, statistics, text that is safe to print."""

@@ -1,4 +1,4 @@
-"""Arrays of numbers and texts from NumPy's files: nothing in them is run."""
+"""Safe reading of NumPy files: arrays of numbers and strings only, no code is executed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 from keyquery.support.files import MIB, regular, room_for
 
-ARRAYS = 128 * MIB  # that a packed file of arrays may come to, however small it is: no objects are made of them
-NUMBERS = "biufcSU"  # kinds of arrays that are read: numbers and texts
+ARRAYS = 128 * MIB  # decompressed size that any file of arrays may have: arrays create no Python objects
+NUMBERS = "biufcSU"  # dtype kinds that are read: numbers and strings
 
 
 def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file; with `names` those alone, of which each that is there.
+    """Read the arrays of an .npz file; with `names`, only those of them that exist.
 
-    Nothing in it is run, and what it says of itself is checked before memory is asked for.
+    No code in it is executed, and sizes in its headers are checked before memory is allocated.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -35,16 +35,16 @@ def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
             chosen = {name: info for name, info in members.items() if not names or name in names}
             most = room_for(path.stat().st_size, ARRAYS)
             if sum(info.file_size for info in chosen.values()) > most:
-                raise ValueError(f"it unpacks to more than {most} bytes, which is refused")
+                raise ValueError(f"it decompresses to more than the limit of {most} bytes")
             return {name: _array(name, partial(file.open, info), info.file_size) for name, info in chosen.items()}
     except OSError:
         raise
-    except Exception as error:  # both packages raise whatever a broken file makes them stumble over
-        raise ValueError(f"{path} is no readable .npz file: {str(error) or type(error).__name__}") from None
+    except Exception as error:  # zipfile and NumPy raise errors of many types for a broken file
+        raise ValueError(f"{path} is not a readable .npz file: {str(error) or type(error).__name__}") from None
 
 
 def read_array(path: str | Path) -> np.ndarray:
-    """The array of an .npy file, checked in the same way.
+    """Read the array of an .npy file, checked in the same way.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def read_array(path: str | Path) -> np.ndarray:
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} is no readable .npy file: {str(error) or type(error).__name__}") from None
+        raise ValueError(f"{path} is not a readable .npy file: {str(error) or type(error).__name__}") from None
 
 
 def _array(name: str, opened: Callable[[], Any], size: int) -> np.ndarray:
@@ -68,13 +68,13 @@ def _array(name: str, opened: Callable[[], Any], size: int) -> np.ndarray:
         header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, _, dtype = header(file)
     if dtype.hasobject:
-        raise ValueError(f"{name} holds objects, which could run code: refused")
+        raise ValueError(f"{name} holds objects, which could execute code: refused")
     if dtype.kind not in NUMBERS:
-        raise ValueError(f"{name} is of {dtype}; numbers and texts are read")
+        raise ValueError(f"{name} has dtype {dtype}; only numbers and strings are read")
     if math.prod(shape) * max(dtype.itemsize, 1) > size:
-        raise ValueError(f"{name} says that it is {shape} of {dtype}, more than its {size} bytes hold")
+        raise ValueError(f"{name} declares shape {shape} of {dtype}, more than its {size} bytes hold")
     with opened() as file:
-        found = form.read_array(file, allow_pickle=False)
-    if dtype.kind == "U" and found.size and dtype.itemsize and np.ascontiguousarray(found).view("u4").max() > 0x10FFFF:
-        raise ValueError(f"{name} holds what is no text")  # Python would stop at it with an error of its own
-    return found
+        array = form.read_array(file, allow_pickle=False)
+    if dtype.kind == "U" and array.size and dtype.itemsize and np.ascontiguousarray(array).view("u4").max() > 0x10FFFF:
+        raise ValueError(f"{name} holds invalid Unicode")  # which would raise later, on access
+    return array

@@ -1,4 +1,4 @@
-"""JSON within bounds: levels and containers are counted in the text, before anything is built of it."""
+"""JSON parsing with limits: nesting and containers are counted in the text before any object is built."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 DEEPEST = 100  # levels of lists and objects
-FEW, LETTERS = 100_000, 8  # lists and objects: so many, and one for so many letters of the text
-CHUNK = 2**20  # letters that are counted at a time
-# Texts, also one that does not end, so that none is looked at twice.
+FEW, LETTERS = 100_000, 8  # limit on lists and objects: FEW, plus one per LETTERS characters of the text
+CHUNK = 2**20  # characters that are counted at a time
+# String literals, including an unterminated one, so that none is scanned twice.
 TEXTS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def parse_json(text: str, finite: bool = False) -> Any:
-    """The value of a JSON text; with `finite`, NaN and infinities are refused, also as numbers too large for a float.
+    """Parse a JSON text; with `finite`, NaN, infinities and numbers too large for a float are refused.
 
     >>> parse_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -33,11 +33,11 @@ def parse_json(text: str, finite: bool = False) -> Any:
 
 
 def _check_brackets(text: str) -> None:
-    """Count opening and closing brackets outside of texts."""
+    """Check the number and nesting of brackets outside of strings."""
     bare = TEXTS.sub("", text).encode("utf-8", "surrogatepass")
     depth, opened, most = 0, 0, FEW + len(text) // LETTERS
     for start in range(0, len(bare), CHUNK):
-        signs = np.frombuffer(bare, np.uint8, min(CHUNK, len(bare) - start), start) | 0x20  # { and [ in one
+        signs = np.frombuffer(bare, np.uint8, min(CHUNK, len(bare) - start), start) | 0x20  # maps [ to { and ] to }
         steps = (signs == ord("{")).astype(np.int32) - (signs == ord("}"))
         depths = depth + np.cumsum(steps)
         depth, opened = int(depths[-1]), opened + int((steps > 0).sum())
@@ -48,7 +48,7 @@ def _check_brackets(text: str) -> None:
 
 
 def _refuse(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number of JSON")
+    raise ValueError(f"it holds {name}, which is not valid JSON")
 
 
 def _finite(digits: str) -> float:

@@ -1,7 +1,7 @@
-"""Pickles as plain data: opcodes are walked one by one, within budgets, and nothing of the file is run.
+"""Safe reading of pickles as plain data: opcodes are interpreted one by one, within limits; no code is executed.
 
-A pickle is a program. Here it may make plain containers, numbers, texts and bytes, and call only what the caller
-names; every step, every copied byte, every level and every container that several others share is counted.
+A pickle is a program. Here it may create plain containers, numbers, strings and bytes, and call only the functions that
+the caller allows; steps, copied bytes, nesting and shared containers are all limited.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, BinaryIO
 from keyquery.support.printable import printable
 
 DEEPEST = 100  # levels of containers
-STEPS = 3_000_000  # opcodes, and items that calls copy: a bound on time and on objects; a tensor takes about 40
-SHARED, FEW = 8, 10_000  # items with every shared container written out: so many for each step, and so many more
-COPIED, SOME = 2, 2**20  # bytes that calls copy: so many for each byte of the file, and so many more
-WIDEST = 2**127  # of integers; torch writes one of 80 bits at the start of a file
+STEPS = 3_000_000  # opcodes, and items that calls copy: limits time and objects; a tensor takes about 40
+SHARED, FEW = 8, 10_000  # limit on items with all shared containers expanded: SHARED per step, plus FEW
+COPIED, SOME = 2, 2**20  # limit on bytes that calls copy: COPIED per byte of the file, plus SOME
+WIDEST = 2**127  # limit of integers; torch writes one of 80 bits at the start of a file
 
 
 class Stateful:
-    """What a call makes and BUILD completes."""
+    """An object that a call creates and the opcode BUILD completes."""
 
     def build(self, state: Any) -> None:
-        """Take over the state that a pickle holds."""
+        """Set the state that the pickle holds."""
         raise NotImplementedError
 
 
@@ -32,10 +32,16 @@ class UnknownName(ValueError):  # noqa: N818
 
 
 class Pickle:
-    """One or several pickles of a file, read one after another by `load`.
+    """A reader of one or more pickles in a file, one per call of `load`.
 
-    `names` maps "module.name" to what stands for it: a function that REDUCE may call with plain arguments, or a
-    constant. `persistent` makes something of a persistent id. `size` is the number of bytes of the file.
+    Parameters
+    ----------
+    names
+        Maps "module.name" to its replacement: a function that REDUCE may call with plain arguments, or a constant.
+    size
+        Number of bytes of the file.
+    persistent
+        Converts a persistent id to an object. Default: persistent ids are refused.
 
     >>> import io, pickle
     >>> Pickle({}, 100).load(io.BytesIO(pickle.dumps({"a": [1, 2.5]})))
@@ -47,20 +53,20 @@ class Pickle:
 
     def __init__(self, names: Mapping[str, Any], size: int, persistent: Callable[[Any], Any] | None = None) -> None:
         self.names, self.persistent = names, persistent
-        self._functions = {id(one) for one in names.values() if callable(one)}
+        self._functions = {id(value) for value in names.values() if callable(value)}
         self.steps, self.bytes_left = 0, COPIED * size + SOME
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
     def load(self, file: BinaryIO | Any) -> Any:
-        """The value of the next pickle; the file is left behind its end."""
+        """The value of the next pickle; the file position is left after it."""
         self.stack, self.marks, self.memo = [], [], {}
         for opcode, argument, _ in genops(file):
             self._spend(1)
             step = OPCODES.get(opcode.name)
             if step is None:
-                raise ValueError(f"it holds the opcode {opcode.name}, which is not read")
+                raise ValueError(f"it holds the opcode {opcode.name}, which is not supported")
             step(self, argument)
         value = self.stack.pop()
         check_sharing(value, SHARED * self.steps + FEW)
@@ -80,12 +86,12 @@ class Pickle:
             raise ValueError(f"it takes more than {STEPS} steps to read")
 
     def _charge(self, arguments: Any) -> None:
-        """Count what a call may copy of its arguments."""
-        for one in arguments if isinstance(arguments, tuple) else (arguments,):
-            if isinstance(one, (str, bytes)):
-                self.bytes_left -= len(one)
-            elif isinstance(one, KINDS):
-                self._spend(len(one))
+        """Count the bytes and items of its arguments that a call may copy."""
+        for argument in arguments if isinstance(arguments, tuple) else (arguments,):
+            if isinstance(argument, (str, bytes)):
+                self.bytes_left -= len(argument)
+            elif isinstance(argument, KINDS):
+                self._spend(len(argument))
         if self.bytes_left < 0:
             raise ValueError("it copies more bytes than it holds")
 
@@ -135,7 +141,7 @@ class Pickle:
     def _call(self, _: Any) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
         if id(function) not in self._functions or not isinstance(arguments, tuple):
-            raise ValueError("it calls what is no function")
+            raise ValueError("it calls something that is not a function")
         self._charge(arguments)
         self.stack.append(function(*arguments))
 
@@ -144,7 +150,7 @@ class Pickle:
         if isinstance(target, Stateful):
             self._charge(state)
             target.build(state)
-        elif not isinstance(target, dict):  # the attributes of a dict, such as `_metadata` of a state dict, are dropped
+        elif not isinstance(target, dict):  # attributes of a dict, such as `_metadata` of a state dict, are dropped
             raise ValueError(f"it sets the state of a {type(target).__name__}")
 
     def _persistent(self, _: Any) -> None:
@@ -195,15 +201,15 @@ OPCODES: dict[str, Callable[[Pickle, Any], Any]] = {
 
 
 def as_key(value: Any) -> Any:
-    """A key of a dict, which hashes at once and, chosen by anyone, collides with few others."""
+    """Check a dict key: only types that hash fast and cannot be chosen to collide are allowed."""
     small = isinstance(value, int) and -(2**63) <= value < 2**64
     if not (small or isinstance(value, (str, bytes, float, type(None)))):
-        raise ValueError(f"a {type(value).__name__} is no key that is read")
+        raise ValueError(f"a {type(value).__name__} is not supported as a key")
     return value
 
 
 def pairs(items: Iterable[Any]) -> dict[Any, Any]:
-    """A dict of pairs, its keys checked.
+    """A dict of key-value pairs, with checked keys.
 
     >>> pairs([("a", 1)])
     {'a': 1}
@@ -214,20 +220,20 @@ def pairs(items: Iterable[Any]) -> dict[Any, Any]:
 def latin1(text: str, encoding: str = "latin1") -> bytes:
     """Bytes, as pickles of protocol 2 write them: `_codecs.encode(text, "latin1")`."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise ValueError("it holds bytes that are not written as latin1")
+        raise ValueError("it holds bytes that are not encoded as latin1")
     return text.encode("latin1")
 
 
 def check_sharing(root: Any, most: int) -> None:
-    """Refuse containers that are too deep, that contain themselves, or that written out have more than `most` items.
+    """Refuse containers that are too deep, contain themselves, or have more than `most` items when expanded.
 
     >>> row = [0] * 10
     >>> check_sharing([row] * 10, 110)
     >>> check_sharing([row] * 10, 109)
     Traceback (most recent call last):
-    ValueError: its containers share others so often that written out they have more than 109 items
+    ValueError: its shared containers expand to more than 109 items
     """
-    measured: dict[int, tuple[int, int]] = {}  # levels and items of each container, those that it contains included
+    measured: dict[int, tuple[int, int]] = {}  # levels and items of each container, including nested ones
     path: set[int] = set()
     waiting = [root]
     while waiting:
@@ -240,17 +246,17 @@ def check_sharing(root: Any, most: int) -> None:
             path.add(id(node))
             if len(path) > DEEPEST:
                 raise ValueError(f"it is nested more than {DEEPEST} deep")
-            if any(id(one) in path for one in inner):
+            if any(id(child) in path for child in inner):
                 raise ValueError("it contains itself")
-            waiting += (one for one in inner if id(one) not in measured)
+            waiting += (child for child in inner if id(child) not in measured)
             continue
         path.remove(id(waiting.pop()))
-        depth = 1 + max((measured[id(one)][0] for one in inner), default=0)
-        items = (len(node) if isinstance(node, KINDS) else 0) + sum(measured[id(one)][1] for one in inner)
+        depth = 1 + max((measured[id(child)][0] for child in inner), default=0)
+        items = (len(node) if isinstance(node, KINDS) else 0) + sum(measured[id(child)][1] for child in inner)
         if depth > DEEPEST:
             raise ValueError(f"it is nested more than {DEEPEST} deep")
         if items > most:
-            raise ValueError(f"its containers share others so often that written out they have more than {most} items")
+            raise ValueError(f"its shared containers expand to more than {most} items")
         measured[id(node)] = depth, items
 
 
@@ -260,4 +266,4 @@ KINDS = (list, tuple, dict, set, frozenset)
 def _containers(node: Any) -> list[Any]:
     if not isinstance(node, KINDS):
         return []
-    return [one for one in (node.values() if isinstance(node, dict) else node) if isinstance(one, KINDS)]
+    return [item for item in (node.values() if isinstance(node, dict) else node) if isinstance(item, KINDS)]

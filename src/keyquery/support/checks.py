@@ -1,4 +1,4 @@
-"""Checks of what a user hands in: each error names the argument, what was given and what was expected."""
+"""Argument checks: each error names the argument, the value that was given and what was expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
-    """Require a finite floating-point tensor of a shape such as "... r d" or "n d", where some sizes are known.
+    """Require a finite floating-point tensor of a shape such as "... r d" or "n d", with some sizes given.
 
     >>> check_float("mean", torch.zeros(3), "... d", d=4)
     Traceback (most recent call last):
@@ -38,41 +38,41 @@ def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
 
 
 def environment_count(name: str, default: int) -> int:
-    """A count from the environment, such as RANK or WORLD_SIZE, which torchrun sets.
+    """A count from an environment variable, such as RANK or WORLD_SIZE, which torchrun sets.
 
     >>> environment_count("NOT_SET", 1)
     1
     """
     value = os.environ.get(name) or str(default)
     if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise ValueError(f"the environment variable {name} must be a number, as torchrun sets it, got {value!r}")
+        raise ValueError(f"the environment variable {name} must be a number, as set by torchrun, got {value!r}")
     return int(value)
 
 
 def check_range(what: str, *tensors: Tensor) -> None:
-    """Require products to have stayed within the range of their dtype.
+    """Require results to be within the range of their dtype.
 
     >>> check_range("a multiple of the form", torch.full((2,), 6e4, dtype=torch.float16) * 2)
     Traceback (most recent call last):
-    OverflowError: a multiple of the form is beyond the range of float16, ±6.6e+04: convert to a wider dtype before
+    OverflowError: a multiple of the form is beyond the range of float16, ±6.6e+04: convert to a wider dtype first
     """
     for tensor in tensors:
         if _not_finite(what, tensor):
             limit, dtype = torch.finfo(tensor.dtype).max, str(tensor.dtype).removeprefix("torch.")
-            raise OverflowError(f"{what} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype before")
+            raise OverflowError(f"{what} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype first")
 
 
 def _not_finite(name: str, value: Tensor) -> int:
-    """How many values are NaN or infinite."""
+    """The number of values that are NaN or infinite."""
     if value.is_meta:
         return 0
     try:
-        # A finite sum has finite terms: one pass, and no mask as large as the tensor unless something is wrong.
+        # A finite sum has finite terms: one pass, and no mask of the tensor's size unless something is wrong.
         return 0 if bool(value.sum().isfinite()) else int((~torch.isfinite(value)).sum())
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
-        raise RuntimeError(f"{name} is batched by vmap, which a Form cannot be: give it leading dimensions") from None
+        raise RuntimeError(f"{name} is batched by vmap, which Form does not support: use leading dimensions") from None
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
@@ -82,12 +82,12 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 
 
 def broadcast(*shapes: torch.Size) -> torch.Size:
-    """The shape that shapes broadcast to; unlike torch's own, it does not import a symbolic algebra to find out."""
+    """The shape that shapes broadcast to; unlike torch's own function, it does not import SymPy."""
     return torch.Size(np.broadcast_shapes(*shapes))
 
 
 def check_batches(**shapes: torch.Size) -> torch.Size:
-    """Require leading dimensions that broadcast, and return what they broadcast to.
+    """Require leading dimensions that broadcast, and return the shape that they broadcast to.
 
     >>> check_batches(x=torch.Size([5, 1]), form=torch.Size([5, 12]))
     torch.Size([5, 12])
@@ -95,8 +95,8 @@ def check_batches(**shapes: torch.Size) -> torch.Size:
     try:
         return broadcast(*shapes.values())
     except ValueError:
-        given = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-        raise ValueError(f"leading dimensions must broadcast, got {given}") from None
+        listed = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(f"leading dimensions must broadcast, got {listed}") from None
 
 
 def check_number(name: str, value: Any) -> None:
@@ -121,7 +121,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None, 
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Require one of a few names; a near miss is told which it resembles."""
+    """Require one of the given names; the error suggests the closest one."""
     if value not in choices:
         near = get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

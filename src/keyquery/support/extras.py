@@ -1,11 +1,11 @@
-"""Optional packages: imported when they are needed, and where one is missing, the error names its extra."""
+"""Optional packages: imported on use; if one is missing, the error names the extra to install."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-# By the name of the module: what pip calls the package, and the extra of keyquery that brings it.
+# Module name → name of the package on PyPI, and the extra of keyquery that installs it.
 EXTRAS = {
     "PIL": ("Pillow", "images"),
     "distributed": ("dask", "survey"),
@@ -28,7 +28,16 @@ EXTRAS = {
 
 
 def optional(module: str, what: str, package: str | None = None) -> Any:
-    """A module of an optional package, for `what` needs it; `package` is another whose extra brings it.
+    """Import a module of an optional package.
+
+    Parameters
+    ----------
+    module
+        The module to import.
+    what
+        The feature that needs it, for the error message.
+    package
+        Another package whose extra installs it. Default: the package of the module.
 
     >>> optional("matplotlib.colors", "plot").to_hex("red")
     '#ff0000'
@@ -37,9 +46,9 @@ def optional(module: str, what: str, package: str | None = None) -> Any:
         return import_module(module)
     except ImportError as error:
         root = module.partition(".")[0]
-        called, extra = EXTRAS.get(module) or EXTRAS[package or root]
+        distribution, extra = EXTRAS.get(module) or EXTRAS[package or root]
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
-        if missing in (root, called):
-            raise ImportError(f"{what} needs {called}: pip install 'keyquery[{extra}]'") from None
-        # It is there, and something else is wrong: what it needs itself is missing, or has another version.
-        raise ImportError(f"{what} needs {called}, which cannot be imported: {error}") from error
+        if missing in (root, distribution):
+            raise ImportError(f"{what} needs {distribution}: pip install 'keyquery[{extra}]'") from None
+        # It is installed, but one of its own dependencies is missing or has the wrong version.
+        raise ImportError(f"{what} needs {distribution}, which cannot be imported: {error}") from error

@@ -1,4 +1,4 @@
-"""What a reading of a file must hold, by the fields and types of its class: checked before one is built."""
+"""Check the content of a reading's file against the fields and types of its class, before it is constructed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-# Places by which reports lay out grids: (key, largest value).
+# Indices that determine the size of grids in reports, and their largest values.
 PLACES = {"layer": 4095, "layers": 4096, "head": 4095, "target": 10**6}
-WORDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 
 
 def check_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
-    """Require the fields of a dataclass, none besides, and each of its type; places within bounds.
+    """Require exactly the fields of a dataclass, each of its type, with indices within bounds.
 
     >>> check_fields(kq.Reading, {"provenance": [1]})
     Traceback (most recent call last):
@@ -21,18 +21,18 @@ def check_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
     """
     known = {f.name: f for f in fields(cls)}
     if unknown := sorted(set(data) - set(known)):
-        raise ValueError(f"it has no field {unknown[0]!r:.60}; its fields are {', '.join(known)}")
+        raise ValueError(f"unknown field {unknown[0]!r:.60}; its fields are {', '.join(known)}")
     hints, nullable = get_type_hints(cls), getattr(cls, "nullable", ())
     for name, f in known.items():
         if name not in data and f.default is MISSING and f.default_factory is MISSING:
-            raise ValueError(f"it lacks the field {name!r}")
+            raise ValueError(f"the field {name!r} is missing")
         if name in data and not (data[name] is None and name in nullable):
             _check(data[name], hints[name], name)
     check_places(data, "")
 
 
 def check_places(value: Any, where: str) -> None:
-    """Refuse layers, heads and targets beyond what a report could lay out."""
+    """Refuse indices of layers, heads and targets that are too large for a report."""
     if isinstance(value, dict):
         for key, item in value.items():
             most = PLACES.get(key)
@@ -45,7 +45,7 @@ def check_places(value: Any, where: str) -> None:
 
 
 def _check(value: Any, hint: Any, where: str) -> None:
-    """Require plain data to be of a type, as JSON has it: a sequence is a list, a mapping an object."""
+    """Require plain JSON data to match a type hint: a sequence is a list, a mapping an object."""
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         _check_any(value, inner, where)
@@ -78,6 +78,6 @@ def _check_any(value: Any, hints: Sequence[Any], where: str) -> None:
 
 def _require(right: bool, words: str, value: Any, where: str) -> None:
     if not right:
-        if isinstance(value, (list, dict)):  # the first of them, which may be many
+        if isinstance(value, (list, dict)):  # show only the first items
             value = dict(list(value.items())[:3]) if isinstance(value, dict) else value[:3]
         raise ValueError(f"{where} must be {words}, got {value!r:.60}")

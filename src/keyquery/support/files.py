@@ -1,4 +1,4 @@
-"""Texts that are read, and files that are written, whole or not at all."""
+"""Reading of text files within limits, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MIB = 2**20
-WHOLE = 1024 * MIB  # of a file that is read whole
-# What a packed file may come to, so that a small one cannot fill the memory: so many bytes, and so many times its own.
+WHOLE = 1024 * MIB  # size limit of a file that is read at once
+# Limit on decompressed size, so that a small file cannot fill the memory: at least UNPACKED, or RATIO times its size.
 UNPACKED, RATIO = 16 * MIB, 100
-INPUT = 64 * MIB  # of standard input
-DICTIONARY = 256 * MIB  # that an .xz file may ask for; the largest that xz makes by itself is a quarter of it
+INPUT = 64 * MIB  # size limit of standard input
+DICTIONARY = 256 * MIB  # memory limit of an .xz file's dictionary; xz itself writes at most a quarter of it
 UNPACK: dict[str, Callable[[], Any]] = {
     ".xz": lambda: lzma.LZMADecompressor(memlimit=DICTIONARY),
     ".gz": lambda: zlib.decompressobj(wbits=31),
 }
-BLOCK, PART = 2**19, 2**14  # bytes of a file, as it lies there, that are one piece of text; and that are read at a time
-LONGEST = 2**24  # letters of a line in a table
-LINES = 1_000_000  # of a packed text, and two for each of its bytes
+BLOCK, PART = 2**19, 2**14  # bytes on disk per piece of text, and bytes per read
+LONGEST = 2**24  # characters of a line in a table
+LINES = 1_000_000  # limit on lines of a compressed text, plus two per byte of the file
 BREAKS = [sign.encode() for sign in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
-MARK = re.compile(r"[0-9a-f]{32}")  # what the temporary names of one run end in
+MARK = re.compile(r"[0-9a-f]{32}")  # suffix of the temporary file names of one run
 
 
 def regular(path: str | Path) -> Path:
-    """A path to a regular file: folders are refused, and devices and pipes, which may never end.
+    """Require the path of a regular file: folders are refused, and devices and pipes, which may never end.
 
     >>> regular("/dev/null")
     Traceback (most recent call last):
     ValueError: /dev/null is a device or a pipe; expected a regular file
     """
     path = Path(path)
-    if not os.path.exists(path):  # a Path raises for names that are too long, such as a text itself
-        raise FileNotFoundError(f"there is no file {str(path)[:300]}")
+    if not os.path.exists(path):  # Path.exists raises for names that are too long, such as a text itself
+        raise FileNotFoundError(f"file not found: {str(path)[:300]}")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; expected a file")
     if not path.is_file():
@@ -51,21 +51,21 @@ def regular(path: str | Path) -> Path:
 
 
 def read_bytes(path: str | Path, most: int = WHOLE) -> bytes:
-    """The bytes of a regular file of at most so many.
+    """Read a regular file of at most `most` bytes.
 
     >>> len(read_bytes("docs/index.md")) > 0
     True
     """
     path = regular(path)
     if (size := path.stat().st_size) > most:
-        raise ValueError(f"{path} has {size} bytes; at most {most} are read whole")
+        raise ValueError(f"{path} has {size} bytes, more than the limit of {most}")
     return path.read_bytes()
 
 
 def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = None) -> str:
-    """The text of a file, unpacked where its name ends in .xz or .gz, without a byte-order mark; `-` is standard input.
+    """Read a text file without its byte-order mark; .xz and .gz are decompressed, and `-` is standard input.
 
-    A line of more than `longest` letters is refused: what cuts it at commas would make an object of each.
+    A line of more than `longest` characters is refused, since splitting it could create too many objects.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = N
     if str(path) == "-":
         data = _standard_input()
     elif not os.path.exists(path):
-        raise FileNotFoundError(f"there is no file {str(path)[:300]}: a text is given as the path of its file")
+        raise FileNotFoundError(f"file not found: {str(path)[:300]} (expected the path of a text file)")
     elif path.suffix in UNPACK:
         with regular(path).open("rb") as file:
             data = b"".join(_unpacked(path, file))
@@ -85,22 +85,22 @@ def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = N
     else:
         data = read_bytes(path)
     if b"\0" in data and encoding == "utf-8":
-        raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
+        raise ValueError(f"{path} is not UTF-8 text: it contains NUL bytes, as UTF-16 does")
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        found = f"byte {data[error.start]:#04x} at {error.start}"
-        raise ValueError(f"{path} is not {encoding.upper()} text: {found}") from None
+        problem = f"byte {data[error.start]:#04x} at {error.start}"
+        raise ValueError(f"{path} is not {encoding.upper()} text: {problem}") from None
     if longest is not None:
         _check_length(path, text, longest)
     return text.removeprefix("\ufeff")
 
 
 def _check_lines(path: Path, data: bytes) -> None:
-    """Refuse a packed text of far more lines than bytes: what splits it would make an object of each."""
+    """Refuse a compressed text with far more lines than bytes, since splitting it would create too many objects."""
     most = LINES + 2 * path.stat().st_size
     if sum(map(data.count, BREAKS)) > most:
-        raise ValueError(f"{path} unpacks to more than {most} lines, which is refused: unpack it yourself")
+        raise ValueError(f"{path} decompresses to more than the limit of {most} lines: decompress it first")
 
 
 def _check_length(path: Path, text: str, longest: int) -> None:
@@ -108,21 +108,21 @@ def _check_length(path: Path, text: str, longest: int) -> None:
     while len(text) - start > longest:
         end = max(text.rfind(sign, start, start + longest + 1) for sign in "\n\r")
         if end < 0:
-            raise ValueError(f"{path} has a line of more than {longest} letters, which is refused")
+            raise ValueError(f"{path} has a line longer than the limit of {longest} characters")
         start = end + 1
 
 
 def _standard_input() -> bytes:
     data = sys.stdin.buffer.read(INPUT + 1)
     if len(data) > INPUT:
-        raise ValueError(f"standard input has more than {INPUT} bytes, which are not read: give a file")
+        raise ValueError(f"standard input is longer than the limit of {INPUT} bytes: use a file")
     return data
 
 
 def text_pieces(path: str | Path) -> Iterator[str]:
-    """The text of a file piece by piece, so that it may be larger than memory: `count_pieces` of them.
+    """Read a text file in `count_pieces` pieces, so that it may be larger than memory.
 
-    Unpacked and checked as by `read_text`; pieces end anywhere, also within a word.
+    Decompressed and checked as in `read_text`; pieces may end within a word.
 
     >>> "".join(text_pieces("docs/index.md")) == read_text("docs/index.md")
     True
@@ -142,7 +142,7 @@ def text_pieces(path: str | Path) -> Iterator[str]:
 
 
 def count_pieces(path: str | Path) -> int:
-    """How many pieces `text_pieces` gives: one for each half of a MiB, as the file lies there.
+    """The number of pieces of `text_pieces`: one per half MiB on disk.
 
     >>> count_pieces("docs/index.md")
     1
@@ -152,42 +152,41 @@ def count_pieces(path: str | Path) -> int:
 
 def _decoded(path: Path, decoder: Any, data: bytes, final: bool = False) -> str:
     if b"\0" in data:
-        raise ValueError(f"{path} is not UTF-8 text: it holds NUL bytes, as UTF-16 does")
+        raise ValueError(f"{path} is not UTF-8 text: it contains NUL bytes, as UTF-16 does")
     try:
         text: str = decoder.decode(data, final)
     except UnicodeDecodeError as error:
-        found = f"byte {error.object[error.start]:#04x}"
-        raise ValueError(f"{path} is not UTF-8 text: {found}") from None
+        raise ValueError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x}") from None
     return text
 
 
 def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
-    """The content of a packed file, of one stream or of several, part by part, up to what it may come to."""
-    most, made, data = room_for(path.stat().st_size), 0, raw.read(PART)
+    """Decompress a file of one or more streams part by part, up to its size limit."""
+    most, size, data = room_for(path.stat().st_size), 0, raw.read(PART)
     try:
         while data:
             stream = UNPACK[path.suffix]()
             while not stream.eof:
                 part = stream.decompress(data, MIB)
-                made += len(part)
-                if made > most:
-                    raise ValueError(f"{path} unpacks to more than {most} bytes, which is refused: unpack it yourself")
+                size += len(part)
+                if size > most:
+                    raise ValueError(f"{path} decompresses to more than the limit of {most} bytes: decompress it first")
                 yield part
-                # What is not taken yet is kept by zlib outside, by lzma inside.
+                # Input that is not consumed yet is returned by zlib, and kept internally by lzma.
                 data = stream.unconsumed_tail if path.suffix == ".gz" else b""
                 if not stream.eof and not data and (path.suffix == ".gz" or stream.needs_input):
                     data = raw.read(PART)
                     if not data:
-                        raise ValueError(f"{path} is no whole {path.suffix} file: it ends early")
+                        raise ValueError(f"{path} is not a valid {path.suffix} file: it ends early")
             data = stream.unused_data.lstrip(b"\0")  # padding
             while not data and (more := raw.read(PART)):
                 data = more.lstrip(b"\0")
     except (lzma.LZMAError, zlib.error) as error:
-        raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+        raise ValueError(f"{path} is not a valid {path.suffix} file: {error}") from None
 
 
 def room_for(size: int, least: int | None = None) -> int:
-    """How many bytes a packed file of this size may come to: 100 times its own, or `least` (default: 16 MiB).
+    """Limit on the decompressed size of a file: 100 times its size, but at least `least` (default: 16 MiB).
 
     >>> room_for(0), room_for(10_000_000)
     (16777216, 1000000000)
@@ -196,30 +195,28 @@ def room_for(size: int, least: int | None = None) -> int:
 
 
 def beside(folder: str | Path, name: str) -> Path:
-    """Where a file of this name lies in a folder; a link that leads out of the folder is refused.
+    """The path of a file in a folder; names and links that lead out of the folder are refused.
 
-    Links into the `blobs` of the Hugging Face hub's cache are followed: that is how its library keeps models.
+    Links into the `blobs` of the Hugging Face hub cache are followed, since that is how the cache stores models.
 
     >>> beside("docs", "index.md").name
     'index.md'
     >>> beside("docs", "../README.md")
     Traceback (most recent call last):
-    ValueError: docs names '../README.md', which is no file in it: refused
+    ValueError: docs names '../README.md', which is not a file in it: refused
     """
     folder = Path(folder)
     if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
-        raise ValueError(f"{folder} names {name!r}, which is no file in it: refused")
+        raise ValueError(f"{folder} names {name!r}, which is not a file in it: refused")
     here, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
     blob = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
     if here not in real.parents and not blob:
-        raise ValueError(
-            f"{folder / name} is a link that leads out of its folder, to {real}: refused; put a copy in its place"
-        )
+        raise ValueError(f"{folder / name} is a link out of its folder, to {real}: refused; replace it by a copy")
     return folder / name
 
 
 def find_packed(folder: str | Path, name: str) -> Path:
-    """The file of this name in a folder, as it is or packed.
+    """The file of this name in a folder, plain or compressed.
 
     >>> find_packed("docs", "index.md").name
     'index.md'
@@ -227,34 +224,34 @@ def find_packed(folder: str | Path, name: str) -> Path:
     for ending in ("", *UNPACK):
         if (path := Path(folder, name + ending)).is_file():
             return path
-    raise FileNotFoundError(f"{folder} holds no {name}, {' or '.join(name + ending for ending in UNPACK)}")
+    raise FileNotFoundError(f"{folder} has no {name}, {' or '.join(name + ending for ending in UNPACK)}")
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Refuse what could not be written later: a file that exists (unless forced), and what is no file or has no folder.
+    """Refuse a path that could not be written later: an existing file (unless forced), or a path without a folder.
 
     >>> check_target(Path("/none/heads.json"), force=False)
     Traceback (most recent call last):
-    FileNotFoundError: no folder /none to write heads.json into
+    FileNotFoundError: no folder /none to write heads.json to
     """
     real = _target(path)
     if real.exists() and not force:
-        raise FileExistsError(f"{path} exists; --force replaces it")
+        raise FileExistsError(f"{path} already exists; use --force to replace it")
     if not real.parent.is_dir():
-        raise FileNotFoundError(f"no folder {real.parent} to write {path.name} into")
+        raise FileNotFoundError(f"no folder {real.parent} to write {path.name} to")
     if not os.access(real.parent, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be written: no permission to write into {real.parent}")
+        raise PermissionError(f"{path} cannot be written: no write permission for {real.parent}")
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write to a temporary name beside `path` and rename; an interrupt leaves the old file as it was."""
+    """Write a file atomically: to a temporary file in the same folder, which is then renamed."""
     write_all({path: text})
 
 
 def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> None:
-    """Write several files, all or none: each to a temporary name first, then all are renamed.
+    """Write several files, all or none: each to a temporary file first, then all are renamed.
 
-    Temporary names end in `mark`, so that `remove_temporaries` can delete what a killed process left.
+    Temporary file names end in `mark`, so that `remove_temporaries` can delete what a killed process left.
     """
     written: dict[str, Path] = {}
     try:
@@ -263,7 +260,7 @@ def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> Non
             try:
                 _write_beside(real, content, written, mark)
             except OSError as error:
-                # The temporary name would mean nothing to the user.
+                # Not the original error, which names the temporary file.
                 raise OSError(f"{path} could not be written: {error.strerror or error}") from None
         while written:
             name, real = next(iter(written.items()))
@@ -275,16 +272,16 @@ def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> Non
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """Add a line to a file, or make the file of it."""
+    """Append a line to a file, which is created if needed."""
     with _target(Path(path)).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
 
 @contextmanager
 def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
-    """A temporary name beside `path` for what writes files by itself; renamed to `path` where nothing went wrong.
+    """A temporary path for code that writes a file itself; renamed to `path` on success.
 
-    The temporary name ends in `mark`, as in `write_all`.
+    The temporary file name ends in `mark`, as in `write_all`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -310,9 +307,9 @@ def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
 
 
 def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
-    """Delete temporary files of processes that were killed: those whose names end in a mark of theirs, nothing else.
+    """Delete temporary files of killed processes: only those whose names end in one of the marks.
 
-    A mark is 32 random hexadecimal digits (`secrets.token_hex(16)`): no file of anyone else ends in it.
+    A mark is 32 random hexadecimal digits (`secrets.token_hex(16)`), so that no unrelated file ends in it.
 
     >>> remove_temporaries(["bak"], [Path("docs")])
     Traceback (most recent call last):
@@ -329,7 +326,7 @@ def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:
-    """Records as CSV under a header of all their keys; what a record lacks stays empty.
+    """Records as CSV, with a header of all their keys; missing values are empty.
 
     >>> csv_text([{"head": 0}, {"head": 1, "position": 0.5}])
     'head,position\\n0,\\n1,0.5\\n'
@@ -343,10 +340,10 @@ def csv_text(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _target(path: Path) -> Path:
-    """The file that is meant, links followed: a link stays a link, to the new content."""
+    """The file that a path refers to, with links followed, so that a link remains and its target is replaced."""
     real = Path(os.path.realpath(path))
     if real.is_symlink():
-        raise ValueError(f"{path} is a link that leads back to itself")
+        raise ValueError(f"{path} is a circular link")
     if real.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file")
     if real.exists() and not real.is_file():

@@ -1,6 +1,6 @@
-"""Packages beside this one that add commands, and kinds of readings with their displays.
+"""Plug-ins: other packages that add commands, and kinds of readings with their displays.
 
-A package names them by entry points: in the group `keyquery.commands` a typer application per command, in the group
+A package registers them by entry points: in the group `keyquery.commands` a typer application per command, in the group
 `keyquery.plugins` a module with `KINDS` (kind → module of its class) and `DISPLAYS` (kind → `report.registry.Display`).
 """
 
@@ -15,18 +15,18 @@ _REGISTERED: list[ModuleType] = []
 
 
 def register(plugin: ModuleType) -> None:
-    """Add a plugin that is not installed, such as one that runs from its source tree."""
+    """Add a plug-in that is not installed, such as one that runs from its source tree."""
     if plugin not in _REGISTERED:
         _REGISTERED.append(plugin)
 
 
 def plugins() -> list[ModuleType]:
-    """Modules with `KINDS` and `DISPLAYS`, of installed packages and of registered ones."""
+    """Modules with `KINDS` and `DISPLAYS`, from installed packages and from `register`."""
     return list(dict.fromkeys([*_installed(), *_REGISTERED]))
 
 
 def commands() -> dict[str, Any]:
-    """Typer applications of installed packages, by the name of their command."""
+    """Typer applications of installed packages, by command name."""
     return {entry.name: entry.load() for entry in entry_points(group="keyquery.commands")}
 
 

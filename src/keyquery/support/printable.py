@@ -1,4 +1,4 @@
-"""Texts from files, made safe and short for a terminal."""
+"""Make text from untrusted files safe and short for a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 D = TypeVar("D")
-NAME = 80  # letters of a name within a message of the library
-BRIEF, REPR = 60, 240  # letters of a value in the repr of what holds it, and of the whole
-WORD, TEXT, MESSAGE = 240, 400, 2000  # letters of a word in any message, of a text of a reading, of a whole message
-# What this library draws with, for terminals that cannot show it; each part of a bar keeps a sign of its own.
+NAME = 80  # characters of a name within a message of the library
+BRIEF, REPR = 60, 240  # characters of a value within a repr, and of the whole repr
+WORD, TEXT, MESSAGE = 240, 400, 2000  # characters of a word in any message, of a text in a reading, of a whole message
+# ASCII replacements of the symbols that reports use, for terminals that lack them; parts of bars stay distinct.
 ASCII = {
     "█": "#", "▓": "=", "▒": "-", "▞": "/", "░": ".", "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-",
     "×": "x", "·": ".", "±": "+-", "≥": ">=", "≤": "<=", "²": "^2", "³": "^3", "‖": "||", "’": "'", "‘": "'", "“": '"',
@@ -23,10 +23,10 @@ ASCII = {
 
 
 def printable(text: str, most: int | None = None) -> str:
-    r"""A text that a terminal shows and does not obey, in one line; of more than `most` letters, its two ends.
+    r"""Text as one line that is safe for a terminal; if longer than `most` characters, its middle is cut out.
 
-    Control characters (C0, C1), line ends, bidirectional overrides, surrogates and whatever else shows nothing are
-    written as Python escapes them.
+    Control characters (C0, C1), line ends, bidirectional overrides, surrogates and other invisible characters are
+    escaped as in Python.
 
     >>> printable("\x1b]0;title\x07 \u202egpj.exe")
     '\\x1b]0;title\\x07 \\u202egpj.exe'
@@ -41,7 +41,7 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def message(text: str) -> str:
-    """An error message as a terminal is shown it: in one line, with long names in it, and the whole, shortened.
+    """An error message for the terminal: one line, with long words and the whole shortened.
 
     >>> message("no file " + "x" * 5000 + ":\\n  give another")[-30:]
     'xxxxxxxxxxxxxxxx: give another'
@@ -50,19 +50,19 @@ def message(text: str) -> str:
 
 
 def brief(value: Any, most: int = BRIEF) -> str:
-    """The repr of a value in a line; of a list or mapping that is longer, how many there are.
+    """The repr of a value on one line; of a long list or mapping, the number of items.
 
     >>> brief([1.0] * 100), brief(torch.eye(2)), brief("x" * 100, 9)
     ('[… 100]', 'tensor([[1., 0.], [0., 1.]])', "'xxx…xxx'")
     """
-    said = " ".join(repr(value).split())
-    if len(said) > most and isinstance(value, (list, tuple, dict)):
+    text = " ".join(repr(value).split())
+    if len(text) > most and isinstance(value, (list, tuple, dict)):
         return f"{{… {len(value)}}}" if isinstance(value, dict) else f"[… {len(value)}]"
-    return printable(said, most)
+    return printable(text, most)
 
 
 def printable_data(value: Any, most: int | None = None) -> Any:
-    """Plain data, as of a Reading, with every text in it made printable.
+    """Plain data, as in a Reading, with every string in it made printable.
 
     >>> printable_data({"name": ["a\\tb", 1.5]})
     {'name': ['a\\\\tb', 1.5]}
@@ -71,25 +71,25 @@ def printable_data(value: Any, most: int | None = None) -> Any:
         return printable(value, most)
     if isinstance(value, Mapping):
         return {printable_data(key, most): printable_data(item, most) for key, item in value.items()}
-    if isinstance(value, list) and not set(map(type, value)) <= {float, int}:  # spectra are long, and numbers
+    if isinstance(value, list) and not set(map(type, value)) <= {float, int}:  # skips long spectra
         return [printable_data(item, most) for item in value]
     return value
 
 
 def printable_copy(record: D, most: int | None = None) -> D:
-    """A copy of a dataclass of plain data, such as a Reading, with every text in it made printable.
+    """A copy of a dataclass of plain data, such as a Reading, with every string in it made printable.
 
     >>> printable_copy(kq.Reading(provenance={"model": "a\\tb"}))
     Reading(provenance={'model': 'a\\\\tb'})
     """
     shown = copy(record)
-    for each in fields(record):  # type: ignore[arg-type]
-        object.__setattr__(shown, each.name, printable_data(getattr(record, each.name), most))
+    for entry in fields(record):  # type: ignore[arg-type]
+        object.__setattr__(shown, entry.name, printable_data(getattr(record, entry.name), most))
     return shown
 
 
 def spell_out() -> None:
-    """Let standard output and error spell out in ASCII what their encoding lacks, where they would raise."""
+    """Make standard output and error write characters that their encoding lacks in ASCII, instead of raising."""
     codecs.register_error("keyquery", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Progress of long computations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from keyquery.support.printable import printable
 
-WIDE = 60  # letters of what is gone through
-# Takes what is gone through, what to call it, and how many there are; gives the same things back, watched.
+WIDE = 60  # characters of a description
+# (items, description, number of items) → the same items, wrapped to show progress.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-    """Progress that nobody watches.
+    """Show no progress.
 
     >>> list(silent([1, 2], "reading", 2))
     [1, 2]
@@ -23,7 +23,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 
 def bar(items: Iterable[Any], what: str, total: int) -> Generator[Any, None, None]:
-    """A bar on stderr, in a terminal or a notebook; elsewhere nothing. Whoever does not reach the end closes it.
+    """Show a bar on stderr in a terminal or notebook, else nothing; a caller that stops early must close it.
 
     >>> list(bar([1, 2], "reading", 2))
     [1, 2]
@@ -33,14 +33,14 @@ def bar(items: Iterable[Any], what: str, total: int) -> Generator[Any, None, Non
     from rich.progress import track
 
     console = Console(stderr=True)
-    seen = console.is_terminal or console.is_jupyter
-    called = escape(printable(what, WIDE))
-    yield from track(items, called, total, console=console, transient=True, disable=not seen)
+    visible = console.is_terminal or console.is_jupyter
+    description = escape(printable(what, WIDE))
+    yield from track(items, description, total, console=console, transient=True, disable=not visible)
 
 
 @contextmanager
 def bars(wanted: bool) -> Iterator[Progress]:
-    """Bars where they are wanted, gone when the block ends, however it ends.
+    """Progress bars if `wanted`, all closed when the block ends.
 
     >>> with bars(wanted=True) as progress:
     ...     list(progress([1, 2], "reading", 2))
@@ -55,5 +55,5 @@ def bars(wanted: bool) -> Iterator[Progress]:
     try:
         yield watch if wanted else silent
     finally:
-        for one in opened:
-            one.close()
+        for generator in opened:
+            generator.close()

@@ -1,4 +1,4 @@
-"""How far two figures rise together, whatever their scale."""
+"""Rank correlation of two variables."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 
 def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float | None:
-    """Spearman's rank correlation; None where one of the two does not change.
+    """Spearman's rank correlation; None if one of the two is constant.
 
     >>> spearman([1, 2, 3], [10, 30, 20])
     0.5
     """
-    one, other = (_ranks(np.asarray(values, dtype=np.float64)) for values in (x, y))
-    spread = np.sqrt((one @ one) * (other @ other))
-    return float(one @ other / spread) if spread > 0 else None
+    x_ranks, y_ranks = (_ranks(np.asarray(values, dtype=np.float64)) for values in (x, y))
+    norm = np.sqrt((x_ranks @ x_ranks) * (y_ranks @ y_ranks))
+    return float(x_ranks @ y_ranks / norm) if norm > 0 else None
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks about their mean; equal values share the mean of theirs."""
+    """Centred ranks; tied values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: np.ndarray = (np.cumsum(counts) - counts / 2)[inverse] - len(values) / 2
     return ranks

@@ -1,4 +1,4 @@
-"""How sure a difference is: confidence intervals of a mean, by Student's t."""
+"""Confidence intervals of a mean, by Student's t."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean change, and where the true one lies in 95 of 100 such measurements."""
+    """A mean change and its 95 % confidence interval."""
 
     change: float
     low: float
@@ -22,7 +22,7 @@ class Interval(NamedTuple):
 
 
 def paired(before: Float[Tensor, " n"], after: Float[Tensor, " n"]) -> Interval:
-    """The mean of after − before, d̄ ± t·s/√n, over n pairs that are independent of one another.
+    """The mean of after − before, d̄ ± t·s/√n, over n independent pairs.
 
     >>> paired(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0, 4.0]))
     Interval(change=1.0, low=1.0, high=1.0)
@@ -36,21 +36,21 @@ def paired(before: Float[Tensor, " n"], after: Float[Tensor, " n"]) -> Interval:
 
 
 def together(intervals: Sequence[Interval]) -> Interval:
-    """The interval of the mean of k independent changes: half-widths h add in squares, √(Σ h²)/k.
+    """The interval of the mean of k independent changes, with half-width √(Σ h²)/k of their half-widths h.
 
     >>> together([Interval(1.0, 0.0, 2.0), Interval(3.0, 3.0, 3.0)])
     Interval(change=2.0, low=1.5, high=2.5)
     """
     k = len(intervals)
-    mean = sum(one.change for one in intervals) / k
-    half = math.hypot(*((one.high - one.low) / 2 for one in intervals)) / k
+    mean = sum(each.change for each in intervals) / k
+    half = math.hypot(*((each.high - each.low) / 2 for each in intervals)) / k
     return Interval(mean, mean - half, mean + half)
 
 
 def student(freedom: int, level: float = LEVEL) -> float:
-    """t such that |T| ≤ t with probability `level`, T of Student's distribution with ν = `freedom` degrees.
+    """Two-sided quantile of Student's t: |T| ≤ t with probability `level`, at ν = `freedom` degrees of freedom.
 
-    Closed forms for ν = 1 and 2, beyond them the expansion in 1/ν about the normal quantile z, true to 0.2 %.
+    Closed forms for ν = 1 and 2, else the expansion in 1/ν about the normal quantile z, accurate to 0.2 %.
 
     >>> round(student(1), 3), round(student(10), 3)
     (12.706, 2.228)

@@ -1,4 +1,4 @@
-"""Many checkpoints, many machines: `run` looks at all of them, and goes on where it was broken off."""
+"""Surveys of many checkpoints, on one machine or a cluster: `run` analyses all of them and resumes if interrupted."""
 
 from keyquery.survey.reading import Survey
 from keyquery.survey.run import run

@@ -1,6 +1,6 @@
-"""Who does the work: this process, the cores of this machine, or a Dask cluster, each as a concurrent.futures.Executor.
+"""Backends that run jobs: this process, local worker processes or a Dask cluster, each via concurrent.futures.Executor.
 
-Workers, and the scheduler, may be lost at any time. What was under way is then done again, and nothing else.
+Workers and the scheduler may die at any time; only the jobs that were running are then repeated.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from keyquery.checkpoints.sources import first_line
 from keyquery.support.extras import optional
 from keyquery.survey.worker import Job, perform
 
-PAUSE = 5.0  # seconds without a result after which a crew is asked whether it is still there
-ANSWER = 10  # seconds in which a scheduler must
-PATIENCE = 120.0  # seconds for a scheduler to come back
-DEATHS = 3  # of workers that had nothing else to do, from which on a job is at fault
+PAUSE = 5.0  # seconds without a result after which the backend is checked
+ANSWER = 10  # seconds within which a scheduler must answer
+PATIENCE = 120.0  # seconds to wait for a lost scheduler to come back
+DEATHS = 3  # worker deaths with only this job running, after which the job is given up
 
 
 @runtime_checkable
-class Crew(Protocol):
-    """Workers behind an Executor that is opened anew when it is lost."""
+class Backend(Protocol):
+    """Workers behind an Executor, which is reopened when it is lost."""
 
-    ahead: int  # jobs that are handed out at a time
-    alone: bool  # whether all jobs are lost with one worker, so that whose fault it was shows only alone
-    lost: tuple[type[BaseException], ...]  # errors of a crew that is gone
-    fatal: tuple[type[BaseException], ...]  # errors that say: this job has killed its workers
+    ahead: int  # jobs that are submitted at a time
+    alone: bool  # whether one dead worker loses all jobs, so that suspects must be retried one at a time
+    lost: tuple[type[BaseException], ...]  # errors that mean that the executor is gone
+    fatal: tuple[type[BaseException], ...]  # errors that mean that the job has killed its workers
 
     def open(self, anew: bool = False) -> Executor:
-        """The executor; another one, if the last was lost."""
+        """The executor; with `anew`, a new one in place of a lost one."""
 
     def alive(self) -> bool:
-        """Whether those who were handed jobs still have them."""
+        """Whether submitted jobs are still held by the workers."""
 
     def close(self, now: bool = False) -> None:
-        """Let go of the workers; what waits is not begun, and `now` what is under way is not finished."""
+        """Release the workers: pending jobs are cancelled and, with `now`, running jobs are killed."""
 
 
-class Here(Executor):
-    """This process: a job is done when it is handed over."""
+class InlineExecutor(Executor):
+    """Runs each job in this process, as soon as it is submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it now."""
+        """Run the job and return its finished future."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -64,7 +64,7 @@ class Here(Executor):
 
 
 class Cores:
-    """Processes of this machine; one worker is this process itself."""
+    """Local worker processes; with one worker, this process itself."""
 
     def __init__(self, workers: int) -> None:
         self.workers, self.ahead, self.alone = workers, 2 * workers if workers > 1 else 1, True
@@ -78,15 +78,15 @@ class Cores:
             return self._pool
         self.close()
         context = get_context("spawn")  # a forked process would inherit the locks of this one's threads
-        self._pool = Here() if self.workers == 1 else ProcessPoolExecutor(self.workers, context, _begin)
+        self._pool = InlineExecutor() if self.workers == 1 else ProcessPoolExecutor(self.workers, context, _begin)
         return self._pool
 
     def alive(self) -> bool:
-        """A pool tells by itself that it is broken."""
+        """Always true: a pool raises by itself when it is broken."""
         return True
 
     def close(self, now: bool = False) -> None:
-        """Wait for what is under way, or `now` kill who does it; records are written whole or not at all."""
+        """Wait for running jobs or, with `now`, kill them; records are written completely or not at all."""
         if self._pool is not None:
             for process in list((getattr(self._pool, "_processes", None) or {}).values()) if now else ():
                 process.kill()
@@ -95,9 +95,9 @@ class Cores:
 
 
 class Cluster:
-    """The workers of a Dask scheduler; who they are, and how many, is Dask's own business."""
+    """The workers of a Dask scheduler, which Dask manages itself."""
 
-    ahead, alone = 2000, False  # jobs are small; but a scheduler is not asked to hold a million of them
+    ahead, alone = 2000, False  # jobs are small, but a scheduler should not hold millions of them
 
     def __init__(self, address: str, patience: float = PATIENCE) -> None:
         self._distributed = optional("distributed", "a scheduler")
@@ -113,7 +113,7 @@ class Cluster:
         self._workers = 0
 
     def open(self, anew: bool = False) -> Executor:
-        """An executor of the scheduler; one that was there before is waited for."""
+        """An executor of the scheduler; a scheduler that was lost is waited for."""
         if self._client is None or anew:
             self.close()
             self._connect(again=self._scheduler is not None)
@@ -124,48 +124,48 @@ class Cluster:
         until = time.monotonic() + (self.patience if again else 0)
         while True:
             try:
-                self._knock()
+                self._check_address()
                 self._client = self._distributed.Client(self.address, timeout=ANSWER, set_as_default=False)
                 self._scheduler = self._identity()
                 break
-            except Exception as error:  # an address that is none makes Dask raise whatever it stumbles over
+            except Exception as error:  # Dask raises errors of many types for an invalid address
                 self.close()
                 if time.monotonic() < until:
                     time.sleep(0.5)
                     continue
-                since = f" since {self.patience:.0f} seconds" if again else ""
-                kept = "; what is recorded stays, and the same command goes on" if again else ""
-                said = f"no Dask scheduler answers at {self.address!r}{since}{kept}"
+                since = f" for {self.patience:.0f} seconds" if again else ""
+                kept = "; recorded results are kept, and the same command resumes" if again else ""
+                problem = f"no answer from a Dask scheduler at {self.address!r}{since}{kept}"
                 if isinstance(error, OSError):
-                    raise ConnectionError(said) from None
+                    raise ConnectionError(problem) from None
                 expected = "expected an address such as tcp://host:8786"
-                raise ValueError(f"{said}: {expected} ({first_line(error)})") from None
+                raise ValueError(f"{problem}: {expected} ({first_line(error)})") from None
 
-    def _knock(self) -> None:
-        """Raise unless something answers: a Client that could not connect waits and complains when it is deleted."""
+    def _check_address(self) -> None:
+        """Raise unless something answers; a Client that cannot connect would block, and warn when it is deleted."""
 
         async def connect() -> None:
             how = self._distributed.Security().get_connection_args("client")
             opening = optional("distributed.comm", "a Dask cluster").connect(self.address, timeout=ANSWER, **how)
-            await (await asyncio.wait_for(opening, ANSWER)).close()  # who listens may say nothing
+            await (await asyncio.wait_for(opening, ANSWER)).close()  # whatever listens there may never answer
 
-        with ThreadPoolExecutor(1) as apart:  # this thread may have an event loop of its own, as in a notebook
-            apart.submit(asyncio.run, connect()).result()
+        with ThreadPoolExecutor(1) as thread:  # the current thread may already run an event loop, as in a notebook
+            thread.submit(asyncio.run, connect()).result()
 
     def alive(self) -> bool:
-        """Whether the scheduler is the same one: another knows nothing of our jobs."""
+        """Whether the scheduler is still the same one; a restarted scheduler has lost our jobs."""
         try:
-            found = self._identity()
+            identity = self._identity()
             if not self._workers:
                 logging.getLogger(__name__).warning("the scheduler at %s has no workers: waiting", self.address)
-            return found == self._scheduler
-        except Exception:  # closed, refused, too late: it is not there
+            return identity == self._scheduler
+        except Exception:  # closed, refused or timed out
             return False
 
     def close(self, now: bool = False) -> None:
-        """Leave the cluster; it stays. What waits there is cancelled."""
+        """Disconnect from the cluster, which keeps running; pending jobs are cancelled."""
         if self._client is not None:
-            with suppress(Exception):  # a scheduler that is gone cannot be told
+            with suppress(Exception):  # the scheduler may be gone
                 self._client.close(timeout=2)
             self._client = None
 
@@ -176,68 +176,68 @@ class Cluster:
         return str(facts["id"])
 
 
-def gather(crew: Crew, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Each job with what came of it, as they are done; `jobs` may grow meanwhile."""
-    flying: dict[Future[Any], Job] = {}
+def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Each job with its result, in the order in which they finish; `jobs` may grow meanwhile."""
+    running: dict[Future[Any], Job] = {}
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
     deaths: Counter[Job] = Counter()
-    executor = crew.open()
-    while jobs or flying:
+    executor = backend.open()
+    while jobs or running:
         try:
-            while jobs and _room(crew, jobs[0], flying.values(), deaths):
+            while jobs and _may_submit(backend, jobs[0], running.values(), deaths):
                 future = executor.submit(perform, jobs[0])
-                flying[future] = jobs.popleft()
+                running[future] = jobs.popleft()
                 future.add_done_callback(finished.put)
-            done = _next(crew, finished)
-            outcome = {} if done is None else _outcome(crew, done)
-        except crew.lost:
-            held = list(flying.values())
-            deaths.update(held)
-            guilty = crew.alone and len(held) == 1 and deaths[held[0]] >= DEATHS
-            flying, finished = {}, SimpleQueue()
-            executor = crew.open(anew=True)
-            if guilty:
-                yield held[0], {"broken": f"{DEATHS} workers were killed over it: is there too little memory?"}
+            done = _next(backend, finished)
+            outcome = {} if done is None else _outcome(backend, done)
+        except backend.lost:
+            interrupted = list(running.values())
+            deaths.update(interrupted)
+            give_up = backend.alone and len(interrupted) == 1 and deaths[interrupted[0]] >= DEATHS
+            running, finished = {}, SimpleQueue()
+            executor = backend.open(anew=True)
+            if give_up:
+                yield interrupted[0], {"broken": f"{DEATHS} workers died while processing it, maybe out of memory"}
             else:
-                jobs.extendleft(reversed(held))
+                jobs.extendleft(reversed(interrupted))
         else:
             if done is not None:
-                yield flying.pop(done), outcome
+                yield running.pop(done), outcome
 
 
-def _room(crew: Crew, job: Job, flying: Collection[Job], deaths: Counter[Job]) -> bool:
-    """Whether a job may be handed out. What was under way when a process died goes alone: whose fault was it?"""
-    if crew.alone and (deaths[job] or any(deaths[other] for other in flying)):
-        return not flying
-    return len(flying) < crew.ahead
+def _may_submit(backend: Backend, job: Job, running: Collection[Job], deaths: Counter[Job]) -> bool:
+    """Whether a job may be submitted; jobs that were running when a process died are retried one at a time."""
+    if backend.alone and (deaths[job] or any(deaths[other] for other in running)):
+        return not running
+    return len(running) < backend.ahead
 
 
-def _next(crew: Crew, finished: SimpleQueue[Future[Any]]) -> Future[Any] | None:
+def _next(backend: Backend, finished: SimpleQueue[Future[Any]]) -> Future[Any] | None:
     try:
         return finished.get(timeout=PAUSE)
     except Empty:
-        if crew.alive():
+        if backend.alive():
             return None
-        raise crew.lost[0] from None
+        raise backend.lost[0] from None
 
 
-def _outcome(crew: Crew, done: Future[Any]) -> dict[str, Any]:
+def _outcome(backend: Backend, done: Future[Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = done.result()
-    except crew.fatal as error:
+        outcome: dict[str, Any] = done.result()
+    except backend.fatal as error:
         return {"broken": f"its workers were killed: {' '.join(str(error).split())}"}
-    return found
+    return outcome
 
 
 def _begin() -> None:
-    """What a process does first: one thread, no interrupts but the survey's own, and no life beyond it."""
+    """Initialise a worker process: one thread, no interrupts of its own, and exit with the parent."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    above = parent_process()
-    assert above is not None
+    parent = parent_process()
+    assert parent is not None
 
     def follow() -> None:
-        above.join()
+        parent.join()
         os._exit(1)
 
     Thread(target=follow, daemon=True).start()

@@ -16,16 +16,25 @@ KINDS = {"layer": "int32", "head": "int32", "name": "string", "kind": "string", 
 HEAD = {name: KINDS[name] for name in PLACE} | {"causal": "bool_"}
 HEAD |= {f"{view}_{name}": "float64" for view in VIEWS for name in FIGURES}
 HEAD |= dict.fromkeys(("label", "evidence", "properties"), "string")
-GROUP = 65_536  # rows that are written at a time: many small models share a group
+GROUP = 65_536  # rows per row group: many small models share one
 
 
 def arrow(part: str = "pyarrow") -> Any:
-    """pyarrow, or a sentence that says where it is to be had."""
+    """Import pyarrow; if it is missing, the error names the extra to install."""
     return optional(part, "a survey")
 
 
 def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]], mark: str = "") -> int:
-    """Write the heads of models, each a row of facts and columns of heads; how many rows that were.
+    """Write the heads of all models to a Parquet file, and return the number of rows.
+
+    Parameters
+    ----------
+    path
+        The file to write.
+    models
+        Per model, its metadata and the columns of its heads.
+    mark
+        Suffix of the temporary file name, as in `support.files.write_all`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -35,7 +44,7 @@ def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str
     pa, parquet = arrow(), arrow("pyarrow.parquet")
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in (MODEL | HEAD).items()])
     count = 0
-    with writing(path, mark) as beside, parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
+    with writing(path, mark) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for tables in _groups(pa, schema, models):
             table = pa.concat_tables(tables).combine_chunks()
             writer.write_table(table, row_group_size=GROUP)
@@ -46,15 +55,15 @@ def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str
 def _groups(
     pa: Any, schema: Any, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]]
 ) -> Iterator[list[Any]]:
-    held: list[Any] = []
+    tables: list[Any] = []
     rows = 0
     for facts, heads in models:
         count = len(heads["layer"])
         columns = {name: [facts[name]] * count for name in MODEL} | {name: heads[name] for name in HEAD}
-        held.append(pa.table(columns, schema=schema))
+        tables.append(pa.table(columns, schema=schema))
         rows += count
         if rows >= GROUP:
-            yield held
-            held, rows = [], 0
-    if held:
-        yield held
+            yield tables
+            tables, rows = [], 0
+    if tables:
+        yield tables

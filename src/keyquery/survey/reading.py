@@ -1,4 +1,4 @@
-"""What a survey says across its models: over training, over size, over families."""
+"""The result of a survey: trends over training, model size and architecture."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from keyquery.reading import Reading
 from keyquery.support.rank_correlation import spearman
 
 FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "column_directionality", "rank_used")
-NUMBERS = {  # of each answer, but those that may be None
+NUMBERS = {  # numeric fields of each summary, except those that may be None
     "runs": ("steps", "first", "last", "start", "end", "change"),
     "sizes": ("models", "smallest", "largest", "slope"),
     "families": ("models", "heads", "symmetry", "lowest", "highest"),
 }
-SOME = 3  # sizes of a family, from which on a trend is told
+SOME = 3  # minimum number of model sizes for a trend
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey(Reading, kind="survey"):
-    """Many models, a row each; their runs, sizes and families; and those that could not be read."""
+    """One row per model; summaries of training runs, sizes and architectures; and models that could not be read."""
 
     units: ClassVar[Mapping[str, str]] = {
         "symmetry": "tr(M²)/‖M‖² of the weights, −1 skew to 1 symmetric, mean over heads",
-        "symmetry_folded": "the same, with biases and norm gains in it",
-        "symmetry_low": "a quarter of the heads is below; symmetry_high: a quarter is above",
-        "symmetry_together": "of the one M of all heads of a layer, median over layers",
-        "column_directionality": "of the one M of a layer, −1 columns to 1 rows stand out, median over layers",
+        "symmetry_folded": "the same with LayerNorm-folded weights and biases",
+        "symmetry_low": "lower quartile over heads; symmetry_high: upper quartile",
+        "symmetry_together": "symmetry of the summed M of all heads of a layer, median over layers",
+        "column_directionality": "of the summed M of a layer, −1 column outliers to 1 row outliers, median over layers",
         "rank_used": "effective rank over head width, mean over heads",
-        "parameters": "numbers in all tensors of the checkpoint",
-        "half": "first recorded step by which half of the change in symmetry is made",
-        "rises": "Spearman's rank correlation, −1 to 1, of symmetry with steps or with parameters",
-        "slope": "change of symmetry when parameters are ten times as many, least squares",
+        "parameters": "number of parameters in the checkpoint",
+        "half": "first recorded step with at least half of the total change in symmetry",
+        "rises": "Spearman rank correlation, −1 to 1, of symmetry with steps or with parameters",
+        "slope": "change of symmetry per tenfold increase in parameters, least squares",
     }
 
     nullable: ClassVar[tuple[str, ...]] = ("models", *NUMBERS, "broken")
@@ -50,7 +50,7 @@ class Survey(Reading, kind="survey"):
         super().__post_init__()
         for name in self.nullable:
             rows = getattr(self, name)
-            if rows is None:  # no answers, as others may write it
+            if rows is None:  # other writers may use null for an empty list
                 object.__setattr__(self, name, [])
             elif not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise TypeError(f"{name} of a survey must be a list of objects, got {_cut(rows)}")
@@ -60,18 +60,18 @@ class Survey(Reading, kind="survey"):
                     raise TypeError(f"{wrong[0]} in {name} of a survey must be a number, got {_cut(row.get(wrong[0]))}")
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a model: its facts and every figure that is one number."""
+        """One row per model: its metadata and scalar metrics."""
         return [
             {name: value for name, value in row.items() if not isinstance(value, (list, dict))} for row in self.models
         ]
 
 
 def answer(models: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Runs, sizes and families of models. Over size and family a run counts once, by its last step.
+    """Summaries over runs, sizes and architectures; for the latter two, a run counts once, by its last checkpoint.
 
     >>> facts = {"run": "a", "family": "gpt2", "attention": "causal", "name": "a", "heads": 2, "parameters": 9}
-    >>> found = answer([{**facts, "step": step, "symmetry": 0.1 * step} for step in (0, 1, 2, 4)])
-    >>> found["runs"][0]["half"], found["families"][0]["symmetry"]
+    >>> summaries = answer([{**facts, "step": step, "symmetry": 0.1 * step} for step in (0, 1, 2, 4)])
+    >>> summaries["runs"][0]["half"], summaries["families"][0]["symmetry"]
     (2, 0.4)
     """
     last = final(models)
@@ -79,7 +79,7 @@ def answer(models: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]
 
 
 def final(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Models that are no steps, and the last step of every run."""
+    """Models that belong to no run, and the last checkpoint of every run."""
     last: dict[Any, Mapping[str, Any]] = {}
     for row in models:
         key = row["name"] if row["run"] is None else ("run", row["run"])

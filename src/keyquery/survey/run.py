@@ -1,4 +1,4 @@
-"""`run`: a survey from models to a folder of results."""
+"""Run a survey: from models to a folder of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keyquery.reading import provenance
 from keyquery.support.checks import check_count
 from keyquery.support.files import MARK, append_line, remove_temporaries, write_all
 from keyquery.support.progress import Progress, silent
-from keyquery.survey.executors import Cluster, Cores, Crew, gather
+from keyquery.survey.executors import Backend, Cluster, Cores, gather
 from keyquery.survey.find_models import Entry, find_models
 from keyquery.survey.parquet import arrow, write_rows
 from keyquery.survey.reading import Survey, answer
@@ -33,12 +33,27 @@ def run(
     layout: str | None = None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Look at many models, and write what they are, each and together, into the folder `out`.
+    """Run `look` on many models, and write the results per model and for all of them into a folder.
 
-    `models` are folders, files, globs, text files that list these, hub names, and training runs with all their steps.
-    Layers are measured by `workers` processes (as many as there are cores; 1 is this process), or by those of the Dask
-    cluster at the address `scheduler`. What is recorded in `out` is not measured again. `heads`, `query`, `key`,
-    `config` and `layout` are those of `read`, for all models.
+    Parameters
+    ----------
+    models
+        Folders, files, globs, text files that list these, hub names, and training runs with all their checkpoints.
+    out
+        Folder for results. Results already recorded there are reused, so an interrupted survey resumes.
+    workers
+        Number of local worker processes; 1 runs in this process. Default: one per core.
+    scheduler
+        Address of a Dask scheduler whose workers do the work instead.
+    heads, query, key, config, layout
+        As in `read`, for all models.
+    progress
+        Wraps iterables to show progress. Default: silent.
+
+    Returns
+    -------
+    Survey
+        One row per model, and trends over training, size and architecture.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -52,69 +67,69 @@ def run(
     entries = find_models(models)
     if workers is not None:
         check_count("workers", workers)
-    crew: Crew = Cores(workers or os.cpu_count() or 1) if scheduler is None else Cluster(scheduler)
+    backend: Backend = Cores(workers or os.cpu_count() or 1) if scheduler is None else Cluster(scheduler)
     folder = Path(os.path.abspath(out))
     _check_own(folder, entries)
     token = _prepare(folder)
     versions = tuple(provenance()["versions"].items())
     how = (heads, query, key, None if config is None else os.path.abspath(config), layout)
     jobs = {entry: Job("open", entry, str(folder), token, versions, how) for entry in entries}
-    work = _Work(crew, jobs, progress or silent)
+    work = _Work(backend, jobs, progress or silent)
     try:
         work.open()
         work.measure()
-        crew.close()
+        backend.close()
         return _write(folder, token, work)
-    except BaseException:  # an interrupt or SIGTERM, too: no process and no temporary file stays
-        crew.close(now=True)
+    except BaseException:  # also on an interrupt or SIGTERM, leave no process and no temporary file
+        backend.close(now=True)
         remove_temporaries([token], _folders(folder))
         raise
 
 
 class _Work:
-    """What is to be done, what is done, and what could not be."""
+    """The state of a survey: jobs to do, models that were opened, and models that failed."""
 
-    def __init__(self, crew: Crew, jobs: Mapping[Entry, Job], progress: Progress) -> None:
-        self.crew, self.jobs, self.watch = crew, jobs, progress
+    def __init__(self, backend: Backend, jobs: Mapping[Entry, Job], progress: Progress) -> None:
+        self.backend, self.jobs, self.watch = backend, jobs, progress
         self.opened: dict[Entry, dict[str, Any]] = {}
         self.broken: dict[Entry, str] = {}
         self.left: dict[Entry, set[int]] = {}
-        self.was: list[Written] = []  # pages and JSON that models had under other names
+        self.was: list[Written] = []  # pages and JSON written under a model's former name
 
     def open(self) -> None:
-        """See of every model how many layers it has, and which of them are recorded."""
-        results = gather(self.crew, deque(self.jobs.values()))
-        for job, found in self.watch(results, "opening models", len(self.jobs)):
-            if not self._breaks(job.entry, found):
-                self.opened[job.entry] = found
+        """Open every model, to learn how many layers it has and which of them are recorded."""
+        results = gather(self.backend, deque(self.jobs.values()))
+        for job, facts in self.watch(results, "opening models", len(self.jobs)):
+            if not self._breaks(job.entry, facts):
+                self.opened[job.entry] = facts
 
     def measure(self) -> None:
-        """Measure what is missing, and join every model as soon as it is whole."""
+        """Measure missing layers, and join the layers of each model as soon as it is complete."""
         queue: deque[Job] = deque()
-        for entry, found in sorted(self.opened.items(), key=lambda item: item[0].name):
-            self.left[entry] = set(found["missing"])
-            if found["missing"]:
-                queue.extend(self._job(entry, "layer", layer) for layer in found["missing"])
-            elif not found["joined"]:
+        for entry, facts in sorted(self.opened.items(), key=lambda item: item[0].name):
+            self.left[entry] = set(facts["missing"])
+            if facts["missing"]:
+                queue.extend(self._job(entry, "layer", layer) for layer in facts["missing"])
+            elif not facts["joined"]:
                 queue.append(self._job(entry, "join"))
         total = sum(map(len, self.left.values()))
         for _ in self.watch(self._layers(queue), "measuring layers", total):
             pass
 
     def _layers(self, queue: deque[Job]) -> Iterator[Job]:
-        """Layers as they are done, those of a broken model too; in between, models are joined."""
+        """Layers as they finish, including those of failed models; complete models are joined in between."""
         if not queue:
             return
-        for job, found in gather(self.crew, queue):
+        for job, facts in gather(self.backend, queue):
             entry = job.entry
-            if self._breaks(entry, found):
+            if self._breaks(entry, facts):
                 waiting = list(queue)
                 queue.clear()
                 queue.extend(other for other in waiting if other.entry != entry)
                 yield from (other for other in waiting if other.entry == entry)
             elif job.kind == "join":
-                self.was += [found["was"]] if found.get("was") else []
-                self.left[entry] = set(found.get("again", ()))
+                self.was += [facts["was"]] if facts.get("was") else []
+                self.left[entry] = set(facts.get("again", ()))
                 queue.extendleft(self._job(entry, "layer", layer) for layer in self.left[entry])
             else:
                 self.left[entry].discard(job.layer)
@@ -123,9 +138,9 @@ class _Work:
             if job.kind == "layer":
                 yield job
 
-    def _breaks(self, entry: Entry, found: Mapping[str, Any]) -> bool:
-        if "broken" in found:
-            self.broken.setdefault(entry, found["broken"])
+    def _breaks(self, entry: Entry, facts: Mapping[str, Any]) -> bool:
+        if "broken" in facts:
+            self.broken.setdefault(entry, facts["broken"])
         return entry in self.broken
 
     def _job(self, entry: Entry, kind: str, layer: int = -1) -> Job:
@@ -134,16 +149,16 @@ class _Work:
 
 
 def _check_own(folder: Path, entries: Iterable[Entry]) -> None:
-    """Refuse a folder where results would replace files that no survey wrote."""
+    """Refuse a folder in which results would replace files that were not written by a survey."""
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"out must be a folder, and {folder} is a file")
+        raise NotADirectoryError(f"out must be a folder, but {folder} is a file")
     if _runs(folder):
         return
     pages = [folder / "models" / f"{entry.file}{ending}" for entry in entries for ending in (".html", ".json")]
     results = [folder / name for name in ("survey.json", "heads.parquet", "index.html")]
     taken = [path for path in (*results, *pages) if os.path.lexists(path)]
-    if taken and not _is_survey(results[0]):  # whose `records` were deleted
-        raise FileExistsError(f"{taken[0]} exists, and no survey wrote it: out must be another folder")
+    if taken and not _is_survey(results[0]):  # a survey whose `records` were deleted may be replaced
+        raise FileExistsError(f"{taken[0]} exists and was not written by a survey: choose another folder for out")
 
 
 def _is_survey(path: Path) -> bool:
@@ -154,33 +169,34 @@ def _is_survey(path: Path) -> bool:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Marks of the runs that have written into the folder, the last one last."""
+    """Marks of the runs that have written into the folder, the latest last."""
     manifest = folder / "records" / HERE
     if not os.path.lexists(manifest):
         return []
     marks = manifest.read_text(encoding="utf-8", errors="replace").split() if manifest.is_file() else [""]
     if not all(map(MARK.fullmatch, marks)):
-        raise ValueError(f"{manifest} was not written by a survey: out must be another folder")
+        raise ValueError(f"{manifest} was not written by a survey: choose another folder for out")
     return marks
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Where a survey writes."""
+    """The folders that a survey writes to."""
     own = [folder, folder / "models", folder / "records"]
     return [*own, *(path for path in own[2].iterdir() if path.is_dir() and not path.is_symlink())]
 
 
 def _prepare(folder: Path) -> str:
-    """Make the folders, and say that this run has them; what killed runs left half written is removed.
+    """Create the folders, register this run in the manifest, and remove partial files of runs that were killed.
 
-    The manifest of runs grows by a line before the run writes anything else: whatever ends in one of its marks is ours.
+    A run adds its mark to the manifest before it writes anything else, so that file names ending in a listed mark are
+    known to belong to a survey.
     """
     before = _runs(folder)
     for part in (folder, folder / "models", folder / "records"):
         try:
             part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OSError(f"{part} could not be made: {error.strerror or error}") from None
+            raise OSError(f"could not create {part}: {error.strerror or error}") from None
     remove_temporaries(before, _folders(folder))
     token = secrets.token_hex(16)
     append_line(folder / "records" / HERE, token)
@@ -188,11 +204,11 @@ def _prepare(folder: Path) -> str:
 
 
 def _write(folder: Path, token: str, work: _Work) -> Survey:
-    """The table of heads, one model after the other, and the survey on the whole."""
+    """Write the table of heads, one model at a time, and the survey."""
     done = [entry for entry in work.jobs if entry not in work.broken]
     if not done:
         first, why = next(iter(work.broken.items()))
-        raise ValueError(f"none of {len(work.broken)} models could be read; {first.name}: {why}")
+        raise ValueError(f"none of the {len(work.broken)} models could be read; {first.name}: {why}")
     rows: list[dict[str, Any]] = []
 
     def parts() -> Iterator[tuple[dict[str, Any], dict[str, list[Any]]]]:

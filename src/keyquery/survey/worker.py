@@ -1,6 +1,6 @@
-"""What a worker of a survey does: open a model, measure a layer of it, and join its layers. Each leaves its record.
+"""The jobs of a survey's workers: open a model, measure one of its layers, and join its layers.
 
-Records lie in the survey's folder, written whole or not at all. Whoever does a job again writes the same bytes.
+Each job leaves a record in the survey's folder, written completely or not at all; a repeated job writes the same bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.files import write_all
 from keyquery.survey.find_models import WEIGHTS, Entry
 
-# Single figures of a head in each view, and where it stands: what a row of the table of heads holds of a look.
+# Columns of the table of heads: scalar metrics of a head in each view, and its place in the model.
 FIGURES = (
     "symmetry",
     "column_directionality",
@@ -42,10 +42,10 @@ FIGURES = (
 )
 PLACE = ("layer", "head", "name", "kind", "scale", "rank")
 VIEWS = ("raw", "folded")
-HERE = "here"  # the manifest of runs, in `records`: what their temporary names end in, a line each
+HERE = "here"  # the manifest of runs, in `records`: one mark per line, with which their temporary file names end
 SCHEMA = 3  # of records
 
-CHANGED = "{} changed while it was surveyed: the same command measures it again"
+CHANGED = "{} changed during the survey: run the same command again to measure it"
 RECORD = re.compile(r"layer-\d{4,}-[0-9a-f]{16}\.json|whole-[0-9a-f]{16}\.json")
 
 # heads, query, key, config and layout, as `read` takes them
@@ -53,18 +53,18 @@ Read = tuple[int | None, str | None, str | None, str | None, str | None]
 Files = dict[str | Path, str | bytes]
 
 
-class StrangeFolderError(OSError):
-    """A worker does not see the survey's folder, or another survey has taken it."""
+class SharedFolderError(OSError):
+    """A worker does not see the survey's folder, or another survey writes to it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to do: small, so that it is all that travels to a worker."""
+    """A unit of work; small, since it is sent to a worker."""
 
     kind: str  # "open", "layer" or "join"
     entry: Entry
     out: str
-    token: str  # of the run: what its temporary names end in, and the last line of the manifest
+    token: str  # the mark of the run: suffix of its temporary file names, and last line of the manifest
     versions: tuple[tuple[str, str], ...]
     read: Read = (None, None, None, None, None)
     stamp: str = ""
@@ -72,37 +72,37 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the records of its model lie."""
+        """The folder of its model's records."""
         return Path(self.out, "records", self.entry.key)
 
     @property
     def models(self) -> Path:
-        """Where pages and JSON lie."""
+        """The folder of pages and JSON files."""
         return Path(self.out, "models")
 
 
 @dataclass(frozen=True)
 class Written:
-    """The page and the JSON of a model as they were written, by their digests."""
+    """Digests of the page and the JSON of a model as they were written."""
 
     file: str
     page: str
     json: str
 
     def remove(self, models: Path) -> None:
-        """Delete both, unless someone has changed them since."""
+        """Delete both files, unless they have changed since."""
         for path, digest in ((models / f"{self.file}.html", self.page), (models / f"{self.file}.json", self.json)):
             if path.is_file() and _digest(path.read_text(encoding="utf-8", errors="replace")) == digest:
                 path.unlink()
 
 
 def perform(job: Job) -> dict[str, Any]:
-    """Do a job; a few facts come back. A model that cannot be read is one of them, not an error."""
+    """Do a job and return a few facts; a model that cannot be read is reported there, not raised."""
     _check_worker(job)
     try:
         with _one_thread():
             facts, files = {"open": _open, "layer": _layer, "join": _join}[job.kind](job)
-    except Exception as error:  # whatever is in a file, it does not stop the others
+    except Exception as error:  # a bad file must not stop the others
         return {"broken": _sentence(error)}
     if files:
         job.folder.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def perform(job: Job) -> dict[str, Any]:
 
 
 def _open(job: Job) -> tuple[dict[str, Any], Files]:
-    """How many layers the model has, which of them are recorded, and whether all is done."""
+    """The number of layers, which of them are missing, and whether the model is finished."""
     job = replace(job, stamp=_stamp(job.entry.source, job.read, job.versions))
     heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
     done = _done(job)
@@ -128,22 +128,22 @@ def _open(job: Job) -> tuple[dict[str, Any], Files]:
 
 
 def _layer(job: Job) -> tuple[dict[str, Any], Files]:
-    """Measure one layer: its rows of the checkpoint are read here, and nowhere else."""
+    """Measure one layer; only its tensors are read from the checkpoint."""
     _check_stamp(job)
     heads, tensors = _opened(job.entry.source, job.read, job.stamp, job.token)
     layer = heads[job.layer]
     row, cells = look_at_layer(layer, heads)
-    # Also those of other layers that this worker has read, maybe at this moment: of all layers together they are all.
-    found = {"width": layer.form.dim, "row": row, "cells": cells, "tensors": dict(tensors)}
-    return {"heads": len(cells)}, {_record(job, job.layer): json.dumps(found, allow_nan=False)}
+    # `tensors` may include those of other layers that this worker has read; the union over layers is complete.
+    record = {"width": layer.form.dim, "row": row, "cells": cells, "tensors": dict(tensors)}
+    return {"heads": len(cells)}, {_record(job, job.layer): json.dumps(record, allow_nan=False)}
 
 
 def _join(job: Job) -> tuple[dict[str, Any], Files]:
-    """One look of all layers: its JSON, its page, and what the survey needs of it."""
+    """Combine all layers into one look: its JSON, its page, and its summary for the survey."""
     done = _done(job)
     if done is None:
         _check_stamp(job)
-        # Opened anew: what this worker has mapped may be a file that is no longer there.
+        # Reopened, since the file that this worker has mapped may have been replaced.
         heads, reread = _opened.__wrapped__(job.entry.source, job.read, job.stamp, job.token)
         layers, bad = _records(job, len(heads))
         if bad:
@@ -153,7 +153,7 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
         _check_same(job, layers, heads, reread)
         look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers), tensors)
         parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
-    else:  # only what the model is called has changed
+    else:  # only the name of the model has changed
         old = Reading.load(job.models / f"{done['written']['file']}.json")
         assert isinstance(old, Look)
         look, parameters = replace(old, model={**old.model, "name": job.entry.name}), done["model"]["parameters"]
@@ -161,7 +161,7 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
     written = asdict(Written(job.entry.file, _digest(page), _digest(text)))
     kept = {"written": written, "model": {**_summary(look), "parameters": parameters}}
     files: Files = {job.models / f"{job.entry.file}.html": page, job.models / f"{job.entry.file}.json": text}
-    # What says that all is done is renamed last.
+    # The record that marks the model as finished is renamed last.
     files[_whole(job.folder, job.stamp)] = json.dumps({**kept, "heads": _columns(look)}, allow_nan=False)
     return {"heads": len(look.heads), "was": done and Written(**done["written"])}, files
 
@@ -169,15 +169,15 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
 def _check_stamp(job: Job) -> None:
     source = job.entry.source
     if os.path.isabs(source) and not os.path.exists(source):
-        raise FileNotFoundError(f"{source} is gone")
+        raise FileNotFoundError(f"{source} no longer exists")
     if _stamp(source, job.read, job.versions) != job.stamp:
         raise ValueError(CHANGED.format(source))
 
 
 def _check_same(job: Job, layers: Sequence[Mapping[str, Any]], heads: Heads, reread: Mapping[str, str]) -> None:
-    """Read again what was measured: a file that was replaced meanwhile may have the same size and time."""
+    """Read the measured tensors again: a file replaced in the meantime may have the same size and modification time."""
     for layer in heads:
-        heads.position_bias(layer, torch.zeros(1, dtype=torch.long))  # for the table it may read
+        heads.position_bias(layer, torch.zeros(1, dtype=torch.long))  # reads the table of relative biases, if any
     if any(reread.get(name) != digest for layer in layers for name, digest in layer["tensors"].items()):
         for index in range(len(layers)):
             _record(job, index).unlink(missing_ok=True)
@@ -186,18 +186,18 @@ def _check_same(job: Job, layers: Sequence[Mapping[str, Any]], heads: Heads, rer
 
 
 def _records(job: Job, count: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """What is recorded of each layer, and the numbers of those that a crash of the machine has spoiled."""
-    found, bad = [], []
+    """The records of the layers, and the indices of those that are unreadable, as after a machine crash."""
+    records, bad = [], []
     for index in range(count):
         try:
-            found.append(json.loads(_record(job, index).read_text(encoding="utf-8")))
+            records.append(json.loads(_record(job, index).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             bad.append(index)
-    return found, bad
+    return records, bad
 
 
 def _tidy(job: Job) -> None:
-    """A model that is joined needs its layers no more, nor what it held before."""
+    """Delete the records of layers, and outdated records, once a model is joined."""
     keep = _whole(job.folder, job.stamp)
     for path in list(job.folder.iterdir()):
         if path != keep and RECORD.fullmatch(path.name):
@@ -205,7 +205,7 @@ def _tidy(job: Job) -> None:
 
 
 def _done(job: Job) -> dict[str, Any] | None:
-    """What was kept of the model as it is now, if its JSON is still there and its own."""
+    """The summary of the model in its present state, if its JSON still exists and is unchanged."""
     try:
         kept = kept_of(job.folder, job.stamp)
         text = (job.models / f"{kept['written']['file']}.json").read_text(encoding="utf-8")
@@ -215,7 +215,7 @@ def _done(job: Job) -> dict[str, Any] | None:
 
 
 def kept_of(folder: Path, stamp: str) -> dict[str, Any]:
-    """What a joined model leaves for the survey: a row on the whole, and the columns of its heads."""
+    """The summary that a joined model leaves for the survey: one row, and the columns of its heads."""
     kept: dict[str, Any] = json.loads(_whole(folder, stamp).read_text(encoding="utf-8"))
     return kept
 
@@ -230,14 +230,14 @@ def _record(job: Job, layer: int) -> Path:
 
 @lru_cache(maxsize=2)
 def _opened(source: str, how: Read, stamp: str, token: str) -> tuple[Heads, dict[str, str]]:
-    """Names and shapes, read once a run by each worker that needs the model, and digests of what is read of it."""
+    """The heads of a model, opened once per run and worker, and the digests of the tensors read so far."""
     network = saved_network(source)
     heads = read(source, *how) if network is None else read(network)
     return heads, heads.recorded()
 
 
 def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
-    """What a model's records are good for: its files as they are now, how they are read, and by which versions."""
+    """A hash that identifies valid records: the state of the model's files, reader options, and library versions."""
     path = located(source)
     config = None if how[3] is None else Path(how[3]).read_bytes()
     files = sorted(path.iterdir()) if path.is_dir() else [path, path.parent / "config.json"]
@@ -245,13 +245,13 @@ def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
     for file in files:
         weights = file.suffix in WEIGHTS or file.name == "config.json" or file.name.endswith(".index.json")
         if weights and file.is_file():
-            found = file.stat()
-            facts.append([file.name, found.st_size, found.st_mtime_ns])
-            if file.suffix == ".json":  # small: by its content, as each worker reads it for itself
+            status = file.stat()
+            facts.append([file.name, status.st_size, status.st_mtime_ns])
+            if file.suffix == ".json":  # small, so identified by its content: each worker reads it itself
                 with file.open("rb") as content:
                     facts[-1].append(hashlib.file_digest(content, "sha256").hexdigest())
-    said = [SCHEMA, source, facts, [*how[:3], how[4]], config and hashlib.sha256(config).hexdigest(), versions]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    state = [SCHEMA, source, facts, [*how[:3], how[4]], config and hashlib.sha256(config).hexdigest(), versions]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
 
 
 def _digest(text: str) -> str:
@@ -259,7 +259,7 @@ def _digest(text: str) -> str:
 
 
 def family_of(model: Mapping[str, Any]) -> str | None:
-    """The family that a model counts in: GGUF is a way to lie on disk, and what lies there has a family of its own.
+    """The architecture that a model counts as; for GGUF, which is only a file format, that of the model in the file.
 
     >>> family_of({"family": "gguf", "model_type": "gguf-llama"})
     'llama'
@@ -269,7 +269,7 @@ def family_of(model: Mapping[str, Any]) -> str | None:
 
 
 def _summary(look: Look) -> dict[str, Any]:
-    """A model in one row; and layer by layer, for curves in depth."""
+    """A model in one row, with metrics per layer for curves over depth."""
     by_layer = {row["layer"]: [h for h in look.heads if h["layer"] == row["layer"]] for row in look.layers}
     causal = {bool(row["causal"]) for row in look.layers if row["kind"] == "self"}
     notes = sorted({note for row in look.layers for note in row.get("notes", [])})
@@ -293,7 +293,7 @@ def _summary(look: Look) -> dict[str, Any]:
 
 
 def _columns(look: Look) -> dict[str, list[Any]]:
-    """The heads as columns: their places, single figures and labels, as in the records of a look."""
+    """The heads as columns: their places, scalar metrics and labels, as in the records of a look."""
     heads = sorted(look.heads, key=lambda head: (head["layer"], head["head"]))
     causal = {row["layer"]: row["causal"] for row in look.layers}
     columns: dict[str, list[Any]] = {name: [head[name] for head in heads] for name in PLACE}
@@ -306,7 +306,7 @@ def _columns(look: Look) -> dict[str, list[Any]]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """So that the same sums are added in the same order, however many cores the worker has."""
+    """Use one thread, so that sums are added in the same order regardless of the worker's cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -319,22 +319,22 @@ def _check_worker(job: Job) -> None:
     ours, versions = dict(job.versions), provenance()["versions"]
     if different := [name for name in ours if versions.get(name) != ours[name]]:
         name = different[0]
-        raise StrangeFolderError(
-            f"a worker has {name} {versions.get(name)}, the survey {ours[name]}: use the same everywhere"
+        raise SharedFolderError(
+            f"a worker has {name} {versions.get(name)}, the survey {ours[name]}: versions must be the same"
         )
     try:
-        said = Path(job.out, "records", HERE).read_text(encoding="utf-8").split()
+        marks = Path(job.out, "records", HERE).read_text(encoding="utf-8").split()
     except OSError:
-        said = []
-    if said[-1:] != [job.token]:
-        why = "another survey writes there" if said else "a worker does not find it"
-        raise StrangeFolderError(f"{job.out} must be one folder that this survey and all its workers share: {why}")
+        marks = []
+    if marks[-1:] != [job.token]:
+        why = "another survey is writing to it" if marks else "a worker cannot find it"
+        raise SharedFolderError(f"{job.out} must be a folder shared by this survey and all its workers: {why}")
 
 
 def _sentence(error: Exception) -> str:
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     return (
-        said
-        if said and isinstance(error, (OSError, TypeError, ValueError))
+        text
+        if text and isinstance(error, (OSError, TypeError, ValueError))
         else f"{type(error).__name__}: {first_line(error)}"
     )

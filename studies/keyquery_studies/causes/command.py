@@ -22,18 +22,18 @@ from keyquery.cli.options import (
     watching,
 )
 
-Steps = Annotated[
-    int | None, typer.Option(min=1, help="Steps of a whole training on the arena. Without: as published.")
-]
-
 
 def causes(
-    reviews: Annotated[Path | None, typer.Option(help="A .tsv with columns split, label (0 or 1) and text.")] = None,
-    retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, packed or not.")] = None,
+    reviews: Annotated[
+        Path | None, typer.Option(help="Reviews: a .tsv with columns split, label (0 or 1) and text.")
+    ] = None,
+    retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, plain or compressed.")] = None,
     out: Out = None,
     seed: ThreeSeeds = None,
-    count: Annotated[int, typer.Option(min=2, help="Predictions to explain, of each training.")] = 200,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of a training. Without: as many as it needs.")] = None,
+    count: Annotated[int, typer.Option(min=2, help="Number of predictions to explain per trained model.")] = 200,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps. Default: as many as the task needs.")
+    ] = None,
     workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
@@ -42,11 +42,11 @@ def causes(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Are explanations along the causal graph of attention shorter, or cheaper, than those in other orders?
+    """Does the causal graph of attention give shorter or cheaper explanations than other token orders?
 
-    Small Transformers learn the sentiment of reviews and what a customer buys next. Then words or items are hidden
-    until the prediction changes: along the graph, by attention, by gradient × input, by place, at random. Ten minutes
-    a training on one core.
+    Small Transformers are trained on review sentiment and on next-item recommendation. Then words or items are masked
+    until the prediction changes, in the order of the graph, attention, gradient × input, position, or at random. Ten
+    minutes per training run on one core.
     """
     from keyquery_studies.causes.study import run
 

@@ -1,4 +1,4 @@
-"""`keyquery study datapoints`: tables, whose rows attend to rows."""
+"""`keyquery study datapoints`: cross-row attention on tabular data."""
 
 from __future__ import annotations
 
@@ -27,39 +27,37 @@ Tables = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="boston, yacht, concrete, breast; or large: protein, adult, poker, forest, higgs; may be given several "
-        "times. Without: the first four.",
+        help="boston, yacht, concrete, breast; or large: protein, adult, poker, forest, higgs; repeatable. "
+        "Default: the first four.",
     ),
 ]
 Folds = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar=INT, help="A fold; may be given several times. Without: all ten, of yacht and concrete the first three."
-    ),
+    typer.Option(metavar=INT, help="A fold; repeatable. Default: all ten; the first three of yacht and concrete."),
 ]
 Protocols = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="published: test rows stand in the table in training, without targets; inductive: they come later, one "
-        "by one. May be given several times. Without: both.",
+        help="published: test rows are part of the training table, without targets (transductive); inductive: they are "
+        "added later, one by one. Repeatable. Default: both.",
     ),
 ]
 Kernels = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="general, symmetric, psd, skew or split, between rows, of the part kernels; may be given several times. "
-        "Without: all.",
+        help="For the part kernels: kernel of the attention between rows: general, symmetric, psd, skew or split; "
+        "repeatable. Default: all.",
     ),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, help="Break all trainings off after so many, counted from the start; --out goes on."),
+    typer.Option(min=0, help="Stop all training after this many minutes in total; with --out, a later run resumes."),
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(help="Of a GPU: bf16, tf32 or full. Without: tf32 of published trainings, bf16 of the others."),
+    typer.Option(help="GPU precision: bf16, tf32 or full. Default: tf32 for the published protocol, else bf16."),
 ]
 
 
@@ -68,8 +66,8 @@ def datapoints(
         Path | None,
         typer.Option(
             file_okay=False,
-            help="A folder of tables, packed or not: uci_boston_data.txt, uci_yacht_data.txt, uci_concrete_data.txt; "
-            "breast_cancer.csv, which an earlier run leaves in --out, if scikit-learn is not there.",
+            help="A folder of tables, plain or compressed: uci_boston_data.txt, uci_yacht_data.txt, "
+            "uci_concrete_data.txt; without scikit-learn, also breast_cancer.csv, as an earlier run wrote it to --out.",
         ),
     ] = None,
     out: Out = None,
@@ -78,9 +76,11 @@ def datapoints(
     fold: Folds = None,
     protocol: Protocols = None,
     kernel: Kernels = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of every training. Without: as the protocol says.")] = None,
-    embedding: Annotated[int | None, typer.Option(min=1, help="Numbers an entry. Without: likewise.")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Layers, rows and columns in turn.")] = 8,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: set by the protocol.")] = None,
+    embedding: Annotated[
+        int | None, typer.Option(min=1, help="Embedding width per table entry. Default: set by the protocol.")
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Number of layers, alternating between rows and columns.")] = 8,
     minutes: Minutes = None,
     precision: Precision = None,
     workers: Workers = 1,
@@ -91,21 +91,21 @@ def datapoints(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """What is attention between rows worth? Networks that see a whole table, against trees, neighbours and perceptrons.
+    """What is cross-row attention worth? NPTs against gradient-boosted trees, nearest neighbours and MLPs.
 
-    Published folds and settings. Then every other row is corrupted, to see how much is read off other rows; heads
-    between rows are split into their symmetric and skew parts; kernels between rows are compared. Minutes on a GPU with
-    many --workers; with --out it may be broken off at any time, or by --minutes, and goes on.
+    Uses the published folds and settings. All other rows are then corrupted, to measure how much the network reads
+    from them; cross-row heads are split into symmetric and skew parts; and kernels between rows are compared. Minutes
+    on a GPU with many --workers; with --out, a run that was interrupted, or stopped by --minutes, can be resumed.
     """
     from keyquery_studies.datapoints.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part == "lookup":
-        raise ValueError("--picture draws the parts npt, baselines and kernels, not lookup")
+        raise ValueError("--picture shows the parts npt, baselines and kernels, not lookup")
     named = {"tables": table, "folds": fold, "protocols": protocol, "kernels": kernel}
-    given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
-    given |= {"part": part, "steps": steps, "embedding": embedding, "depth": depth}
-    given |= {"minutes": minutes, "precision": precision}
+    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options |= {"part": part, "steps": steps, "embedding": embedding, "depth": depth}
+    options |= {"minutes": minutes, "precision": precision}
     with watching(quiet) as progress:
-        reading = run(data, out, Plan(**given), device, workers, progress)
+        reading = run(data, out, Plan(**options), device, workers, progress)
     deliver(reading, files, quiet)

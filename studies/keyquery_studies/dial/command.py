@@ -27,26 +27,26 @@ from keyquery.cli.options import (
 def dial(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders or .gguf files; the two that ship if none."),
+        typer.Argument(help="Folders or .gguf files. Default: the two bundled models."),
     ] = None,
     text: Annotated[
         list[Path] | None,
         typer.Option(
             metavar=PATH,
-            help="A text, compressed by xz or not; may be given several times. Default: the one that ships.",
+            help="A text file, plain or compressed; repeatable. Default: the bundled text.",
         ),
     ] = None,
     by: Annotated[
-        str, typer.Option(help="all, layer or head: in all heads at once; also by layer; also by head.")
+        str, typer.Option(help="all: ablate in all heads at once; layer: also per layer; head: also per head.")
     ] = "layer",
     seed: Annotated[
         list[int] | None,
-        typer.Option(metavar=INT, help="A seed of random tokens; may be given several times. Default: 0."),
+        typer.Option(metavar=INT, help="A seed for random tokens; repeatable. Default: 0."),
     ] = None,
-    sequences: Annotated[int, typer.Option(min=2, help="How many of each text and seed.")] = 16,
-    length: Annotated[int, typer.Option(min=16, help="How many tokens each has.")] = shipped.LENGTH,
+    sequences: Annotated[int, typer.Option(min=2, help="Number of sequences per text and seed.")] = 16,
+    length: Annotated[int, typer.Option(min=16, help="Tokens per sequence.")] = shipped.LENGTH,
     out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keep results here, so that an interrupted run is resumed.")
+        Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips done work.")
     ] = None,
     device: Device = "auto",
     json: Json = None,
@@ -55,11 +55,11 @@ def dial(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Leave out each part of the scores, and measure what the model can no longer do.
+    """Ablate each part of the scores, and measure which abilities the model loses.
 
-    Decoders: the next token of a text, repeated random tokens and how many are copied, look-ups, duplicates, attention
-    to the first token.
-    Encoders: masked words, and which halves of a passage belong together.
+    Decoders: next-token prediction, copying of repeated random tokens (induction), look-ups, duplicate tokens, and the
+    attention sink on the first token.
+    Encoders: masked tokens, and matching the two halves of a passage.
     """
     from keyquery_studies.dial.study import run
 
@@ -71,5 +71,5 @@ def dial(
 
 
 def _once(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A seed that is given twice is one seed."""
+    """Remove duplicate values, in order."""
     return tuple(dict.fromkeys(values))

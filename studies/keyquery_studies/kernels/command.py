@@ -24,23 +24,20 @@ from keyquery.cli.options import (
 
 Texts = Annotated[
     Path | None,
-    typer.Option(help="A text file, or a .tsv with a column `text`, packed or not; without, the tokens in --out."),
+    typer.Option(
+        help="A text file, or a .tsv with a column `text`, plain or compressed. Default: the tokens in --out."
+    ),
 ]
 Seeds = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar=INT, help="A seed; may be given several times. Without: three, and ten of the synthetic part."
-    ),
+    typer.Option(metavar=INT, help="A seed; repeatable. Default: three seeds, ten for the synthetic part."),
 ]
 Samples = Annotated[
     list[int] | None,
     typer.Option(
         metavar=INT,
-        help="Sequences that the synthetic part learns from; may be given several times. Without: 16 to 1,024.",
+        help="Number of training sequences in the synthetic part; repeatable. Default: 16 to 1,024.",
     ),
-]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Break a training on the arena off after so many; --out goes on.")
 ]
 
 
@@ -49,40 +46,41 @@ def kernels(
     out: Out = None,
     part: Annotated[str, typer.Option(help="synthetic, language, init, or all.")] = "all",
     seed: Seeds = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each language model on all the text.")] = 800,
-    few_steps: Annotated[int, typer.Option(min=1, help="Training steps on a small share of it.")] = 400,
-    few: Annotated[float, typer.Option(help="That share.")] = 0.02,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps per language model on the full text.")] = 800,
+    few_steps: Annotated[int, typer.Option(min=1, help="Training steps on the small data share.")] = 400,
+    few: Annotated[float, typer.Option(help="Small data share: fraction of the text to train on.")] = 0.02,
     samples: Samples = None,
-    width: Annotated[int, typer.Option(min=8, help="The language models' width.")] = 256,
-    depth: Annotated[int, typer.Option(min=1, help="How many layers.")] = 4,
-    length: Annotated[int, typer.Option(min=2, help="Tokens a window.")] = 128,
-    vocabulary: Annotated[int, typer.Option(min=260, help="How many tokens the tokenizer learns.")] = 4096,
+    width: Annotated[int, typer.Option(min=8, help="Width of the language models.")] = 256,
+    depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 128,
+    vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")] = 4096,
     workers: Workers = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto; of the language models.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device of the language models: cpu, cuda, or auto.")] = "auto",
     json: Json = None,
     csv: Csv = None,
     picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Does structure pay? Every kernel on two tasks of known truth and in language models, and three other starts.
+    """Does kernel structure pay? Compare all kernels on two synthetic tasks and in language models.
 
-    Minutes on a GPU with several --workers; the synthetic part takes minutes on any machine and needs no text.
+    Also compares three other initialisations. Minutes on a GPU with several --workers; the synthetic part takes minutes
+    on any machine and needs no text.
     """
     from keyquery_studies.kernels.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part == "init":
-        raise ValueError("--picture draws the parts synthetic and language, not init")
+        raise ValueError("--picture shows the parts synthetic and language, not init")
     sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary}
-    given: dict[str, Any] = {"part": part, "steps": steps, "few_steps": few_steps, "few": few, **sizes}
-    given |= {"seeds": _once(seed), "trial_seeds": _once(seed)} if seed else {}
-    given |= {"samples": _once(samples)} if samples else {}
+    options: dict[str, Any] = {"part": part, "steps": steps, "few_steps": few_steps, "few": few, **sizes}
+    options |= {"seeds": _once(seed), "trial_seeds": _once(seed)} if seed else {}
+    options |= {"samples": _once(samples)} if samples else {}
     with watching(quiet) as progress:
-        reading = run(corpus, out, Plan(**given), device, workers, force, progress)
+        reading = run(corpus, out, Plan(**options), device, workers, force, progress)
     deliver(reading, files, quiet)
 
 
 def _once(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A seed that is given twice is one seed."""
+    """Remove duplicate values, in order."""
     return tuple(dict.fromkeys(values))

@@ -21,35 +21,29 @@ from keyquery.cli.options import (
 )
 from keyquery.layers import Shape
 
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Break a training on the arena off after so many; --out goes on.")
-]
-
 
 def objectives(
-    corpus: Annotated[Path, typer.Option(help="A text file to train on, packed by xz or not.")],
+    corpus: Annotated[Path, typer.Option(help="A text file to train on, plain or compressed.")],
     out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Write both models here; a run broken off is gone on with.")
+        Path | None, typer.Option(file_okay=False, help="Folder for both models; an interrupted run is resumed.")
     ] = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(metavar=INT, help="A seed; may be given several times. Without: 0.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 6000,
-    width: Annotated[int, typer.Option(min=4, help="The models' width.")] = 128,
-    depth: Annotated[int, typer.Option(min=1, help="How many layers.")] = 4,
-    vocabulary: Annotated[int, typer.Option(min=260, help="How many tokens the tokenizer learns.")] = 4096,
+    seed: Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; repeatable. Default: 0.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 6000,
+    width: Annotated[int, typer.Option(min=4, help="Width of the models.")] = 128,
+    depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
+    vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")] = 4096,
     device: Device = "auto",
-    about: Annotated[str, typer.Option(help="What the models' cards say of the text.")] = "",
+    about: Annotated[str, typer.Option(help="Description of the corpus for the model cards.")] = "",
     json: Json = None,
     csv: Csv = None,
     picture: Picture = None,
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Train an encoder and a decoder that differ in the objective alone, and see what their heads become, and when.
+    """Train an encoder and a decoder that differ only in the objective, and track how their heads develop.
 
-    Minutes on a GPU; a processor alone takes far longer, and may be interrupted: --out goes on. The models that ship
-    are seed 0 on 21 novels.
+    Minutes on a GPU, far longer on a CPU; with --out, an interrupted run can be resumed. The bundled models are seed 0
+    of this study, trained on 21 novels.
     """
     from keyquery_studies.objectives.study import run
 

@@ -27,39 +27,44 @@ Attentions = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="primal, primal+ or general; may be given several times. Without: all. Speed is of all, side by side.",
+        help="primal, primal+ or general; repeatable. Default: all. The part speed always measures all.",
     ),
 ]
 ArenaData = Annotated[
     Path | None,
     typer.Option(
-        metavar="<dir>", help="A folder with .ts files, a .tsv with split, label and text, an .npz of images."
+        metavar="<dir>", help="A folder with .ts files, a .tsv with split, label and text, and an .npz of images."
     ),
 ]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option(metavar=STR, help="listops, text, image or pathfinder; may be given several times. Without: all."),
+    typer.Option(metavar=STR, help="listops, text, image or pathfinder; repeatable. Default: all."),
 ]
 Datasets = Annotated[
     list[str] | None,
-    typer.Option(metavar=STR, help="A set of series; may be given several times. Without: all in --data."),
+    typer.Option(metavar=STR, help="A time-series data set; repeatable. Default: all in --data."),
 ]
 Share = Annotated[
     float | None,
-    typer.Option(help="Share of the arena's steps to run. Without: all of ListOps and Text, a fifth of the others."),
+    typer.Option(
+        help="Fraction of the published Long Range Arena steps to run. Default: 1 for ListOps and Text, else 0.2."
+    ),
 ]
 Examples = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Examples to generate and train on; a tenth more to choose by, and to test on. Without: as published.",
+        help="Number of training examples to generate, plus 10 % each for validation and test. Default: as published.",
     ),
 ]
 Steps = Annotated[
-    int | None, typer.Option(min=1, help="Steps of a whole training on the arena. Without: as published.")
+    int | None, typer.Option(min=1, help="Steps of a full training run on the arena. Default: as published.")
 ]
 Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Break a training on the arena off after so many; --out goes on.")
+    float | None,
+    typer.Option(
+        min=0, help="Stop a training run on the arena after this many minutes; with --out, it can be resumed."
+    ),
 ]
 
 
@@ -71,22 +76,25 @@ def primal(
     attention: Attentions = None,
     dataset: Datasets = None,
     seed: FiveSeeds = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of a training on series.")] = 100,
-    width: Annotated[int, typer.Option(min=8, help="Width of the networks on series.")] = 512,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per training run on time series.")] = 100,
+    width: Annotated[int, typer.Option(min=8, help="Width of the networks for time series.")] = 512,
     share: Share = None,
     steps: Steps = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences a step on the arena. Without: as published.")
+        int | None, typer.Option(min=1, help="Batch size (sequences per step) on the arena. Default: as published.")
     ] = None,
-    schedule: Annotated[str, typer.Option(help="published: a share is a run cut short; shortened: a whole one.")] = (
-        "published"
-    ),
-    start: Annotated[str, typer.Option(help="How primal layers start: published, or default, the layer's own.")] = (
-        "published"
-    ),
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="Learning-rate schedule of a --share: published cuts the full schedule short; shortened rescales it."
+        ),
+    ] = "published",
+    start: Annotated[
+        str, typer.Option(help="Initialisation of primal layers: published, or default (that of the layer itself).")
+    ] = "published",
     examples: Examples = None,
     minutes: Minutes = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of timings per step.")] = 7,
     workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
@@ -95,22 +103,22 @@ def primal(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """What is Primal-Attention worth? Against fused softmax on sets of series and on the Long Range Arena.
+    """What is Primal-Attention worth? Compare it with fused softmax on time series and the Long Range Arena.
 
-    ListOps and Pathfinder are generated; Text and Image are made of files in --data. Minutes to hours on a GPU; with
-    --out it may be broken off at any time, or by --minutes, and goes on.
+    ListOps and Pathfinder are generated; Text and Image are built from files in --data. Minutes to hours on a GPU; with
+    --out, a run that was interrupted, or stopped by --minutes, can be resumed.
     """
     from keyquery_studies.primal.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part == "ablation":
-        raise ValueError("--picture draws the parts series, arena and speed, not ablation")
+        raise ValueError("--picture shows the parts series, arena and speed, not ablation")
     named = {"tasks": task, "attentions": attention, "datasets": dataset, "seeds": seed}
-    given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
-    given |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
-    given |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
+    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
+    options |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
     if examples is not None:
-        given["examples"] = (examples, -(-examples // 10), -(-examples // 10))
+        options["examples"] = (examples, -(-examples // 10), -(-examples // 10))
     with watching(quiet) as progress:
-        reading = run(data, out, Plan(**given), device, workers, progress)
+        reading = run(data, out, Plan(**options), device, workers, progress)
     deliver(reading, files, quiet)

@@ -1,4 +1,4 @@
-"""`keyquery study rerank`: the top of lists, put in order by networks and by what learns nothing."""
+"""`keyquery study rerank`: learned against training-free re-ranking."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from keyquery.cli.options import (
 )
 
 Dino = Annotated[
-    Path | None, typer.Option(help="DINOv2, a .safetensors file with transformers' names, for --images and --digits.")
+    Path | None,
+    typer.Option(help="DINOv2 weights for --images and --digits: a .safetensors file with transformers' tensor names."),
 ]
 LabelledTexts = Annotated[
-    Path | None, typer.Option(help="A .tsv with label and text, or a text of several works divided by form feeds.")
+    Path | None, typer.Option(help="A .tsv with label and text, or a text of several works separated by form feeds.")
 ]
 BenchmarkFolder = Annotated[
     Path | None,
-    typer.Option(help="ROxford, RParis: a folder with gnd_NAME.pkl, NAME.npz or .mat, and train.npz."),
+    typer.Option(help="ROxford or RParis: a folder with gnd_NAME.pkl, NAME.npz or .mat, and train.npz."),
 ]
 
 
 def rerank(
-    images: Annotated[Path | None, typer.Option(help="Images with labels, such as CIFAR-10: .npz or a folder.")] = None,
-    digits: Annotated[bool, typer.Option("--digits", help="The digits that scikit-learn ships.")] = False,
+    images: Annotated[Path | None, typer.Option(help="Labelled images, such as CIFAR-10: .npz or a folder.")] = None,
+    digits: Annotated[bool, typer.Option("--digits", help="Use the digits bundled with scikit-learn.")] = False,
     weights: Dino = None,
     texts: LabelledTexts = None,
-    encoder: Annotated[Path | None, typer.Option(help="A folder with a model of sentences, for --texts.")] = None,
+    encoder: Annotated[Path | None, typer.Option(help="A folder with a sentence encoder, for --texts.")] = None,
     revisited: BenchmarkFolder = None,
     out: Out = None,
     seed: ThreeSeeds = None,
-    items: Annotated[int, typer.Option(min=8, help="Images, and passages, to take at most.")] = 3000,
-    top: Annotated[int, typer.Option(min=2, help="How many of each list to put in order.")] = 128,
-    anchors: Annotated[int, typer.Option(min=2, help="How many of them all are compared with.")] = 128,
-    width: Annotated[int, typer.Option(min=8, help="The networks' width.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a training.")] = 400,
+    items: Annotated[int, typer.Option(min=8, help="Maximum number of images, and of passages.")] = 3000,
+    top: Annotated[int, typer.Option(min=2, help="Number of items of each list to re-rank.")] = 128,
+    anchors: Annotated[int, typer.Option(min=2, help="Number of top items that all are compared with.")] = 128,
+    width: Annotated[int, typer.Option(min=8, help="Width of the networks.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 400,
     workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
@@ -56,17 +57,17 @@ def rerank(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """What is a learned order of the top of a list worth, beside orders that learn nothing?
+    """What is learned re-ranking worth, compared with training-free re-ranking?
 
-    Networks learn from half of the classes and are tried on the other half, beside affinities alone, query expansion,
-    k-reciprocal neighbours and diffusion. A minute a training on one core; vectors of images take longer.
+    Networks are trained on half of the classes and tested on the other half, against plain affinities, query expansion,
+    k-reciprocal neighbours and diffusion. A minute per training run on one core; embedding images takes longer.
     """
     from keyquery_studies.rerank.datasets import Sources
     from keyquery_studies.rerank.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
-    given = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}
-    sources = Sources(digits=digits, items=items, **given)
+    paths = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}
+    sources = Sources(digits=digits, items=items, **paths)
     sizes = {"top": top, "anchors": anchors, "width": width, "steps": steps}
     with watching(quiet) as progress:
         reading = run(sources, out, seed or (0, 1, 2), **sizes, device=device, workers=workers, progress=progress)

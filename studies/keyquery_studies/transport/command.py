@@ -27,17 +27,19 @@ from keyquery.cli.options import (
 def transport(
     data: Annotated[
         Path | None,
-        typer.Option(metavar="<dir>", help="A folder with uci_adult_train.csv and uci_adult_test.csv, packed or not."),
+        typer.Option(
+            metavar="<dir>", help="A folder with uci_adult_train.csv and uci_adult_test.csv, plain or compressed."
+        ),
     ] = None,
     out: Out = None,
     part: Annotated[str, typer.Option(help="accuracy, course, start, or all.")] = "all",
     dataset: Annotated[
         list[str] | None,
-        typer.Option(metavar=STR, help="A set of the part accuracy; may be given several times. Without: all."),
+        typer.Option(metavar=STR, help="A data set for the part accuracy; repeatable. Default: all."),
     ] = None,
     seed: FiveSeeds = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of every network. Without: as many as each has of its own.")
+        int | None, typer.Option(min=1, help="Epochs for every network. Default: each network's own setting.")
     ] = None,
     workers: Workers = 1,
     device: Device = "auto",
@@ -47,16 +49,17 @@ def transport(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Is optimal transport a way to train a classifier, and is it what the training of a Transformer does?
+    """Can optimal transport train a classifier, and does training a Transformer perform optimal transport?
 
-    `kq.TransportClassifier` against Transformers and plainer methods, on classes whose best accuracy is known and on
-    public tables; Transformers followed through training; heads that were pre-trained. Half an hour on one core.
+    Compares `kq.TransportClassifier` with Transformers and simpler methods, on synthetic classes with known Bayes
+    accuracy and on public tables; tracks Transformers during training; tests pre-trained heads. Half an hour on one
+    core.
     """
     from keyquery_studies.transport.study import run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     if picture is not None and part != "all":
-        raise ValueError("--picture draws all parts of the study together: leave out --part")
+        raise ValueError("--picture needs all parts of the study: omit --part")
     with watching(quiet) as progress:
         reading = run(data, out, part, seed or (0, 1, 2, 3, 4), dataset or (), epochs, device, workers, progress)
     deliver(reading, files, quiet)

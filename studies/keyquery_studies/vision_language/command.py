@@ -1,4 +1,4 @@
-"""`keyquery study vision-language`: images with things in cells, and sentences about them."""
+"""`keyquery study vision-language`: images of objects on a grid, and sentences about them."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ Data = Annotated[
     Path | None,
     typer.Option(
         metavar="<path>",
-        help="Images of things, such as CIFAR-10: an .npz file, or a folder with one subfolder a class.",
+        help="Images of objects, such as CIFAR-10: an .npz file, or a folder with one subfolder per class.",
     ),
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(metavar="<file>", help="A DINOv2 backbone, .safetensors; without it, that variant is left out."),
+    typer.Option(metavar="<file>", help="A DINOv2 backbone, .safetensors. Default: omit that variant."),
 ]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="digits, 'fine digits' or cifar; may be given several times. Without: digits, and cifar with --data.",
+        help="digits, 'fine digits' or cifar; repeatable. Default: digits, and cifar if --data is given.",
     ),
 ]
 Variants = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="parser, 'no MFR', 'random MFR', 'frozen patches', symmetric, split or DINOv2; several may be given.",
+        help="parser, 'no MFR', 'random MFR', 'frozen patches', symmetric, split or DINOv2; repeatable. Default: all.",
     ),
 ]
 Scenes = Annotated[
     int | None,
-    typer.Option(min=1, help="Images that are learned from. Without: 20,000, 30,000 of fine digits, 60,000 of cifar."),
+    typer.Option(
+        min=1, help="Number of training images. Default: 20,000 for digits, 30,000 for fine digits, 60,000 for cifar."
+    ),
 ]
 
 
@@ -61,7 +63,7 @@ def vision_language(
     dataset: Sets = None,
     variant: Variants = None,
     seed: FiveSeeds = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of every training.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per training run.")] = 10,
     scenes: Scenes = None,
     workers: Workers = 1,
     device: Device = "auto",
@@ -71,12 +73,12 @@ def vision_language(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Is a visual parser that learns worth it, is "left of" carried by skew scores, and does flow say what matters?
+    """Does a learned patch encoder pay, do skew scores carry "left of", and does attention flow show what matters?
 
-    `kq.VisualParser` and its variants learn from images with things in cells and sentences about two of them, and are
-    asked about pairs never said: matching, relations, retrieval, filling words. Parts of the scores are turned off, and
-    flow between image and text is held against what shuffled images cost. Digits take minutes of a core a training,
-    with --scenes 4000 one or two; photographs want a GPU.
+    Trains `kq.VisualParser` and its variants on images of objects on a grid and sentences about two of them, and tests
+    them on unseen pairs: matching, relations, retrieval and masked words. Parts of the scores are ablated, and flow
+    between image and text is compared with the cost of shuffling images. Digits take minutes per training run on one
+    core, one or two with --scenes 4000; photographs need a GPU.
     """
     from keyquery_studies.vision_language.study import SEEDS, run
 

@@ -28,20 +28,22 @@ from keyquery.cli.options import (
 def words(
     data: Annotated[
         Path | None,
-        typer.Option(help="A text file, packed or not, or a folder with one; without, the tokens in --out."),
+        typer.Option(help="A text file, plain or compressed, or a folder with one. Default: the tokens in --out."),
     ] = None,
     out: Out = None,
     seed: ThreeSeeds = None,
     model: Annotated[
-        Path | None, typer.Option(help="A model that finds masked tokens, to fill blanks. Without: the one that ships.")
+        Path | None, typer.Option(help="A masked language model for the cloze task. Default: the bundled encoder.")
     ] = None,
     objective: Annotated[
         list[str] | None,
-        typer.Option(metavar=STR, help="next token or masked; may be given several times. Without: next token."),
+        typer.Option(metavar=STR, help="'next token' or masked; repeatable. Default: 'next token'."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps from each start, of 16 windows.")] = 300,
-    vocabulary: Annotated[int, typer.Option(min=260, help="Tokens that what is trained has.")] = 2048,
-    window: Annotated[int, typer.Option(min=1, help="How far apart two tokens count as a pair.")] = 5,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Training steps per initialisation, at a batch size of 16 windows.")
+    ] = 300,
+    vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained models.")] = 2048,
+    window: Annotated[int, typer.Option(min=1, help="Maximum distance of two tokens to count as a pair.")] = 5,
     workers: Workers = 1,
     device: Device = "auto",
     json: Json = None,
@@ -50,19 +52,19 @@ def words(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """How far does counting go, and is it a good start?
+    """How far do co-occurrence counts go, and are they a good initialisation?
 
-    Blanks in text never seen, filled by how often tokens stand near each other, and by a Transformer that learned to;
-    and small Transformers that start from counts, at random, and symmetric. Ten minutes on one core; with --out it may
-    be broken off, and goes on.
+    Masked tokens of held-out text are predicted from co-occurrence (PMI) and by a masked language model; and small
+    Transformers are trained from a co-occurrence, a random and a symmetric initialisation. Ten minutes on one core;
+    with --out, an interrupted run can be resumed.
     """
     from keyquery_studies.words.study import Plan, run
 
     files = targets(force, json=json, csv=csv, picture=picture)
     named = {"seeds": seed, "objectives": objective}
-    given: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
-    given |= {"steps": steps, "vocabulary": vocabulary, "window": window}
+    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options |= {"steps": steps, "vocabulary": vocabulary, "window": window}
     source, others = (models.ENCODER, [models.DECODER]) if model is None else (model, [])
     with watching(quiet) as progress:
-        reading = run(data, out, source, others, Plan(**given), device, workers, force, progress)
+        reading = run(data, out, source, others, Plan(**options), device, workers, force, progress)
     deliver(reading, files, quiet)

@@ -135,17 +135,17 @@ def collisions():
 
 
 HOSTILE = {
-    "shared lists": (shared_lists, "share others so often"),
-    "shared dicts": (shared_dicts, "share others so often"),
+    "shared lists": (shared_lists, "shared containers expand to more than"),
+    "shared dicts": (shared_dicts, "shared containers expand to more than"),
     "shared lists as an id": (shared_id, "persistent id that is no storage"),
     "itself": (itself, "contains itself"),
     "deep": (deep, "nested more than 100 deep"),
     "bytearray": (lambda: called("builtins bytearray", 5 * 10**9), "more than weights (builtins.bytearray)"),
-    "storage": (lambda: called("torch FloatStorage", 10**10), "calls what is no function"),
+    "storage": (lambda: called("torch FloatStorage", 10**10), "calls something that is not a function"),
     "tensor": (lambda: called("torch Tensor", 10**10), "more than weights (torch.Tensor)"),
     "a long integer": (lambda: b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".", "more than 128 bits"),
     "many copies": (copies, "copies more bytes than it holds"),
-    "keys of one hash": (collisions, "is no key that is read"),
+    "keys of one hash": (collisions, "is not supported as a key"),
     "a name with escape codes": (lambda: b"\x80\x02c\x1b[2Jos\nsystem\n.", "more than weights"),
 }
 

@@ -276,7 +276,7 @@ def test_what_is_shown():
     assert "recalled" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "1.3 billion parameters: 42 layers of width 1,606" in shown(kq.depth(params=1.3e9))
-    assert "not told: the law has no shape so narrow" in shown(kq.depth(model=kq.models.DECODER))
+    assert "the law does not cover such a narrow shape" in shown(kq.depth(model=kq.models.DECODER))
 
 
 def test_the_picture():
@@ -288,7 +288,7 @@ def test_the_picture():
     legend = {text.get_text() for text in figure.legends[0].texts}
     assert "GPT-3 175B: 96 × 12,288, depth-inefficient" in legend
     assert "the law's shape: 80 × 13,461" in legend
-    fitted = next(line for line in axis.lines if line.get_label() == "the law, where fitted")
+    fitted = next(line for line in axis.lines if line.get_label() == "law, fitted range")
     assert np.exp(5.039 + 0.0555 * fitted.get_xdata()) == pytest.approx(fitted.get_ydata())
     assert (fitted.get_xdata()[0], fitted.get_xdata()[-1]) == (6, 48)
     assert len(kq.depth(params=1e8, vocabulary=256).plot().figure.legends[0].texts) == 3

@@ -236,4 +236,4 @@ def test_maps_that_fused_attention_did_not_give_are_told(attentions):
 def test_the_name_of_a_file_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_text("a ship")
     arguments = ["flow", str(kq.models.ENCODER), "--text", str(tmp_path / "a.txt"), "--text", "b"]
-    assert "--text is the text itself" in str(CliRunner().invoke(cli.app, arguments).exception)
+    assert "--text takes the text itself" in str(CliRunner().invoke(cli.app, arguments).exception)

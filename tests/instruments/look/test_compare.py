@@ -100,7 +100,7 @@ def test_norms_that_alone_differ_are_seen_in_the_folded_view():
     rows = both.changes[0]["rows"]
     assert not any(row["change"] for row in rows)
     assert all(row["folded"] > 0.1 for row in rows[8:])
-    assert "with biases and norms, which alone differ" in printed(both)
+    assert "of the folded weights (only biases or norms differ)" in printed(both)
 
 
 def test_rotations_of_our_own_layers_are_compared():
@@ -152,7 +152,7 @@ def test_no_square_of_the_width_is_formed(tmp_path):
 def test_different_shapes_are_told_and_shown_side_by_side():
     both = kq.compare(stack(3), stack(2))
     assert (both.changes[0]["rows"], both.changes[0]["why"]) == (None, "3 attention layers and 2")
-    assert "How far heads moved is not measured: 3 attention layers and 2." in printed(both)
+    assert "The change of heads was not measured: 3 attention layers and 2." in printed(both)
     assert "raw symmetry of layers, median:" in printed(both)
     grouped = kq.compare(stack(), stack(kv_heads=2))
     assert grouped.changes[0]["why"] == "layer 0 has 4 heads of width 6 in 24, and 4 heads on 2 keys of width 6 in 24"
@@ -249,7 +249,7 @@ def test_command_line(tmp_path):
     result = run(cli.app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0, result.output
     assert "fine against base" in result.output
-    assert "2 of 3 tensors that were read are the same" in result.output
+    assert "2 of 3 tensors read are identical" in result.output
     rows = json.loads((tmp_path / "out.json").read_text())["changes"][0]["rows"]
     assert [bool(row["change"]) for row in rows] == [False, False, True, False, False, False]
     assert max(map(len, result.output.splitlines())) <= 100

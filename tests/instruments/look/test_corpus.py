@@ -99,8 +99,8 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     model = str(kq.models.DECODER)
     result = run(cli.app, ["look", model, "--corpus", str(kq.models.TEXT), "--window", "3", "--layers", "0", *options])
     assert result.exit_code == 0, result.output
-    assert "symmetric as the corpus" in result.output
-    assert "skew as the corpus" in result.output
+    assert "symmetric cosine" in result.output
+    assert "skew cosine" in result.output
     assert re.search(r"0\.3 +[+-]0\.\d\d \(0\.\d\d\) +[+-]0\.\d\d \(0\.\d\d\) +\d+\.\d% \(", result.output)
     data = json.loads(files["json"].read_text())
     assert data["corpus"]["from"] == "text.txt"

@@ -336,7 +336,7 @@ def test_command_line_of_a_large_model_shows_layers(tmp_path):
     result = run(cli.app, ["look", str(tmp_path / "m.safetensors"), "--heads", "16"])
     assert result.exit_code == 0, result.output
     assert "12 layers, 192 heads" in result.output
-    assert "--layers to choose some" in result.output
+    assert "--layers to select some" in result.output
 
 
 def test_command_line_compares(encoder, decoder, tmp_path):
@@ -469,7 +469,7 @@ def main(monkeypatch, *arguments):
 
 
 BAD = {
-    "an existing file": (["look", "--json", "{dir}/old.json"], "old.json exists; --force replaces it"),
+    "an existing file": (["look", "--json", "{dir}/old.json"], "old.json already exists; use --force to replace it"),
     "no folder": (["look", "--csv", "{dir}/none/a.csv"], "no folder"),
     "a file for a folder": (["look", "--csv", "{dir}/old.json/a.csv"], "no folder"),
     "a folder": (["look", "--json", "{dir}"], "is a folder; name a file"),

@@ -243,7 +243,7 @@ def test_it_has_a_picture(what):
     reading = kq.transport(walk(), np.repeat([0, 1], 15))
     axes = reading.plot(what).axes
     assert [axis.get_xlabel() for axis in axes][1:] == ["step", "step"]
-    with pytest.raises(ValueError, match="a path without frames has no picture"):
+    with pytest.raises(ValueError, match="a path without frames has no figure"):
         kq.transport(walk(), frames=0).plot()
     with pytest.raises(ValueError, match="a path without frames has no page"):
         page(dataclasses.replace(reading, steps=[], sketch=None))

@@ -35,4 +35,4 @@ def test_a_map_has_a_panel_for_each_part_and_whole_heads():
     pytest.importorskip("matplotlib")
     figure = ablation(KINDS).plot()
     names = [axis.get_title() for axis in figure.axes if axis.get_title()]
-    assert names == [*(f"{part} off" for part in PARTS), "head to 0", "head to mean"]
+    assert names == [*(f"{part} ablated" for part in PARTS), "head to 0", "head to mean"]

@@ -107,7 +107,7 @@ def test_pictures(decoder, name, start):
 
 def test_figures_have_a_panel_for_the_consensus_and_each_head(decoder):
     titles = [axis.get_title().split("\n")[0] for axis in decoder.plot().axes if axis.get_title()]
-    assert titles == ["4 heads together", *(f"layer 3, head {head}" for head in range(4))]
+    assert titles == ["consensus of 4 heads", *(f"layer 3, head {head}" for head in range(4))]
     assert len(decoder.plot(head=2).axes) == 1
     assert len(elements(svg(decoder), "title")) == 6
 
@@ -136,7 +136,7 @@ def test_the_page_stands_alone_and_texts_are_data():
     assert text.count("<script>") == 1
     plain = report.page(made(EVERY))
     assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", plain)
-    assert "3 calls" in text
+    assert "3 model queries" in text
     assert EVIL not in svg(made(EVERY, tokens=[EVIL] * 6))
 
 
@@ -154,13 +154,13 @@ def test_the_terminal_tells_edges_heads_and_explanations():
     edges = shown(made(EVERY, heads=3, tokens=["[b]a", "b", "c", "d", "e", "f"]))
     assert "[b]a → b" in edges
     assert "3 of 3" in edges
-    assert "hidden cause of both" in edges
+    assert "latent confounder" in edges
     told = shown(made(EVERY, explanation={"target": 0, "sets": [[1, 2]], "calls": 3, "pool": [1, 2], "largest": 3}))
-    assert "0:word0 rests on: 1:word1 + 2:word2 (3 calls)." in told
+    assert "0:word0 depends on: 1:word1 + 2:word2 (3 model queries)." in told
     told = shown(made(EVERY, explanation={"target": 0, "sets": [], "calls": 0, "pool": [2, 1], "largest": 3}))
-    assert "nearest first: 2:word2 1:word1. The model has no head" in told
+    assert "nearest first: 2:word2 1:word1. The model has no LM head" in told
     assert "No edge" in shown(kq.causes(torch.eye(3)))
-    assert "No set of up to 4 tokens that was tried changes 0:0" in shown(
+    assert "None of the tested sets of up to 4 tokens changes 0:0" in shown(
         kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), 0, bool_)
     )
     assert "1 head, 1 token\n" in shown(kq.causes(torch.eye(1)))
@@ -168,14 +168,14 @@ def test_the_terminal_tells_edges_heads_and_explanations():
 
 def test_a_target_that_nothing_is_joined_to_is_not_blamed_on_the_model():
     alone = {"target": 0, "sets": [], "calls": 0, "pool": [], "largest": 3}
-    assert "Nothing is joined to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
-    assert "Nothing is joined to <b>word0</b>" in graph_page(made(EVERY, explanation=alone))
+    assert "No token is connected to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
+    assert "No token is connected to <b>word0</b>" in graph_page(made(EVERY, explanation=alone))
 
 
 def test_a_prediction_that_is_not_the_text_is_told():
     found = {"target": 0, "sets": [[1]], "calls": 3, "pool": [1], "largest": 3, "replaced": "<ship>"}
-    assert "0:word0 (predicted; the text has <ship>) rests on" in shown(made(EVERY, explanation=found))
-    assert "<b>word0</b> (the text has &lt;ship&gt;) rests on" in graph_page(made(EVERY, explanation=found))
+    assert "0:word0 (predicted; the text has <ship>) depends on" in shown(made(EVERY, explanation=found))
+    assert "<b>word0</b> (the text has &lt;ship&gt;) depends on" in graph_page(made(EVERY, explanation=found))
 
 
 def test_the_legend_of_the_page_wraps():
@@ -216,7 +216,7 @@ def test_the_command_on_words_in_quotes():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "give the text in quotes, or a file of it as --text FILE"),
+        ([], "give either the text in quotes or --text FILE"),
         ([TEXT, "--target", "13"], "--target must be a position from 0 to 12, got 13"),
         ([TEXT, "--head", "a"], "--head takes numbers such as 2,3,7, got 'a'"),
         ([TEXT, "--nodes", "1,x"], "--nodes takes numbers such as 2,3,7, got '1,x'"),

@@ -61,7 +61,7 @@ def test_patches_are_lit_by_the_words_that_look_at_them(visit, seen):
     tab.locator('[data-token="2"]').click()  # cat
     assert np.allclose(lights(tab, "patch"), looks[1] / looks[1].max(), atol=6e-3)
     best = seen.tokens[9 + looks[1].argmax()]
-    assert tab.locator(".readout").inner_text().startswith(f"“cat” looks at “{best}”")
+    assert tab.locator(".readout").inner_text().startswith(f"“cat” attends to “{best}”")
     tab.locator(".seen").focus()
     tab.keyboard.press("ArrowDown")  # from the first patch
     at = seen.picture["places"].index([1, 0])
@@ -95,7 +95,7 @@ def test_words_are_lit_by_the_patches_that_look_at_them(visit, seen):
     assert np.allclose(lights(tab, "token"), looks.mean(0) / looks.mean(0).max(), atol=6e-3)
     tab.locator('[data-patch="3"]').click(force=True)
     assert np.allclose(lights(tab, "token"), looks[3] / looks[3].max(), atol=6e-3)
-    assert tab.locator(".readout").inner_text().startswith(f"“{seen.tokens[12]}” looks at ")
+    assert tab.locator(".readout").inner_text().startswith(f"“{seen.tokens[12]}” attends to ")
     tab.locator('[data-patch="3"]').click(force=True)  # once more lets go
     assert tab.locator(".readout").inner_text().startswith("A token of image takes")
 
@@ -115,7 +115,7 @@ def test_clicks_keys_and_the_address_choose_heads(visit, seen):
     assert tab.locator('.cell[data-head="0.2"]').get_attribute("title") == f"0.2: reciprocity {told}"
     left = next(f"{layer}.{head}" for layer in range(2) for head in range(4) if (layer, head) not in kept(seen))
     tab.locator(f'.cell[data-head="{left}"]').click()
-    assert "is not in this page" in tab.locator("#chosen").inner_text()
+    assert "is not included in this page" in tab.locator("#chosen").inner_text()
 
 
 def kept(reading):

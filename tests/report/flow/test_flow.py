@@ -71,7 +71,7 @@ def test_leading_dimensions_of_any_number_have_a_page():
         data = data_of(report.page(reading))
         assert np.shape(data["views"]["flow"]) == {0: (1, 1), 1: (1, 2)}.get(len(lead), (3, 2))
         assert len(depths(reading)) == (lead[0] if len(lead) > 1 else 1)
-        assert "crosses" in shown(reading)
+        assert "Cross-modal attention" in shown(reading)
     assert grid(reading, reading.raw).shape == (3, 2)
     assert "reciprocity" not in views(reading)  # nothing varies
 
@@ -113,12 +113,12 @@ def test_the_terminal_tells_layers_and_heads():
     assert f"{best['layer']}.{best['head']} {100 * best['net_above_chance']:+.1f}" in text
     assert "Heads furthest above chance, net of sinks" in text
     mean = np.mean(reading.raw)
-    assert f"Attention that crosses: {mean:.1%} on average" in text
+    assert f"Cross-modal attention: {mean:.1%} on average" in text
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     past = causal / causal.sum(1, keepdim=True)
     told = shown(kq.flow(past, ["a", "special", "b", "b"], mask=causal))
-    assert "1 special left out" in told
-    assert "Whether the flow is reciprocal cannot be told" in told
+    assert "1 special excluded" in told
+    assert "Reciprocity is undefined" in told
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_the_command_on_two_texts():
 @pytest.mark.parametrize(
     ("model", "arguments", "sentence"),
     [
-        ("vilt", [], "give the text as --text TEXT"),
+        ("vilt", [], "give --text TEXT together"),
         ("vilt", ["--text", "a cat"], "give a text and an image, or two texts, got 1"),
         ("vilt", ["--text", "", "--image", "photograph.png"], "text must hold words"),
         ("vilt", ["--text", "a cat", "--image", "none.png"], "there is no image"),

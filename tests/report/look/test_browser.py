@@ -97,7 +97,7 @@ def test_what_changes_with_the_window_is_marked(visit, looks):
     tab = visit(dataclasses.replace(reading, heads=heads), "#0.0")
     titles = [mark.get_attribute("title") for mark in tab.locator("#chosen .window").all()]
     half = written(changed["half_window"]["symmetry"])
-    said = "another within the first half of each window"
+    said = "differs in the first half of each window"
     assert titles == [f"label: {said}", f"symmetry: {said}: {half}"]
     heads = [{**head, "on_data": {**head["on_data"], "changes_with_window": []}} for head in reading.heads]
     assert visit(dataclasses.replace(reading, heads=heads), "#0.0").locator("#chosen .window").count() == 0
@@ -127,7 +127,7 @@ def test_the_loss_without_parts_stands_below_them(visit, looks):
     tab.locator('.cell[data-head="0.0"]').click()
     assert tab.locator("[data-off]").count() == 0
     tab.locator("#table summary").click()
-    assert "loss, popularity off" in tab.locator("#table thead").inner_text()
+    assert "loss, popularity ablated" in tab.locator("#table thead").inner_text()
 
 
 def test_keys_walk_over_the_map(visit, looks):
@@ -250,7 +250,7 @@ def test_figures_are_copied_as_csv(visit, looks):
         button.filter(has_text="copied").wait_for()
         return list(csv.reader(io.StringIO(tab.evaluate("navigator.clipboard.readText()"))))
 
-    shares = {part: [float(value) for value in values] for part, *values in copied("Parts of its scores")[1:]}
+    shares = {part: [float(value) for value in values] for part, *values in copied("Parts of the scores")[1:]}
     for part, (share, *ends) in shares.items():
         assert share == pytest.approx(head["on_data"][part])
         assert ends == pytest.approx(head["on_data"]["intervals"][part], rel=5.1e-3)

@@ -82,10 +82,8 @@ def test_1024_heads_stay_below_five_megabytes_and_say_what_was_left_out(rotary):
     assert 8 <= kept < 24
     numbers = kept * (kept + 1) // 2 if rotary else kept**2
     assert all(len(base64.b64decode(text)) == numbers for head in model["heads"] for _, text in head["maps"])
-    assert (
-        f"Only the first {kept} of 24 tokens are kept, for the size of 1,024 heads; the JSON has all." in model["notes"]
-    )
-    assert any("Spectra are cut to their 64 outermost values" in note for note in model["notes"])
+    assert f"With 1,024 heads, only the first {kept} of 24 tokens are included; the JSON has all." in model["notes"]
+    assert any("spectra are cut to their 64 outermost values" in note for note in model["notes"])
 
 
 def assert_maps(packed, parts):
@@ -226,11 +224,11 @@ def test_a_page_of_a_text_has_tokens_and_directions(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--html", "{dir}/old.html"], "exists; --force replaces it"),
+        (["--html", "{dir}/old.html"], "already exists; use --force to replace it"),
         (["--html", "{dir}/none/page.html"], "no folder"),
         (["--html", "{dir}/a.html", "--json", "{dir}/a.html"], "--json and --html name the same file"),
         (["--picture", "{dir}/a.svg", "--html", "{dir}/./a.svg"], "--html and --picture name the same file"),
-        (["--picture", "{dir}/a.gif"], "a picture is .pdf, .png or .svg"),
+        (["--picture", "{dir}/a.gif"], "a figure must be a .pdf, .png or .svg file"),
     ],
 )
 def test_targets_are_checked_before_any_work(tmp_path, monkeypatch, arguments, words):

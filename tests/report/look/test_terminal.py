@@ -93,7 +93,7 @@ def test_labels_say_how_they_are_known():
     assert "+0.00~" in text
     assert "* label from variance only" in text
     assert "~ sign or label is another within the first half" in text
-    assert "° label from the weights alone" in shown(kq.look(torch.nn.MultiheadAttention(8, 2)))
+    assert "° label from the weights only" in shown(kq.look(torch.nn.MultiheadAttention(8, 2)))
 
 
 def test_bars_of_two_kinds_are_never_in_one_table():

@@ -233,14 +233,14 @@ def test_figures_for_papers():
     assert look((1.0, 0, 0, 0)).plot("map").axes[0].images
     with pytest.raises(ValueError, match="what must be one of 'auto', 'triangle', 'map', got 'triangel'; did you mean"):
         look(0.5).plot("triangel")
-    with pytest.raises(ValueError, match="'reading' has no picture"):
+    with pytest.raises(ValueError, match="'reading' has no figure"):
         kq.Reading().plot()
 
 
 def test_cross_attention_is_left_out_and_said():
     both = look((1.0, 0.0, 0.0, 0.0), 0.5)
     assert len(dots(both)) == 1
-    assert "1 cross-attention heads left out" in svg(both)
+    assert "1 cross-attention heads omitted" in svg(both)
 
 
 def test_a_real_look():

@@ -82,11 +82,11 @@ def test_the_terminal_shows_places_and_marks(reading):
     terminal.show(reading, Console(width=100, file=out))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 100
-    assert text.count("place  was  moved") == 2
+    assert text.count("rank  was  moved") == 2
     assert f"average precision {reading.queries[0]['precision']['before']:.3f} →" in text
     out = io.StringIO()
     terminal.show(kq.score_rankings([[0, 1], [1, 0]], [[1], []]), Console(width=100, file=out))
-    assert "1 queries, 1 without a relevant item left out" in out.getvalue()
+    assert "1 queries, 1 without relevant items excluded" in out.getvalue()
     assert "average_precision" in out.getvalue()
 
 

@@ -77,9 +77,10 @@ def test_curves_over_steps_and_those_of_layers(visit, reading):
     assert tab.locator("path.line.layer").count() == 0
     tab.locator("#log").click()
     assert tab.locator("#log").get_attribute("aria-pressed") == "true"
-    told = tab.locator("#told").inner_text()
+    told = tab.locator("#conclusions").inner_text()
     assert (
-        "Over training, run: symmetry goes from +0.000 at step 0 to +0.500 at 1,000, half of it by step 1,000" in told
+        "During training, run: symmetry goes from +0.000 at step 0 to +0.500 at 1,000, half of the change by step 1,000"
+        in told
     )
 
 
@@ -120,4 +121,4 @@ def test_the_terminal_takes_names_for_names(reading):
     text = out.getvalue()
     assert "[/red]a" in text
     assert "[bold]b" in text
-    assert "Not read: [/x]: [link]" in text
+    assert "Could not read [/x]: [link]" in text

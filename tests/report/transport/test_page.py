@@ -90,11 +90,11 @@ def test_the_coupling_leads_to_places_of_the_end_and_ways_are_drawn_instead(visi
     assert {tuple(place) for place in np.array(ends, dtype=float).round(0).tolist()} == dots
     assert tab.locator(".best").first.is_visible()
     assert not tab.locator(".own").first.is_visible()
-    tab.get_by_role("button", name="own way").click()
+    tab.get_by_role("button", name="trajectory").click()
     assert not tab.locator(".best").first.is_visible()
     way = tab.locator(".own").first.get_attribute("d")
     assert way.count("L") == 4  # three steps, and where it is
-    tab.get_by_role("button", name="neither").click()
+    tab.get_by_role("button", name="none").click()
     assert tab.locator(".own").first.is_visible() is tab.locator(".best").first.is_visible() is False
 
 
@@ -120,10 +120,10 @@ def test_curves_and_heads_are_drawn_and_copied(visit, reading):
         button.filter(has_text="copied").wait_for()
         return list(csv.reader(io.StringIO(tab.evaluate("navigator.clipboard.readText()"))))
 
-    far = copied("How far")
+    far = copied("Distance")
     assert far[0] == ["epoch", "distance", "wasserstein"]
     assert [float(row[1]) for row in far[1:]] == pytest.approx(reading.curves["distance"], rel=1e-4)
-    heads = copied("Symmetry of each head")[1:]
+    heads = copied("Symmetry per head")[1:]
     assert [float(row[4]) for row in heads[:4]] == pytest.approx(reading.heads[0]["symmetry"], rel=1e-4)
     tab.locator("#curves svg").first.click(position={"x": 60, "y": 60})
     assert tab.locator("#now").inner_text() == "epoch 0"

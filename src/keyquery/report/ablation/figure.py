@@ -1,4 +1,4 @@
-"""What a model loses with a part of each head, as maps of heads."""
+"""The change of the loss when a part of each head is ablated, as maps of heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keyquery.support.extras import optional
 
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
-    """A panel per part, layers by heads: the change of the loss, one scale for all; yellow is a loss that falls."""
+    """A panel per part, layers by heads: the change of the loss on a common scale; yellow is a decrease."""
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(row["head"] or 0 for row in reading.rows)
@@ -26,8 +26,8 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
         steps = ["#c8a600", "#f2f4f6", colour]
         colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
         image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
-        axis.set_facecolor("#c4cbd2")  # what was not measured is no zero
-        axis.set_title(WHOLE.get(part, f"{part} off"), color=colour)
+        axis.set_facecolor("#c4cbd2")  # distinguishes unmeasured cells from zero
+        axis.set_title(WHOLE.get(part, f"{part} ablated"), color=colour)
         axis.set_xticks(range(heads) if reading.by == "head" else [])
         axis.set_xlabel("head" if reading.by == "head" else "all heads")
         axis.yaxis.get_major_locator().set_params(integer=True)

@@ -1,4 +1,4 @@
-"""What a model loses with a part of its heads, as tables in the terminal."""
+"""The change of the loss when parts of heads are ablated or scaled, as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.instruments.ablation.dialled import DialEffect
 from keyquery.report.kit.colours import WHOLE
 
-MOST = 48  # rows of a table; beyond, those that matter most
+MOST = 48  # rows of a table; if there are more, those with the largest changes
 
 
 def dial_effect_lines(reading: DialEffect) -> list[Any]:
-    """The loss before and after, then what the model says."""
+    """The loss before and after, then sample outputs of the model."""
     gains = ", ".join(f"{part} × {gain:g}" for part, gain in reading.gains.items() if gain != 1) or "all parts × 1"
     where = "all heads" if reading.heads == "all" else f"heads {reading.heads}"
     title = Text(f"{reading.model['name']}: {gains} in {where}", style="bold")
@@ -46,19 +46,19 @@ def ablation_lines(reading: Ablation) -> list[Any]:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(reading.by, no_wrap=True)
     for part in parts:
-        table.add_column(WHOLE.get(part, part), justify="right")  # a narrow terminal has the interval below the change
+        table.add_column(WHOLE.get(part, part), justify="right")  # wraps the interval in a narrow terminal
     for place in places:
         table.add_row(Text(_name(reading.model, *place)), *(_change(cells[place][part]) for part in parts))
     loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
-    title = f"{reading.model['name']}: {loss}; change with one part off"
-    notes = ["", "*: the 95 % interval of the change excludes 0; intervals are those of single comparisons."]
+    title = f"{reading.model['name']}: {loss}; change with one part ablated"
+    notes = ["", "*: the 95 % interval of the change excludes 0; intervals are not corrected for multiple comparisons."]
     if cut:
-        notes.append(f"The {MOST} of {len(cells)} that change most; --csv or --json for all.")
+        notes.append(f"The {MOST} of {len(cells)} rows with the largest changes; --csv or --json for all.")
     return [Text(title, style="bold"), table, *notes]
 
 
 def _name(model: Mapping[str, Any], layer: int | None, head: int | None) -> str:
-    # A latent head's two kernels are changed together.
+    # The two kernels of an MLA head are changed together.
     return "all" if layer is None else name_of(model, layer, head).replace(" rope", " nope+rope")
 
 

@@ -14,7 +14,7 @@ TOKENS = {"target": "#cf222e", "cause": "#1f2328", "": "#59636e"}
 
 
 def graph_figure(reading: Causes, pyplot: Any, head: int | None = None) -> Any:
-    """A panel for the consensus and one for each head; `head` draws that one alone."""
+    """A panel for the consensus and one per head; with `head`, only that head."""
     panels = rings(reading, head)
     columns = math.ceil(math.sqrt(len(panels)))
     rows, inch = -(-len(panels) // columns), 2 * panels[0].half / 110

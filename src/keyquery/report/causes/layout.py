@@ -1,4 +1,4 @@
-"""Causal graphs as they are drawn: tokens in a ring, in the order they are read, edges between them with marks."""
+"""Layout of causal graphs: tokens on a ring, in reading order, with marked edges between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from keyquery.instruments.causes.causes import Causes
 from keyquery.report.kit.colours import EDGES
 
-# What is said of an edge, by its marks in the order of the alphabet.
+# The kind of an edge by its two marks, in alphabetical order.
 KINDS = {
     ("arrow", "arrow"): "↔",
     ("arrow", "circle"): "o→",
@@ -19,21 +19,21 @@ KINDS = {
 }
 MEANS = {
     "→": "cause",
-    "o→": "cause, or hidden cause of both",
-    "↔": "hidden cause of both",
-    "o–o": "not known",
-    "–": "selected by both",
+    "o→": "cause, or latent confounder",
+    "↔": "latent confounder",
+    "o–o": "undetermined",
+    "–": "selection bias",
 }
-LEAST, APART = 140.0, 24.0  # the radius of a ring, and how far its tokens stand apart
-BEND = 0.55  # how far edges turn inwards
-LONGEST = 16  # signs of a token that are shown
-MANY = 45  # edges, beyond which lines get finer
-SIGN = 6.8  # room that a sign of a token takes
+LEAST, APART = 140.0, 24.0  # minimum radius of a ring, and distance between its tokens
+BEND = 0.55  # how far edges bend inwards
+LONGEST = 16  # characters of a token that are shown
+MANY = 45  # edges above which lines get thinner
+SIGN = 6.8  # width of a character of a token
 
 
 @dataclass(frozen=True)
 class Arc:
-    """An edge as it is drawn: a curve of three points, the mark at each end, its kind, how wide it is."""
+    """An edge to draw: a curve of three points, the mark at each end, its kind and its width."""
 
     i: int
     j: int
@@ -46,7 +46,7 @@ class Arc:
 
 @dataclass(frozen=True)
 class Tip:
-    """The end of an edge: where its line stops before the token, and the corners or the middle of its mark."""
+    """The end of an edge: where its line stops before the token, and the corners or the centre of its mark."""
 
     stop: tuple[float, float]
     corners: tuple[tuple[float, float], ...] = ()
@@ -55,7 +55,7 @@ class Tip:
 
 @dataclass(frozen=True)
 class Ring:
-    """One panel: where each token stands (the middle is 0, 0; y downwards), its angle, and the edges."""
+    """One panel: the position of each token (the centre is 0, 0; y downwards), its angle, and the edges."""
 
     title: str
     note: str
@@ -66,24 +66,24 @@ class Ring:
 
 
 def kind_of(at_i: str, at_j: str) -> str:
-    """What an edge is, whichever way it points.
+    """The kind of an edge, regardless of its direction.
 
     >>> kind_of("tail", "arrow"), kind_of("arrow", "circle")
     ('→', 'o→')
     """
-    one, other = sorted((at_i, at_j))
-    return KINDS[one, other]
+    first, second = sorted((at_i, at_j))
+    return KINDS[first, second]
 
 
 def written(reading: Causes, i: int, j: int, at_i: str, at_j: str) -> str:
-    """An edge in words, such as "blue o→ whale"; one that points back is turned round."""
+    """An edge as text, such as "blue o→ whale"; an edge that points back is reversed."""
     if at_i == "arrow" and at_j != "arrow":
         i, j, at_i, at_j = j, i, at_j, at_i
     return f"{reading.tokens[i]} {kind_of(at_i, at_j)} {reading.tokens[j]}"
 
 
 def ring(reading: Causes, head: int | None = None) -> Ring:
-    """The panel of a head; without one, that of the only graph or of the consensus of several."""
+    """The panel of a head; by default that of the only graph, or of the consensus of several."""
     count = len(reading.nodes)
     radius = max(LEAST, APART * count / (2 * math.pi))
     places = {}
@@ -92,15 +92,18 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
         places[node] = (radius * math.cos(angle), radius * math.sin(angle), angle)
     several = len(reading.graphs)
     if head is None and several > 1:
-        title, shares = f"{several} heads together", {(row["i"], row["j"]): row["heads"] for row in reading.consensus()}
-        edges, note = reading.edges, f"{len(reading.edges)} edges that at least half of the heads have"
+        title, shares = (
+            f"consensus of {several} heads",
+            {(row["i"], row["j"]): row["heads"] for row in reading.consensus()},
+        )
+        edges, note = reading.edges, f"{len(reading.edges)} edges shared by at least half of the heads"
     else:
         index = 0 if head is None else reading.index_of(head)
         graph = reading.graphs[index]
         place = "" if graph["layer"] is None else f"layer {graph['layer']}, "
         title, shares = f"{place}head {graph['head']}", {}
         edges = reading.edges_of(index)
-        note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", cut short")
+        note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", stopped early")
     fine = min(1.0, math.sqrt(MANY / max(len(edges), 1)))
     arcs = []
     for i, j, at_i, at_j in edges:
@@ -108,7 +111,7 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
         keep = (1 - BEND * min(1.0, math.hypot(x2 - x1, y2 - y1) / radius)) / 2  # neighbours need no detour
         middle = ((x1 + x2) * keep, (y1 + y2) * keep)
         agree = shares.get((i, j), several)
-        told = written(reading, i, j, at_i, at_j) + (f" in {agree} of {several} heads" if shares else "")
+        label = written(reading, i, j, at_i, at_j) + (f" in {agree} of {several} heads" if shares else "")
         arcs.append(
             Arc(
                 i,
@@ -117,7 +120,7 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
                 (at_i, at_j),
                 kind_of(at_i, at_j),
                 fine * (0.7 + 1.1 * agree / several),
-                told,
+                label,
             )
         )
     half = radius + 18 + SIGN * max(len(short(reading.tokens[node])) for node in reading.nodes)
@@ -125,39 +128,39 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
 
 
 def rings(reading: Causes, head: int | None = None) -> list[Ring]:
-    """The panels of a picture: a head, or the consensus and then each head."""
+    """The panels of a figure: one head, or the consensus and then each head."""
     if head is not None or len(reading.graphs) == 1:
         return [ring(reading, head)]
     return [ring(reading), *(ring(reading, graph["head"]) for graph in reading.graphs)]
 
 
 def kinds(reading: Causes) -> list[str]:
-    """The kinds of edges that any head has, in the order of the legend."""
-    there = {kind_of(edge[2], edge[3]) for index in range(len(reading.graphs)) for edge in reading.edges_of(index)}
-    return [kind for kind in EDGES if kind in there]
+    """The kinds of edges that occur in any head, in the order of the legend."""
+    present = {kind_of(edge[2], edge[3]) for index in range(len(reading.graphs)) for edge in reading.edges_of(index)}
+    return [kind for kind in EDGES if kind in present]
 
 
 def tips(arc: Arc) -> list[Tip]:
-    """Both ends of an edge: a tail is the line itself, an arrowhead has three corners, a circle a middle."""
+    """Both ends of an edge: a tail is the line itself, an arrowhead has three corners, a circle a centre."""
     (x1, y1), (mx, my), (x2, y2) = arc.points
-    found = []
+    ends = []
     for (x, y), mark in (((x1, y1), arc.marks[0]), ((x2, y2), arc.marks[1])):
         long = math.hypot(mx - x, my - y) or 1.0
         dx, dy = (mx - x) / long, (my - y) / long
         bx, by = x + 5 * dx, y + 5 * dy  # beside the dot
         tx, ty = bx + 8 * dx, by + 8 * dy
         if mark == "tail":
-            found.append(Tip((bx, by)))
+            ends.append(Tip((bx, by)))
         elif mark == "circle":
-            found.append(Tip((bx + 6 * dx, by + 6 * dy), middle=(bx + 3 * dx, by + 3 * dy)))
+            ends.append(Tip((bx + 6 * dx, by + 6 * dy), middle=(bx + 3 * dx, by + 3 * dy)))
         else:
             sides = (tx - 3.4 * dy, ty + 3.4 * dx), (tx + 3.4 * dy, ty - 3.4 * dx)
-            found.append(Tip((tx, ty), corners=((bx, by), *sides)))
-    return found
+            ends.append(Tip((tx, ty), corners=((bx, by), *sides)))
+    return ends
 
 
 def short(token: str, most: int = LONGEST) -> str:
-    """A token, or a name, as its label says it: what cannot be printed replaced, and cut to so many letters.
+    """A token or a name as a label: unprintable characters replaced, and cut to `most` characters.
 
     >>> short("a long name", 6)
     'a lon…'
@@ -167,7 +170,7 @@ def short(token: str, most: int = LONGEST) -> str:
 
 
 def strong(reading: Causes) -> dict[int, str]:
-    """Tokens that stand out where a prediction was explained: its "target", and each "cause" of it."""
-    said = reading.explanation or {}
-    found = {node: "cause" for one in said.get("sets", []) for node in one}
-    return {**found, said["target"]: "target"} if said else found
+    """Tokens to highlight if a prediction was explained: its "target", and each "cause" of it."""
+    explanation = reading.explanation or {}
+    nodes = {node: "cause" for tokens in explanation.get("sets", []) for node in tokens}
+    return {**nodes, explanation["target"]: "target"} if explanation else nodes

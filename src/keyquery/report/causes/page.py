@@ -1,4 +1,4 @@
-"""One self-contained HTML page of causal graphs: the consensus, each head, and every edge as a table."""
+"""Causal graphs as a self-contained HTML page: the consensus, each head, and a table of all edges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keyquery.report.kit.page import document
 
 
 def graph_page(reading: Causes) -> str:
-    """The page; it shows itself without a script, which only picks out a token's edges.
+    """The page; it works without its script, which only highlights the edges of a token.
 
     >>> graph_page(kq.causes(torch.eye(3)))[:15]
     '<!doctype html>'
@@ -38,12 +38,12 @@ def _facts(reading: Causes) -> str:
     facts += [f"{several} heads" if several > 1 else f"head {reading.graphs[0]['head']}"]
     facts += [f"{len(reading.nodes)} of {len(reading.tokens)} tokens", f"{reading.method} at level {reading.alpha:g}"]
     facts += [f"{reading.samples:g} samples ({reading.provenance.get('samples', '')})", f"{reading.tests:,} tests"]
-    facts += ["no token is a cause of an earlier one"] if reading.causal else []
+    facts += ["no token causes an earlier one"] if reading.causal else []
     return " · ".join(facts)
 
 
 def _words(reading: Causes) -> str:
-    """The text, its nodes as buttons that pick out their edges."""
+    """The text, with its nodes as buttons that highlight their edges."""
     nodes, known = set(reading.nodes), strong(reading)
     parts = []
     for place, token in enumerate(reading.tokens):
@@ -58,30 +58,31 @@ def _words(reading: Causes) -> str:
 
 def _legend(reading: Causes) -> str:
     if not kinds(reading):
-        return "No edge: all tokens are independent of each other."
+        return "No edges: all tokens are independent of each other."
     svg = '<svg class="graph" viewBox="0 0 40 14" aria-hidden="true">'
     keys = (f"{svg}{graphs.key_svg(kind, 0, 11)}</svg>{MEANS[kind]}" for kind in kinds(reading))
     return " ".join(f'<span class="key">{key}</span>' for key in keys)
 
 
 def _explained(reading: Causes) -> str:
-    found = reading.explanation
-    if found is None:
+    explanation = reading.explanation
+    if explanation is None:
         return ""
 
     def word(place: int) -> str:
         return f"<b>{escape(reading.tokens[place])}</b>"
 
-    target = word(found["target"])
-    if not found["pool"]:
-        return f"<p>Nothing is joined to {target}: there is no set to mask.</p>"
-    if not found["calls"]:
-        near = ", ".join(word(place) for place in found["pool"]) or "nothing"
-        return f"<p>Joined to {target}, nearest first: {near}. The model has no head to ask what it predicts.</p>"
-    sets = "; ".join(" + ".join(map(word, one)) for one in found["sets"])
-    said = f"rests on {sets}" if sets else f"rests on no set of up to {found['largest']} tokens that was tried"
-    target += f" (the text has {escape(found['replaced'])})" if found.get("replaced") else ""
-    return f"<p>The prediction {target} {said}. That took {found['calls']} calls of the model.</p>"
+    target = word(explanation["target"])
+    if not explanation["pool"]:
+        return f"<p>No token is connected to {target}: there is no set to mask.</p>"
+    if not explanation["calls"]:
+        near = ", ".join(word(place) for place in explanation["pool"]) or "none"
+        return f"<p>Connected to {target}, nearest first: {near}. The model has no LM head to test predictions.</p>"
+    sets = "; ".join(" + ".join(map(word, tokens)) for tokens in explanation["sets"])
+    none = f"depends on none of the tested sets of up to {explanation['largest']} tokens"
+    result = f"depends on {sets}" if sets else none
+    target += f" (the text has {escape(explanation['replaced'])})" if explanation.get("replaced") else ""
+    return f"<p>The prediction {target} {result}. This took {explanation['calls']} model queries.</p>"
 
 
 def _table(reading: Causes) -> str:
@@ -91,7 +92,7 @@ def _table(reading: Causes) -> str:
         (row["i"], row["j"], row["mark_i"], row["mark_j"])
         for row in sorted(reading.agreement(), key=lambda row: -row["heads"])
     ]
-    names = ["edge", "what it says", "i", "j", *(["heads"] if several > 1 else [])]
+    names = ["edge", "meaning", "i", "j", *(["heads"] if several > 1 else [])]
     head = "<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
     body = ""
     for i, j, at_i, at_j in rows:

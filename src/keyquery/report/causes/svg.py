@@ -1,4 +1,4 @@
-"""Causal graphs as SVG, written by hand."""
+"""Causal graphs as SVG."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def svg(reading: Causes) -> str:
 
 
 def inline(panel: Ring, reading: Causes) -> str:
-    """One panel as an element of a page, whose own style has STYLE in it."""
+    """One panel as an element of a page, whose style must include STYLE."""
     half = panel.half
     box = f'viewBox="{-half:.0f} {-half - 40:.0f} {2 * half:.0f} {2 * half + 40:.0f}"'
     return f'<svg class="graph" {box} role="img" aria-label="{escape(panel.title)}">{panel_svg(panel, reading)}</svg>'
@@ -86,7 +86,7 @@ def panel_svg(panel: Ring, reading: Causes) -> str:
 
 
 def legend_svg(reading: Causes, x: float, y: float) -> str:
-    """The kinds of edges that there are, and what they mean."""
+    """The kinds of edges that occur, and their meanings."""
     parts = []
     for kind in kinds(reading):
         parts.append(key_svg(kind, x, y))
@@ -96,14 +96,14 @@ def legend_svg(reading: Causes, x: float, y: float) -> str:
 
 
 def key_svg(kind: str, x: float, y: float) -> str:
-    """A short edge of a kind, 40 wide, beside which its meaning is written."""
+    """A sample edge of a kind for the legend, 40 units wide."""
     ends = tuple(sorted(next(marks for marks, name in KINDS.items() if name == kind), reverse=True))
     arc = Arc(-1, -1, ((x, y - 4), (x + 20, y - 4), (x + 40, y - 4)), (ends[0], ends[1]), kind, 1.8, "")
     return _arc_svg(arc)
 
 
 def _long(kind: str) -> float:
-    """How much room a kind takes in the legend."""
+    """The width of a kind in the legend."""
     return 66 + 6.4 * len(MEANS[kind])
 
 

@@ -1,4 +1,4 @@
-"""Causal graphs in the terminal: how the heads agree, what each found, and what explains a prediction."""
+"""Causal graphs in the terminal: the consensus of heads, each head, and the explanation of a prediction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.explain import Explanation
 from keyquery.report.causes.layout import MEANS, kind_of, written
 
-ORDERED = ", no token is a cause of an earlier one"
+ORDERED = ", no token causes an earlier one"
 MOST = 40  # edges that are shown
 
 
 def causes_lines(reading: Causes) -> list[Any]:
-    """Title, edges (of several heads the consensus), a row a head, and the explanation where there is one."""
+    """Title, edges (the consensus of several heads), a row per head, and the explanation if there is one."""
     several = len(reading.graphs)
     layer = reading.graphs[0]["layer"]
     where = "" if layer is None else f", layer {layer}"
@@ -40,7 +40,7 @@ def causes_lines(reading: Causes) -> list[Any]:
 
 
 def explanation_lines(reading: Explanation) -> list[Any]:
-    """The sets, and what they took."""
+    """The sets of tokens, and the number of model queries."""
     return [*_sets(reading.to_dict(), list(reading.tokens) or None)]
 
 
@@ -59,7 +59,7 @@ def _edges(reading: Causes) -> Any:
     for edge in edges[:MOST]:
         agree = [f"{heads[edge[:2]]} of {len(reading.graphs)}"] if rows else []
         table.add_row(str(edge[0]), str(edge[1]), Text(written(reading, *edge)), *agree)
-    return table if edges else "No edge: all tokens are independent of each other."
+    return table if edges else "No edges: all tokens are independent of each other."
 
 
 def _left_out(reading: Causes) -> list[str]:
@@ -69,11 +69,11 @@ def _left_out(reading: Causes) -> list[str]:
 
 def _heads(reading: Causes) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("head", "edges", *MEANS, "tests", "rounds"):
+    for name in ("head", "edges", *MEANS, "tests", "iterations"):
         table.add_column(name, justify="right")
     for index, graph in enumerate(reading.graphs):
         counts = Counter(kind_of(edge[2], edge[3]) for edge in reading.edges_of(index))
-        rounds = f"{graph['rounds']}" + ("" if graph["done"] else ", cut short")
+        rounds = f"{graph['rounds']}" + ("" if graph["done"] else ", stopped early")
         table.add_row(
             str(graph["head"]),
             str(counts.total()),
@@ -88,21 +88,22 @@ def _explained(reading: Causes) -> list[Any]:
     return _sets(dict(reading.explanation or {}), list(reading.tokens))
 
 
-def _sets(found: dict[str, Any], tokens: list[str] | None) -> list[Any]:
-    said = tokens or {place: str(place) for place in (found["target"], *found["pool"])}
-    target = f"{found['target']}:{said[found['target']]}"
-    told = target + (f" (predicted; the text has {found['replaced']})" if found.get("replaced") else "")
-    if not found["pool"]:
-        return [Text(f"Nothing is joined to {target}: there is no set to mask.")]
-    if not found["calls"]:
-        near = " ".join(f"{place}:{said[place]}" for place in found["pool"]) or "nothing"
-        return [Text(f"Joined to {target}, nearest first: {near}. The model has no head to ask what it predicts.")]
-    if not found["sets"]:
-        return [
-            Text(f"No set of up to {found['largest']} tokens that was tried changes {told}; {found['calls']} calls.")
-        ]
-    each = "; ".join(" + ".join(f"{place}:{said[place]}" for place in one) for one in found["sets"])
-    return [Text(f"{told} rests on: {each} ({found['calls']} calls).", style="bold")]
+def _sets(explanation: dict[str, Any], tokens: list[str] | None) -> list[Any]:
+    names = tokens or {place: str(place) for place in (explanation["target"], *explanation["pool"])}
+    queries = f"{explanation['calls']} model queries"
+    target = f"{explanation['target']}:{names[explanation['target']]}"
+    replaced = explanation.get("replaced")
+    prediction = target + (f" (predicted; the text has {replaced})" if replaced else "")
+    if not explanation["pool"]:
+        return [Text(f"No token is connected to {target}: there is no set to mask.")]
+    if not explanation["calls"]:
+        near = " ".join(f"{place}:{names[place]}" for place in explanation["pool"]) or "none"
+        return [Text(f"Connected to {target}, nearest first: {near}. The model has no LM head to test predictions.")]
+    if not explanation["sets"]:
+        most = explanation["largest"]
+        return [Text(f"None of the tested sets of up to {most} tokens changes {prediction}; {queries}.")]
+    each = "; ".join(" + ".join(f"{place}:{names[place]}" for place in nodes) for nodes in explanation["sets"])
+    return [Text(f"{prediction} depends on: {each} ({queries}).", style="bold")]
 
 
 def _tokens(count: int) -> str:

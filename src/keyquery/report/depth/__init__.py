@@ -1,1 +1,1 @@
-"""Displays of the law of depth."""
+"""Displays of the depth-width law."""

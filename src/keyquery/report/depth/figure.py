@@ -1,4 +1,4 @@
-"""The plane of depth and width as a picture: the law, its band, the shape at hand, and models that everyone knows."""
+"""Depth against width as a figure: the law, its band, the given shape, and well-known models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keyquery.instruments.depth.depth import Depth
 from keyquery.instruments.depth.law import FITTED, SIGMAS, Law, count
 from keyquery.report.kit.colours import LIGHT
 
-# Layers and width, as published, and on which side of the mark the name stands.
+# Layers and width, as published, and the side of the marker for the name.
 KNOWN: dict[str, tuple[int, int, str]] = {
     "GPT-2,\nBERT base": (12, 768, "above"),
     "GPT-2 medium,\nBERT large": (24, 1024, "above"),
@@ -28,7 +28,7 @@ HERE = LIGHT["skew"]
 
 
 def plane(reading: Depth, pyplot: Any) -> Any:
-    """Depth against width: above the line more depth pays, below it more width."""
+    """Depth against width: above the line more depth pays off, below it more width."""
     law = Law(**reading.provenance["law"])
     here = (reading.shape["layers"], reading.shape["width"]) if reading.shape else None
     asked = (*reading.exact, *(here or ()))
@@ -48,28 +48,30 @@ def plane(reading: Depth, pyplot: Any) -> Any:
 
 
 def _budgets(axis: Any, deepest: float, low: float, high: float) -> None:
-    """Shapes of equal numbers of parameters."""
+    """Curves of equal parameter count."""
     depths = [deepest * (i + 1) / 200 for i in range(200)]
     for params in BUDGETS:
         widths = [math.sqrt(params / count(layers, 1)) for layers in depths]
         axis.plot(depths, widths, color=GREY, linewidth=0.5, linestyle=(0, (1, 2)), zorder=0)
         if low * 1.1 < widths[-1] < high:
-            said = short(params).replace(" million", "M").replace(" billion", "B").replace(" trillion", "T")
-            axis.annotate(said, (deepest, widths[-1]), (2, 0), textcoords="offset points", color=GREY, va="center")
+            label = short(params).replace(" million", "M").replace(" billion", "B").replace(" trillion", "T")
+            axis.annotate(label, (deepest, widths[-1]), (2, 0), textcoords="offset points", color=GREY, va="center")
     axis.text(1.0, 1.0, "parameters", color=GREY, ha="right", va="bottom", transform=axis.transAxes)
 
 
 def _law(axis: Any, law: Law, deepest: float) -> None:
     depths = [deepest * i / 200 for i in range(201)]
     edges = ([law.width(layers, sigmas) for layers in depths] for sigmas in (-SIGMAS, SIGMAS))
-    axis.fill_between(depths, *edges, color=LAW, alpha=0.15, linewidth=0, label="its 95 % band (errors recalled)")
+    axis.fill_between(
+        depths, *edges, color=LAW, alpha=0.15, linewidth=0, label="95 % band (unverified standard errors)"
+    )
     axis.plot(depths, [law.width(layers) for layers in depths], color=LAW, linewidth=0.9, linestyle="--")
     fitted = [FITTED[0] + (FITTED[1] - FITTED[0]) * i / 100 for i in range(101)]
     fitted = [layers for layers in fitted if law.rank is None or law.width(layers) < law.rank]
-    axis.plot(fitted, [law.width(layers) for layers in fitted], color=LAW, linewidth=1.8, label="the law, where fitted")
+    axis.plot(fitted, [law.width(layers) for layers in fitted], color=LAW, linewidth=1.8, label="law, fitted range")
     words = {"color": LAW, "style": "italic", "transform": axis.transAxes}
-    axis.text(0.03, 0.97, "depth-efficient:\nmore depth pays", ha="left", va="top", **words)
-    axis.text(0.97, 0.03, "depth-inefficient:\nmore width pays", ha="right", va="bottom", **words)
+    axis.text(0.03, 0.97, "depth-efficient:\nmore depth pays off", ha="left", va="top", **words)
+    axis.text(0.97, 0.03, "depth-inefficient:\nmore width pays off", ha="right", va="bottom", **words)
 
 
 def _known(axis: Any, here: tuple[float, float] | None) -> None:
@@ -81,15 +83,15 @@ def _known(axis: Any, here: tuple[float, float] | None) -> None:
 
 
 def _at_hand(axis: Any, reading: Depth, here: tuple[float, float] | None) -> None:
-    """The shape that was asked about, and the way along its budget to the law's."""
+    """The given shape, and the path of equal parameter count to the law's shape."""
     layers, width = reading.exact
-    own = f"the law's shape: {reading.layers} × {reading.width:,}"
+    own = f"shape by the law: {reading.layers} × {reading.width:,}"
     axis.plot(layers, width, "D", color=HERE, markersize=5, zorder=5, label=own, linestyle="none")
     if here is not None and reading.shape is not None:
         same = (known for known, (*shape, _) in KNOWN.items() if tuple(shape) == here)
         name = reading.shape.get("name") or next(same, "given").replace("\n", " ")
-        said = f"{name}: {here[0]} × {here[1]:,}, {reading.verdict}"
-        axis.plot(*here, "*", color=HERE, markersize=10, zorder=6, label=said, linestyle="none")
+        label = f"{name}: {here[0]} × {here[1]:,}, {reading.verdict}"
+        axis.plot(*here, "*", color=HERE, markersize=10, zorder=6, label=label, linestyle="none")
         way = [here[0] + (layers - here[0]) * i / 60 for i in range(61)]
         along = [math.sqrt(reading.params / count(at, 1)) for at in way]
         axis.plot(way, along, color=HERE, linewidth=1.2, zorder=4)
@@ -97,7 +99,7 @@ def _at_hand(axis: Any, reading: Depth, here: tuple[float, float] | None) -> Non
 
 
 def short(number: float) -> str:
-    """A number of parameters as people say it.
+    """A parameter count in words.
 
     >>> short(84934656), short(1.3e9), short(319307)
     ('84.9 million', '1.3 billion', '319,307')

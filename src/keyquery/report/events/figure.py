@@ -1,4 +1,4 @@
-"""Which events change what comes next, and how long after, as a picture."""
+"""Which past events change the next event, and at which lag, as a figure."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from keyquery.report.series.figure import AGAINST, FOR
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
 
-MOST = 24  # types that are drawn, those with the largest changes
+MOST = 24  # event types that are drawn, those with the largest changes
 COLUMNS = 2
-# Spans of time that a lag in seconds is told by.
+# Units for lags, in seconds.
 SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0, "years": 365.25 * 86400}
 NOW = {"past": "the last event", "target_time": "the event"}
 
 
 def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
-    """Left, past by next types, the change at the lag where it is strongest; right, the curves of some pairs."""
+    """Left, past by next event types: the change at the lag where it is strongest; right, curves of some pairs."""
     check_count("pairs", pairs, least=1)
-    found = reading.strongest(pairs)
+    strongest = reading.strongest(pairs)
     change, error = np.array(reading.change), np.array(reading.error)
     sure = np.abs(change) - 2 * error
     at = sure.argmax(-1)[..., None]
     best = np.take_along_axis(change, at, -1)[..., 0]
     kept = _kept(sure.max(-1))
-    side, rows = 1.5 + 0.19 * len(kept), -(-len(found) // COLUMNS)
+    side, rows = 1.5 + 0.19 * len(kept), -(-len(strongest) // COLUMNS)
     left, height = max(side, 2.6), max(side, 0.5 + 1.15 * rows, 2.4)
     figure = pyplot.figure(figsize=(left + 4.2, height), layout="constrained")
-    one, other = figure.subfigures(1, 2, width_ratios=[left, 4.2])
-    _map(one, reading, best[np.ix_(kept, kept)], [str(reading.types[i]) for i in kept])
-    axes = other.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
+    map_figure, curves = figure.subfigures(1, 2, width_ratios=[left, 4.2])
+    _map(map_figure, reading, best[np.ix_(kept, kept)], [str(reading.types[i]) for i in kept])
+    axes = curves.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
     unit, size = _unit(reading)
-    for axis, row in zip(axes, found, strict=False):
+    for axis, row in zip(axes, strongest, strict=False):
         pair = reading.types.index(row["past"]), reading.types.index(row["next"])
         _curve(axis, np.array(reading.lags) / size, change[pair], error[pair])
         axis.set_title(f"{row['past']} → {row['next']}", fontsize=7, loc="left")
-    for axis in axes[len(found) :]:
+    for axis in axes[len(strongest) :]:
         axis.set_visible(False)
-    other.supxlabel(f"time before {NOW[reading.information]} ({unit})", fontsize=8)
-    other.supylabel("change of log-probability (nats)", fontsize=8)
+    curves.supxlabel(f"time before {NOW[reading.information]} ({unit})", fontsize=8)
+    curves.supylabel("change of log-probability (nats)", fontsize=8)
     return figure
 
 
 def _kept(sure: np.ndarray) -> np.ndarray:
-    """Types in their order; where they are too many, those of the largest changes."""
+    """Event types in order; if there are too many, those with the largest changes."""
     weight = np.maximum(sure.max(0), sure.max(1))
     return np.sort(np.argsort(-weight, kind="stable")[:MOST])
 
@@ -59,11 +59,11 @@ def _map(figure: Any, reading: Interactions, best: np.ndarray, names: list[str])
     small = {"fontsize": 8 if len(names) < 12 else 6}
     axis.set_xticks(range(len(names)), names, rotation=90, **small)
     axis.set_yticks(range(len(names)), names, **small)
-    axis.set(xlabel="the next event", ylabel="one event more of the past")
+    axis.set(xlabel="next event", ylabel="additional past event")
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     left_out = "" if len(names) == len(reading.types) else f" ({len(names)} of {len(reading.types)} types)"
-    axis.set_title(f"how many times as likely it becomes,\nat the lag where it matters most{left_out}", fontsize=8)
+    axis.set_title(f"probability ratio of the next event,\nat the lag of the strongest effect{left_out}", fontsize=8)
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.8, ticks=[-most, 0, most])
     bar.ax.set_xticklabels([f"× {np.exp(-most):.2g}", "× 1", f"× {np.exp(most):.2g}"])
     bar.outline.set_visible(False)
@@ -81,7 +81,7 @@ def _curve(axis: Any, lags: np.ndarray, change: np.ndarray, error: np.ndarray) -
 
 
 def _unit(reading: Interactions) -> tuple[str, float]:
-    """The name of the unit of lags, and how many of the reading's own it is."""
+    """The name of the unit of lags, and its size in units of the reading."""
     if reading.clock == "numbers":
         return "units of times", 1.0
     middle = float(np.sqrt(reading.lags[0] * reading.lags[-1]))

@@ -1,1 +1,1 @@
-"""Displays of attention between modalities."""
+"""Displays of cross-modal attention flow."""

@@ -1,4 +1,4 @@
-"""Flow as a picture: layers by heads above chance, and layer by layer beside it."""
+"""Flow as a figure: a map of layers by heads above chance, and curves over layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keyquery.support.extras import optional
 
 
 def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
-    """A map of heads in one view, and the means of layers and the rollout against their chance levels."""
+    """A map of heads in one view, and layer means and rollout against their chance levels."""
     seen = views(reading)
     check_choice("view", view, tuple(seen))
     values, each = seen[view], np.array(depths(reading))
@@ -26,15 +26,15 @@ def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
     scale = 1.0 if view == "reciprocity" else 100.0
     most = float(np.nanmax(np.abs(values))) * scale or 1.0
     image = axes[0].imshow(scale * values, vmin=-most, vmax=most, cmap=colours, aspect="auto")
-    title = "looks back" if view == "reciprocity" else f"{view}, points above chance"
+    title = "reciprocity" if view == "reciprocity" else f"{view}, points above chance"
     axes[0].set(xlabel="head", ylabel="layer", title=title)
     axes[0].locator_params(integer=True, nbins=12)
     figure.colorbar(image, ax=axes[0], location="left", shrink=0.8, ticks=[-most, 0, most], format="%.2g")
-    lines = ((0, "mean of heads", "#59636e"), (2, "rolled out", LIGHT["popularity"]))
+    lines = ((0, "mean over heads", "#59636e"), (2, "rollout", LIGHT["popularity"]))
     for column, label, colour in lines:
         axes[1].plot(100 * each[:, column], range(rows), color=colour, marker="o", markersize=2.5, label=label)
         axes[1].plot(100 * each[:, column + 1], range(rows), color=colour, linestyle=":", linewidth=0.9)
-    axes[1].set(xlabel="% that crosses (dotted: chance)", xlim=(0, None))
+    axes[1].set(xlabel="% cross-modal (dotted: chance)", xlim=(0, None))
     axes[1].legend(frameon=False, loc="best", fontsize=7)
     axes[1].spines[["top", "right"]].set_visible(False)
     figure.suptitle(str(reading.model["name"]), weight="bold")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of flow: layers by heads, and for one head what looks at what across modalities."""
+"""Flow as a self-contained HTML page: layers by heads, and for one head its attention across modalities."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from keyquery.report.kit.packed_numbers import pack
 from keyquery.report.kit.page import document
 
 SCRIPTS = ("elements.js", "flow.js")
-HEADS = 24  # whose maps a page asks for
+HEADS = 24  # heads whose maps are kept for a page
 DIGITS = 5
 
 
 def flow_page(reading: Flow) -> str:
-    """The page; maps of single heads are in it where the reading kept them (`keep`).
+    """The page, with maps of the heads for which the reading kept them (`keep`).
 
     >>> flow_page(kq.flow(torch.full((4, 4), 0.25), ["a", "a", "b", "b"], keep=1))[:15]
     '<!doctype html>'
@@ -29,33 +29,33 @@ def flow_page(reading: Flow) -> str:
 
 
 def grid(reading: Flow, values: Any) -> np.ndarray:
-    """Figures of a reading as layers by heads, texts averaged; what is missing is NaN.
+    """Metrics of a reading as an array of layers by heads, averaged over texts; missing values are NaN.
 
     >>> reading = kq.flow(torch.full((2, 4, 4), 0.25), ["a", "a", "b", "b"])
     >>> grid(reading, reading.raw).shape
     (1, 2)
     """
-    found = np.asarray(values, dtype=np.float64)
-    found = found.mean(tuple(range(1, found.ndim - 1))) if found.ndim > 2 else found
-    return found.reshape(reading.model.get("layers", 1), -1)
+    array = np.asarray(values, dtype=np.float64)
+    array = array.mean(tuple(range(1, array.ndim - 1))) if array.ndim > 2 else array
+    return array.reshape(reading.model.get("layers", 1), -1)
 
 
 def views(reading: Flow) -> dict[str, np.ndarray]:
-    """What can be seen of each head, layers by heads: above chance, but for reciprocity."""
-    found = {"flow": grid(reading, reading.corrected)}
+    """Metrics of each head as layers by heads: flow above chance in several views, and reciprocity."""
+    maps = {"flow": grid(reading, reading.corrected)}
     if reading.net is not None:
-        found["net of sinks"] = grid(reading, reading.of("net", corrected=True))
+        maps["net of sinks"] = grid(reading, reading.of("net", corrected=True))
     for (source, target), share in reading.directed_of("raw", corrected=True).items():
         if source != target:
-            found[f"{source} → {target}"] = grid(reading, share)
+            maps[f"{source} → {target}"] = grid(reading, share)
     if reading.weighted is not None:
-        found["norm-weighted"] = grid(reading, reading.of("weighted", corrected=True))
+        maps["norm-weighted"] = grid(reading, reading.of("weighted", corrected=True))
     back = grid(reading, reading.reciprocity)
-    return found if np.isnan(back).all() else found | {"reciprocity": back}
+    return maps if np.isnan(back).all() else maps | {"reciprocity": back}
 
 
 def depths(reading: Flow) -> list[list[float]]:
-    """Of each layer: the mean of raw, its chance, the rollout up to it, and that of chance."""
+    """Per layer: mean raw flow, its chance level, the rollout up to the layer, and its chance level."""
 
     def by_layer(values: Any, count: int) -> np.ndarray:
         return np.asarray(values, dtype=np.float64).reshape(count, -1).mean(1)
@@ -66,7 +66,9 @@ def depths(reading: Flow) -> list[list[float]]:
 
 
 def _data(reading: Flow) -> dict[str, Any]:
-    seen = {name: [[None if np.isnan(one) else one for one in row] for row in rows] for name, rows in _plain(reading)}
+    seen = {
+        name: [[None if np.isnan(value) else value for value in row] for row in rows] for name, rows in _plain(reading)
+    }
     return {
         "name": reading.model["name"],
         "facts": _facts(reading),
@@ -77,7 +79,7 @@ def _data(reading: Flow) -> dict[str, Any]:
         "records": short(reading.records(), DIGITS),
         "tokens": list(reading.tokens),
         "labels": list(reading.labels),
-        "maps": [_map(one) for one in reading.maps],
+        "maps": [_map(value) for value in reading.maps],
         "picture": _picture(reading),
         "notes": _notes(reading),
     }
@@ -88,7 +90,7 @@ def _plain(reading: Flow) -> list[tuple[str, list[list[float]]]]:
 
 
 def _map(kept: Mapping[str, Any]) -> dict[str, Any]:
-    blocks = [{"from": one["from"], "to": one["to"], "map": pack(one["map"])} for one in kept["blocks"]]
+    blocks = [{"from": block["from"], "to": block["to"], "map": pack(block["map"])} for block in kept["blocks"]]
     return {"layer": kept["layer"], "head": kept["head"], "blocks": blocks}
 
 
@@ -103,19 +105,19 @@ def _facts(reading: Flow) -> str:
     facts = [f"{model['layers']} layers"] if "layers" in model else []
     facts += [f"{model['heads']} heads"]
     for name, count in reading.counts.items():
-        told = count if isinstance(count, int) else f"{min(count)} to {max(count)}"
-        out = "" if name in reading.modalities else ", left out"
-        facts.append(f"{told} tokens {name}{out}")
+        number = count if isinstance(count, int) else f"{min(count)} to {max(count)}"
+        out = "" if name in reading.modalities else ", excluded"
+        facts.append(f"{number} {name} tokens{out}")
     return " · ".join(facts)
 
 
 def _notes(reading: Flow) -> list[str]:
     kept, heads = len(reading.maps), grid(reading, reading.raw).size
-    said = [f"{note[:1].upper()}{note[1:]}." for note in reading.notes]
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in reading.notes]
     if kept < heads:
-        some = f"of the {kept} heads furthest above chance, net of sinks" if kept else "of no head"
-        said.append(f"Maps across modalities are {some}, marked by a dot; keep (--keep N) asks for more.")
+        some = f"for the {kept} heads furthest above chance, net of sinks (marked by a dot)" if kept else "for no head"
+        notes.append(f"Cross-modal maps are included {some}; use keep (--keep N) for more.")
     if IMAGE in reading.modalities and _picture(reading) is None and kept:
-        said.append("Where the patches lie in the image is not known: they are shown by their number.")
+        notes.append("The positions of the patches in the image are unknown: patches are shown by number.")
     versions = reading.provenance.get("versions", {})
-    return [*said, f"keyquery {versions.get('keyquery', '')}".strip()]
+    return [*notes, f"keyquery {versions.get('keyquery', '')}".strip()]

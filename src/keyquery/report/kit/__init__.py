@@ -1,1 +1,1 @@
-"""What all displays share: colours, tables, figures, and the frame of a page."""
+"""Shared by all displays: colours, tables, figures, and the frame of an HTML page."""

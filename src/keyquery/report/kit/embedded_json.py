@@ -1,4 +1,4 @@
-"""Data inside a page."""
+"""JSON data embedded in a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def as_json(data: Any) -> str:
-    """JSON that cannot end the element it stands in.
+    """JSON that is safe inside a script element.
 
     >>> as_json(["</script>"])
     '["\\\\u003c/script\\\\u003e"]'

@@ -1,4 +1,4 @@
-"""A Reading as a matplotlib figure, or as a picture file."""
+"""A Reading as a matplotlib figure, or as an image file."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from keyquery.support.extras import optional
 from keyquery.support.printable import printable_copy
 
 KINDS = (".pdf", ".png", ".svg")
-# Fit for a column of a paper: small type, thin lines, and letters that stay letters in a PDF.
+# Sized for a column of a paper: small type, thin lines, and text that stays text in a PDF.
 PAPER: dict[str, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
-    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.parse_math": False,  # a dollar sign in a name is not math
 }
-PAPER |= {"svg.hashsalt": "keyquery"}  # the same figures give the same file
+PAPER |= {"svg.hashsalt": "keyquery"}  # reproducible files
 
 
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
-    """A figure of a reading, by its name among those of its kind. Default: the first.
+    """A figure of a reading, by name. Default: the first figure of its kind.
 
     Looks and comparisons have "triangle", their default on data, and "map", the symmetry of each head.
     """
     figures = display_of(reading).figures
     if not figures:
-        raise ValueError(f"a reading of kind {reading.kind!r} has no picture")
+        raise ValueError(f"a reading of kind {reading.kind!r} has no figure")
     pyplot = optional("matplotlib.pyplot", "plot")
     what = what or next(iter(figures))
     check_choice("what", what, tuple(figures))
@@ -44,10 +44,10 @@ def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
 
 @contextmanager
 def _paper(pyplot: Any) -> Iterator[None]:
-    """The settings of print, for one figure.
+    """Apply the PAPER settings to one figure.
 
-    A notebook's backend comes with the first figure and turns interaction on, without which no later figure is shown:
-    that is not to be undone with the settings.
+    In a notebook, the first figure loads the backend, which turns on interactive mode; without it, later figures are
+    not shown. So interactive mode is kept when the settings are restored.
     """
     with pyplot.rc_context(PAPER):
         try:
@@ -58,29 +58,42 @@ def _paper(pyplot: Any) -> Iterator[None]:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a name whose ending is no kind of picture.
+    """Refuse a path with an extension that is not supported for figures.
 
     >>> check_picture(Path("heads.gif"))
     Traceback (most recent call last):
-    ValueError: heads.gif: a picture is .pdf, .png or .svg
+    ValueError: heads.gif: a figure must be a .pdf, .png or .svg file
     """
     if path.suffix.lower() not in KINDS:
-        raise ValueError(f"{path}: a picture is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        raise ValueError(f"{path}: a figure must be a {', '.join(KINDS[:-1])} or {KINDS[-1]} file")
 
 
 def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None, **options: Any) -> bytes:
-    """The triangle, or the kind's own picture with its `options`, as `path` names it: .svg, .png or .pdf.
+    """A reading's figure as the content of an image file.
 
-    The triangle and causal graphs as .svg need no other package; the rest is drawn by matplotlib.
+    The triangle and causal graphs as .svg need no other package; all else is drawn with matplotlib.
+
+    Parameters
+    ----------
+    path
+        The file, whose extension selects the format: .svg, .png or .pdf.
+    reading
+        The reading.
+    joined
+        Draw both models of a comparison in one triangle, joined by arrows.
+    what
+        Name of the figure. Default: the triangle, or the first figure of the kind.
+    **options
+        Options of the figure.
     """
     check_picture(path)
     display = display_of(reading)
     options |= {"joined": True} if joined else {}
     if path.suffix.lower() == ".svg" and display.svg:
-        # No control character is well-formed XML.
+        # Control characters are not well-formed XML.
         return str(imported(display.svg)(printable_copy(reading), **options)).encode()
     if what is None and "triangle" in display.figures:
-        what = "triangle"  # a picture file of a look is its triangle, also without data
+        what = "triangle"  # also without data
     figure = plot(reading, what, **options)
     data = io.BytesIO()
     with optional("matplotlib", "plot").rc_context(PAPER):

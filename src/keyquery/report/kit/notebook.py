@@ -1,4 +1,4 @@
-"""A Reading in a notebook: as its page where it has one, else as a small table."""
+"""A Reading in a notebook: its page if it has one, else a small table."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from keyquery.report.registry import display_of
 
 
 def html(reading: Reading) -> str:
-    """The page of a reading that has one, the records of another as a table; every text is data, never markup."""
-    drawable = display_of(reading).page and getattr(reading, "sketch", True)  # a path may lack what its page draws
+    """HTML of a reading: its page in a frame if it has one, else its records as a table; all text is escaped."""
+    drawable = display_of(reading).page and getattr(reading, "sketch", True)  # a transport path may lack its sketch
     return frame(reading) if drawable else _table(reading)
 
 
 def frame(reading: Reading) -> str:
-    """The page in a frame of its own, as a notebook shows it: neither can touch the other."""
+    """The page in a sandboxed frame, isolated from the notebook."""
     facts = 'width="100%" height="760" frameborder="0" sandbox="allow-scripts"'
     return f'<iframe {facts} title="{escape(reading.kind)}" srcdoc="{escape(page(reading))}"></iframe>'
 

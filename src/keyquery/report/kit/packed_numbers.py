@@ -1,4 +1,4 @@
-"""Numbers as a page carries them."""
+"""Compact encoding of numbers for a page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def pack(values: Any) -> str:
-    """Numbers to three significant digits, in 16 bits each, as base64.
+    """Encode numbers with three significant digits in 16 bits each, as base64.
 
-    A code is 0 for zero, else 1 + 900·(exponent + 18) + (digits − 100), and its highest bit the sign: what comes out
-    again is the number as it would be written with three digits, however large or small.
+    The code is 0 for zero, else 1 + 900·(exponent + 18) + (digits − 100), with the sign in the highest bit; decoding
+    gives exactly the number rounded to three digits, however large or small.
 
     >>> pack([1.0, -0.25])
     'ST9bvA=='
@@ -28,7 +28,7 @@ def pack(values: Any) -> str:
 
 
 def pack_bytes(values: Any) -> tuple[float, str]:
-    """Numbers as multiples of a step, 127 of which are the largest of them: the step, and a byte each as base64.
+    """Quantise numbers to 8 bits: the step, 1/127 of the largest magnitude, and one byte per number as base64.
 
     >>> pack_bytes([1.0, -0.5])
     (0.007874, 'f8A=')

@@ -1,4 +1,4 @@
-"""What every page is: one file that carries its style, its script and its data, and may do nothing else."""
+"""Self-contained HTML pages: one file with its style, script and data, under a strict content security policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keyquery.report.registry import display_of, imported
 
 ASSETS = Path(__file__).parent / "assets"
 DATA = """<noscript>
-<p>This page draws itself with a script that it carries inside. Every figure is also in the JSON.</p>
+<p>This page needs JavaScript, which is included in the file. All numbers are also in the JSON.</p>
 </noscript>
 <script type="application/json" id="data">{{data}}</script>
 """
@@ -33,10 +33,26 @@ def document(
     images: bool = False,
     **parts: str,
 ) -> str:
-    """A page out of assets: body.html in the shell, page.css and body.css, `scripts` and the `data` they draw.
+    """Build a page from the assets.
 
-    The tab is named by the title and the `kind` of page. `parts` are markup for places in the body, and `images` says
-    that the page holds some.
+    Parameters
+    ----------
+    body
+        Name of the body: body.html in the shell, with the styles page.css and body.css.
+    title
+        Title of the page.
+    scripts
+        Asset names of its scripts.
+    data
+        JSON data for the scripts. Default: none.
+    kind
+        Kind of page, appended to the title of the browser tab.
+    own_style
+        Further CSS.
+    images
+        Whether the page holds images, which its content security policy must allow.
+    **parts
+        Markup for the placeholders in the body.
 
     >>> document("moves", "a <title>", facts="", legend="", queries="", rest="")[:15]
     '<!doctype html>'
@@ -45,13 +61,13 @@ def document(
     style = common.read_text(encoding="utf-8") + own_style
     style += own_sheet.read_text(encoding="utf-8") if own_sheet != common else ""
     script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in scripts)
-    carried = (DATA if data is not None else "") + (SCRIPT if script else "")
-    shell = (ASSETS / "shell.html").read_text(encoding="utf-8").replace("{{carried}}", carried)
+    embedded = (DATA if data is not None else "") + (SCRIPT if script else "")
+    shell = (ASSETS / "shell.html").read_text(encoding="utf-8").replace("{{embedded}}", embedded)
     template = shell.replace("{{body}}", (ASSETS / f"{body}.html").read_text(encoding="utf-8"))
     own = {"policy": policy(script, style, images), "style": style, "script": script, "title": escape(title)}
     own |= {"tab": escape(f"{title}: {kind}" if kind else title), "data": "" if data is None else as_json(data)}
-    # In one pass, so that nothing in the data is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: {**own, **parts}[found[1]], template)
+    # In one pass, so that nothing in the data is taken for a placeholder.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: {**own, **parts}[match[1]], template)
 
 
 def page(reading: Reading) -> str:
@@ -67,7 +83,7 @@ def page(reading: Reading) -> str:
 
 
 def policy(script: str, style: str, images: bool = False) -> str:
-    """A content security policy that names both by their digests, and allows `images` that the page itself holds."""
+    """A content security policy that allows only this script and style, by digest, and embedded `images`."""
     only = f"script-src '{_digest(script)}'" if script else "script-src 'none'"
     only += f"; style-src '{_digest(style)}'" + ("; img-src data:" if images else "")
     return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"

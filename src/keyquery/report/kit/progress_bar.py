@@ -1,4 +1,4 @@
-"""Progress of long work: how much is done, at which rate, and how long the rest will take."""
+"""Progress of long computations, with rate and remaining time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rich.text import Text
 from keyquery.support.printable import printable
 from keyquery.support.progress import WIDE, Progress, silent
 
-EVERY = 30.0  # seconds between two lines, where there is no terminal
+EVERY = 30.0  # seconds between lines if there is no terminal
 
 
 class Rate(ProgressColumn):
-    """How many a second."""
+    """Items per second."""
 
     def render(self, task: Task) -> Text:
-        """The rate of the last seconds, or nothing at the start."""
+        """The recent rate, or nothing at the start."""
         return Text(f"{task.speed:.3g}/s" if task.speed else "", style="progress.data.speed")
 
 
 @contextmanager
 def paced(console: Console, wanted: bool, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Bars with a rate in a terminal; elsewhere, as in the log of a cluster, a line now and then."""
+    """Progress bars with a rate in a terminal; elsewhere, as in the log of a cluster, a line every 30 seconds."""
     if not wanted:
         yield silent
     elif not console.is_terminal:
@@ -42,12 +42,12 @@ def paced(console: Console, wanted: bool, clock: Callable[[], float] = time.mono
 
 
 def _lines(console: Console, items: Iterable[Any], what: str, total: int, clock: Callable[[], float]) -> Iterator[Any]:
-    begun = told = clock()
+    begun = printed = clock()
     for count, item in enumerate(items, 1):
         yield item
         now = clock()
-        if now - told >= EVERY:
-            told = now
+        if now - printed >= EVERY:
+            printed = now
             rate = count / (now - begun)
             left = timedelta(seconds=round(max(total - count, 0) / rate))
             line = f"{printable(what, WIDE)}: {count:,} of {total:,}, {rate:.3g}/s, {left} left"

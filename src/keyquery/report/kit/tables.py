@@ -8,17 +8,17 @@ from rich.table import Table
 
 
 def columns_table(first: str, *columns: Any) -> Table:
-    """A table without lines: names of columns that are figures, or texts, which may wrap."""
+    """A table without lines: a column name as str is numeric, as Text it holds text that may wrap."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(first)
     for column in columns:
-        figures = isinstance(column, str)
-        table.add_column(column, justify="right" if figures else "left", no_wrap=figures)
+        numeric = isinstance(column, str)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
     return table
 
 
 def plain_table(first: str) -> Table:
-    """A table without lines, with its first column."""
+    """A table without lines, with only its first column."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(first, no_wrap=True)
     return table

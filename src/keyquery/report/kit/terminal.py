@@ -1,4 +1,4 @@
-"""A Reading as tables in the terminal, no wider than 100 columns."""
+"""A Reading as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from keyquery.support.progress import WIDE
 
 
 def plain_console(stderr: bool = False) -> Console:
-    """A console that takes no text for markup or for the name of an emoji."""
+    """A console that does not interpret markup or emoji names."""
     return Console(stderr=stderr, markup=False, emoji=False)
 
 
 def show(reading: Reading, console: Console) -> None:
-    """Print a reading as its kind is shown, any other as its records.
+    """Print a reading with the display of its kind, or its records if it has none.
 
-    Its texts come out of files: none of them steers the terminal, or is taken for markup of rich.
+    Its strings come from untrusted files, so control characters and rich markup in them are neutralised.
     """
     display, shown = display_of(reading), printable_copy(reading, TEXT)
     for line in imported(display.terminal)(shown) if display.terminal else shown.records():
@@ -32,7 +32,7 @@ def show(reading: Reading, console: Console) -> None:
 
 @contextmanager
 def progress_bars(console: Console, wanted: bool) -> Any:
-    """A function that wraps an iterable in a bar on stderr; silent where that is no terminal."""
+    """A function that wraps an iterable in a progress bar; silent if the console is not a terminal."""
     named = TextColumn("{task.description}", markup=False)
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bars:

@@ -1,4 +1,4 @@
-"""The directions of each head by their tokens, as a table in the terminal."""
+"""The directions of each head, described by tokens, as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rich.text import Text
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.look.look import Look
 
-MOST = 80  # lines that leave the labels in sight
-CELL = 35  # two of them and the head fit into 80 columns
+MOST = 80  # rows; more would scroll the labels out of view
+CELL = 35  # characters; two cells and the head fit into 80 columns
 
 
 def tokens_tables(reading: Look) -> list[Any]:
-    """A line for each direction that was described: the tokens at both its ends, and pairs of query and key.
+    """A row per direction: the tokens at both of its ends, and query-key pairs of tokens.
 
-    Long cells end in an ellipsis. Nothing where nothing was described.
+    Long cells end in an ellipsis. Empty if the look has no directions.
     """
     table = Table(box=None, pad_edge=False, header_style="")
     for title in ("head", "symmetric: from one end to the other", "skew: query → key"):
         table.add_column(title, no_wrap=True)
     for head in reading.heads:
         name = Text(name_of(reading.model, head["layer"], head["head"]))
-        for one, other in zip_longest(head.get("objects", []), head.get("relations", [])):
-            table.add_row(name, _cell(_ends(one)), _cell(_pairs(other)))
+        for direction, plane in zip_longest(head.get("objects", []), head.get("relations", [])):
+            table.add_row(name, _cell(_ends(direction)), _cell(_pairs(plane)))
             name = Text("")
     if table.row_count > MOST:
         return [
             Text(""),
-            Text(f"{table.row_count} directions by their tokens: on the page (--html), or --layers for few."),
+            Text(f"{table.row_count} token directions: use --html to see all, or --layers to select some."),
         ]
     return [Text(""), table] if table.row_count else []
 

@@ -1,4 +1,4 @@
-"""Looks as matplotlib figures: the triangle of shares, and maps of symmetry."""
+"""Looks as matplotlib figures: the triangle of variance shares, and maps of symmetry."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from keyquery.support.extras import optional
 
 
 def looks_of(reading: Look | Comparison) -> list[Look]:
-    """The looks that a look or a comparison holds."""
+    """The looks in a look or a comparison."""
     return list(reading.looks) if isinstance(reading, Comparison) else [reading]
 
 
 def default_figure(reading: Look | Comparison, pyplot: Any, **options: Any) -> Any:
-    """The triangle where there is data, else the map of symmetry."""
+    """The triangle if there is data, else the map of symmetry."""
     draw = triangle_figure if any(map(has_data, looks_of(reading))) else symmetry_map
     return draw(reading, pyplot, **options)
 
@@ -76,15 +76,15 @@ def _frame(axis: Any, look: Look) -> None:
 
 
 def _dots(axis: Any, look: Look) -> None:
-    """A bubble per head, filled by how much of its variance the triangle shows, and its 95 % region."""
-    found = dots(look)
-    xs, ys = [dot.x for dot in found], [dot.y for dot in found]
-    colours = [depth_colour(dot.depth) for dot in found]
-    for dot in found:
+    """A bubble per head, filled by the share of its variance that the triangle shows, and its 95 % region."""
+    bubbles = dots(look)
+    xs, ys = [dot.x for dot in bubbles], [dot.y for dot in bubbles]
+    colours = [depth_colour(dot.depth) for dot in bubbles]
+    for dot in bubbles:
         if dot.region:
             axis.fill(*zip(*dot.region, strict=True), color=depth_colour(dot.depth), alpha=0.13, lw=0.3, zorder=2)
-    axis.scatter(xs, ys, s=[40 * dot.filled for dot in found], c=colours, linewidths=0, zorder=3)
-    rims = [f"{depth_colour(dot.depth)}{round(255 * strength(dot)):02x}" for dot in found]
+    axis.scatter(xs, ys, s=[40 * dot.filled for dot in bubbles], c=colours, linewidths=0, zorder=3)
+    rims = [f"{depth_colour(dot.depth)}{round(255 * strength(dot)):02x}" for dot in bubbles]
     axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=rims, linewidths=0.6, zorder=3)
     if has_data(look):
         axis.text(0.5, -0.03, LEGEND.replace("; ", "\n"), color="#59636e", ha="center", va="top", size=6.5)

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a look or a comparison: it opens offline and asks nothing of anyone."""
+"""A look or a comparison as a self-contained HTML page, which opens offline."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from keyquery.report.look.figure import looks_of
 from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, has_data, window
 
 SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
-TOKENS, DIRECTIONS = 24, 4  # of the sample, and of each head, that a page asks a look for
-DIGITS = 7  # of single figures; fewer are shown
-KNOWN = ("reason", "evidence", "properties")  # of a label
-LEAST, NAMED = 0.005, 3  # of an interaction that is named, and how many are
-# Bytes for the score maps: all tokens of few heads, those of 144 causal heads, and what keeps 1,024 below 5 MB.
+TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
+DIGITS = 7  # of scalar metrics; fewer are shown
+KNOWN = ("reason", "evidence", "properties")  # fields that belong to a label
+LEAST, NAMED = 0.005, 3  # smallest interaction that is listed, and how many are
+# Bytes for the score maps: per head, at least (all tokens of 144 causal heads), and at most (1,024 heads below 5 MB).
 MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 2600, 374_000, 1_100_000
-MANY = 400  # heads, from which on only the outermost values of a spectrum are kept
+MANY = 400  # heads above which only the outermost values of a spectrum are kept
 OUTERMOST = 64
 
 
 def look_page(reading: Look | Comparison) -> str:
     """The page of a look, or of the looks of a comparison, as HTML."""
     looks = looks_of(reading)
-    changes = [_change(one) for one in reading.changes] if isinstance(reading, Comparison) else []
+    changes = [_change(change) for change in reading.changes] if isinstance(reading, Comparison) else []
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks], "changes": changes}
     title = " and ".join(str(look.model["name"]) for look in looks)
     triangles = "".join(triangle.inline(look, named=len(looks) > 1) for look in looks)
@@ -62,11 +62,11 @@ def _model(look: Look) -> dict[str, Any]:
 
 
 def _change(change: Mapping[str, Any]) -> dict[str, Any]:
-    """How far heads moved, as lists: layer, head, change, symmetric, skew and folded."""
+    """The change of each head as a list: layer, head, change, symmetric, skew and folded."""
     names = ("layer", "head", "change", "symmetric", "skew", "folded")
     rows = None if change["rows"] is None else [short([row[name] for name in names], 4) for row in change["rows"]]
-    tensors = {name: len(found) for name, found in change["tensors"].items()}
-    return {**{name: change.get(name) for name in ("of", "from", "why", "notes")}, "rows": rows, "tensors": tensors}
+    counts = {kind: len(tensors) for kind, tensors in change["tensors"].items()}
+    return {**{name: change.get(name) for name in ("of", "from", "why", "notes")}, "rows": rows, "tensors": counts}
 
 
 def _head(
@@ -86,7 +86,7 @@ def _head(
         }
     if "offsets" in head["raw"]:
         out["offsets"] = short(head["raw"]["offsets"], 4)
-    if "objects" in head:  # as lists: the names of their fields would take as much room as the tokens
+    if "objects" in head:  # as lists, since field names would take as much space as the tokens
         out["objects"] = [short([each["value"], each["tokens"], each["opposite"]], 4) for each in head["objects"]]
         out["relations"] = [short([each["value"], each["pairs"]], 4) for each in head["relations"]]
     if "corpus" in head:
@@ -107,7 +107,7 @@ def _head(
 
 
 def _window(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What another window would change, and the largest interactions."""
+    """Metrics that change with the window length, and the largest interactions."""
     out: dict[str, Any] = {}
     if data.get("changes_with_window"):
         out |= {"changes": data["changes_with_window"], "half": short(data["half_window"]["symmetry"], 3)}
@@ -118,23 +118,23 @@ def _window(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scalars(heads: Sequence[Mapping[str, Any]], view: str) -> list[str]:
-    """The names of a view's single figures, in their order; a head may lack one that others have."""
-    found = (item for head in heads for item in (head[view] or {}).items())
-    return list(dict.fromkeys(name for name, value in found if isinstance(value, (int, float))))
+    """The names of a view's scalar metrics, in order; some heads may lack some of them."""
+    items = (item for head in heads for item in (head[view] or {}).items())
+    return list(dict.fromkeys(name for name, value in items if isinstance(value, (int, float))))
 
 
-def _spectra(figures: Mapping[str, Any], count: int) -> list[str]:
-    """Of S, A and M; singular values of A come in pairs, and one of each is kept."""
-    series = [figures["eigenvalues"], figures["skew_values"][::2], figures["singular_values"]]
+def _spectra(metrics: Mapping[str, Any], count: int) -> list[str]:
+    """Spectra of S, A and M; singular values of A come in pairs, of which one is kept."""
+    series = [metrics["eigenvalues"], metrics["skew_values"][::2], metrics["singular_values"]]
     if count > MANY and len(series[0]) > OUTERMOST:
         series[0] = series[0][: OUTERMOST // 2] + series[0][-OUTERMOST // 2 :]
     return [pack(values[:OUTERMOST] if count > MANY else values) for values in series]
 
 
 def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> list[tuple[float, str]]:
-    """The attention of the first tokens, and the parts of their scores, over the keys that each query sees.
+    """The attention of the first tokens and the parts of their scores, over the keys visible to each query.
 
-    Each part is less its query's mean, which softmax does not see.
+    The mean over keys is subtracted from each part, since softmax is invariant to it.
     """
     parts = np.array([scores[part] for part in PARTS])[:, :kept, :kept]
     seen = np.tril(np.ones((kept, kept), dtype=bool), 0 if causal else kept)
@@ -146,12 +146,12 @@ def _maps(scores: Mapping[str, Any], causal: bool, kept: int) -> list[tuple[floa
 
 
 def _kept(look: Look, tokens: int) -> int:
-    """How many tokens of the sample fit: a smaller map of every head says more than a large one of a few."""
+    """The number of sample tokens that fit: small maps of all heads are preferred to large maps of a few."""
     heads = sum("scores" in head for head in look.heads)
     if not heads:
         return 0
-    room = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
-    numbers = int(room / (4 / 3 * (1 + len(PARTS))))  # of each map: a byte each, and four letters for three bytes
+    space = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
+    numbers = int(space / (4 / 3 * (1 + len(PARTS))))  # per map: one byte per number, 4/3 characters per byte
     causal = all(row.get("causal") for row in look.layers)
     fit = (math.isqrt(8 * numbers + 1) - 1) // 2 if causal else math.isqrt(numbers)
     return min(tokens, max(fit, 4))
@@ -160,34 +160,33 @@ def _kept(look: Look, tokens: int) -> int:
 def _facts(look: Look) -> str:
     model, data = look.model, look.provenance.get("data")
     facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
-    facts += [f"family {model['family']}"] if model.get("family") else []
-    facts += [f"{data['from']}: {window(look)}, {data['tokens']:,} tokens" if data else "from the weights alone"]
+    facts += [f"architecture {model['family']}"] if model.get("family") else []
+    facts += [f"{data['from']}: {window(look)}, {data['tokens']:,} tokens" if data else "weights only"]
     if look.corpus is not None:
-        facts += [f"beside {look.corpus.get('from') or 'a corpus'}, {look.corpus['compared']} tokens"]
+        facts += [f"compared with {look.corpus.get('from') or 'a corpus'}, {look.corpus['compared']} tokens"]
     return " · ".join(facts)
 
 
 def _notes(look: Look, tokens: int, kept: int) -> list[str]:
-    """What the page does not show, and how to get it."""
+    """Notes on what the page omits, and how to get it."""
     count, missing = len(look.heads), "not in this page"
     cross = sum(head["kind"] == "cross" for head in look.heads)
     longest = max(len(head["raw"]["eigenvalues"]) for head in look.heads)
-    said = {
+    notes = {
         f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html": not has_data(look),
-        f"Attention on a text is {missing}: it needs a model that takes token ids, and --text FILE.": not kept,
-        f"Only the first {kept} of {tokens} tokens are kept, for the size of {count:,} heads; the JSON has all.": 0
+        f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE.": not kept,
+        f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all.": 0
         < kept
         < tokens,
-        f"Tokens along directions are {missing}: --directions 4, with the embeddings in the checkpoint.": all(
+        f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings.": all(
             "objects" not in head for head in look.heads
         ),
-        f"Spectra are cut to their {OUTERMOST} outermost values, for the size of {count:,} heads; the JSON has all.": (
+        f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all.": (
             count > MANY and longest > OUTERMOST
         ),
-        f"{cross} heads of cross-attention have no shares on data: their bars are left out.": cross > 0
-        and has_data(look),
+        f"{cross} cross-attention heads have no shares on data; their bars are omitted.": cross > 0 and has_data(look),
     }
     few = (look.provenance.get("data") or {}).get("note")
-    said |= {f"{few}.": True} if few else {}
+    notes |= {f"{few}.": True} if few else {}
     versions = look.provenance.get("versions", {})
-    return [note for note, holds in said.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]
+    return [note for note, holds in notes.items() if holds] + [f"keyquery {versions.get('keyquery', '')}".strip()]

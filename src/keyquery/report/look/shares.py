@@ -1,4 +1,4 @@
-"""What every display of a look shares: the parts of a bar, what they are shares of, and over which window."""
+"""Shared by all displays of a look: the parts of a bar, what they are shares of, and the window length."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.look import Look
 
-# How a label is known, as a mark behind it; a label from ablation has none.
+# Marks behind a label for its evidence; a label from ablation has none.
 EVIDENCE = {"variance": "*", "weights": "°"}
-CHANGES = "~"  # behind what differs between half and whole window
+CHANGES = "~"  # mark of values that differ between the half and the full window
 OF_DATA, OF_WEIGHTS = "shares of score variance", "‖S‖² and ‖A‖² of the weights, as shares of ‖M‖²"
-CLOSE = 0.95  # of the longest window: sequences that reach it on average have that window
+CLOSE = 0.95  # if the mean length reaches this share of the longest window, the latter is shown
 
 
 def has_data(look: Look) -> bool:
@@ -21,14 +21,14 @@ def has_data(look: Look) -> bool:
 
 
 def with_bars(look: Look) -> list[dict[str, Any]]:
-    """The heads whose bars are shares of the same thing: on data, those measured on data."""
+    """The heads whose bars are comparable: for a look on data, those measured on data."""
     return [head for head in look.heads if head["on_data"]] if has_data(look) else look.heads
 
 
 def bar_shares(head: Mapping[str, Any]) -> list[float]:
-    """The parts of a head's bar, none below 0: shares on data, or ‖S‖² and ‖A‖² of its weights.
+    """The parts of a head's bar, clipped at 0: shares on data, or ‖S‖² and ‖A‖² of its weights.
 
-    Parts that covary negatively have shares of more than 1 in all; these are drawn in proportion.
+    Parts that covary negatively can sum to more than 1; they are then normalised.
 
     >>> bar_shares({"on_data": None, "raw": {"symmetry": 0.5}})
     [0.75, 0.25, 0.0, 0.0, 0.0]
@@ -41,7 +41,7 @@ def bar_shares(head: Mapping[str, Any]) -> list[float]:
 
 
 def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The mean of the bars of some heads.
+    """The mean of the bars of several heads.
 
     >>> mean_shares([{"on_data": None, "raw": {"symmetry": symmetry}} for symmetry in (1.0, 0.0)])
     [0.75, 0.25, 0.0, 0.0, 0.0]
@@ -50,7 +50,7 @@ def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
-    """The largest part of a head on data, its share, and half the width of its interval, where there is one.
+    """The largest part of a head on data, its share, and the half-width of its interval, if there is one.
 
     >>> leading({"symmetric": 0.1, "skew": 0.2, "popularity": 0, "query_only": 0, "position": 0.7})
     ('position', 0.7, None)
@@ -61,16 +61,16 @@ def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
 
 
 def window(look: Look) -> str | None:
-    """The window that shares are of, such as "128-token windows, 160 sequences"; None without data."""
+    """The windows that shares were measured on, such as "128-token windows, 160 sequences"; None without data."""
     data = look.provenance.get("data")
     if not data:
         return None
     length, longest = data["length"], data.get("longest", data["length"])
-    said = f"{longest if length >= CLOSE * longest else length}-token windows"
-    said += f", {data['sequences']:,} sequences" if "sequences" in data else ""
-    return said + (", independent pairs" if data.get("pairs") == "independent" else "")
+    text = f"{longest if length >= CLOSE * longest else length}-token windows"
+    text += f", {data['sequences']:,} sequences" if "sequences" in data else ""
+    return text + (", independent pairs" if data.get("pairs") == "independent" else "")
 
 
 def changes(head: Mapping[str, Any], what: str) -> bool:
-    """Whether the label, or the sign of symmetry, differs between the half and the whole window."""
+    """Whether the label, or the sign of symmetry, differs between the half and the full window."""
     return what in ((head["on_data"] or {}).get("changes_with_window") or [])

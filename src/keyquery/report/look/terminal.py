@@ -1,4 +1,4 @@
-"""A look, or several side by side, as tables in the terminal."""
+"""One look, or several side by side, as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from keyquery.report.look.shares import (
     with_bars,
 )
 
-# Far apart for every kind of colour vision, in light and dark terminals; shapes tell them apart without colour.
+# Distinct for every kind of colour vision, in light and dark terminals, and by shape without colour.
 MARKS = dict(
     zip(PARTS, (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("▞", "green"), ("░", "white")), strict=True)
 )
-WIDEST, NARROWEST = 24, 8  # letters of a bar
+WIDEST, NARROWEST = 24, 8  # characters of a bar
 MOST_HEADS = 160
 
 
 def look_lines(reading: Look) -> list[Any]:
-    """What the bars are shares of, a row per head (or per layer, of many heads), footnotes, and the labels."""
+    """Legend, one row per head (or per layer if there are many heads), footnotes, and the labels."""
     few = len(reading.heads) <= MOST_HEADS
     table = _heads_table(reading) if few else _layers_table(reading)
     more = [*tokens_tables(reading), *corpus_tables(reading)] if few else []
@@ -53,7 +53,7 @@ def look_lines(reading: Look) -> list[Any]:
 
 
 def comparison_lines(reading: Comparison) -> list[Any]:
-    """What differs, then bars side by side, where they are of the same heads and the same kind; else one by one."""
+    """Differences, then bars side by side if heads and views are the same, else one look after the other."""
     looks, differences = reading.looks, [*difference_lines(reading), ""]
     alike = {(len(look.layers), len(look.heads), has_data(look)) for look in looks}
     if len(alike) > 1:
@@ -64,16 +64,16 @@ def comparison_lines(reading: Comparison) -> list[Any]:
         return [*differences, *map(_in_short, looks)]
     few = len(looks[0].heads) <= MOST_HEADS
     everything = list(zip(*(look.heads if few else look.layers for look in looks), strict=True))
-    unequal = [rows for rows in everything if any(_figures(row) != _figures(rows[0]) for row in rows[1:])]
+    unequal = [rows for rows in everything if any(_values(row) != _values(rows[0]) for row in rows[1:])]
     tables = _side_by_side(looks, unequal, few) if unequal else []
     equal, what = len(everything) - len(unequal), "heads" if few else "layers"
-    same = [f"{equal} of {len(everything)} {what} have equal figures and are not shown."] if equal else []
+    same = [f"{equal} of {len(everything)} {what} have identical values and are not shown."] if equal else []
     lengths = (part for look in looks for part in _lengths(look))
     beside = (part for look in looks if few for part in corpus_tables(look))
     return [*differences, *tables, *same, *lengths, "", *map(_in_short, looks), *beside]
 
 
-def _figures(row: Mapping[str, Any]) -> Any:
+def _values(row: Mapping[str, Any]) -> Any:
     return row["raw"], row.get("folded"), row.get("on_data")
 
 
@@ -83,7 +83,7 @@ def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> li
     over = window(looks[0]) if len({window(look) for look in looks}) == 1 else None
     table = plain_table("head" if few else "layer")
     for look in looks:
-        under = "" if over else f"\n{window(look) or ''}"  # else it stands above the table
+        under = "" if over else f"\n{window(look) or ''}"  # a common window is shown above the table
         table.add_column(Text(f"{look.model['name']}{under}".rstrip()))
         table.add_column(f"symmetry\n{view.replace('_', ' ')}", justify="right", no_wrap=True)
         if few:
@@ -98,7 +98,7 @@ def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> li
 
 
 def legend(look: Look, over: str | None = None) -> Text:
-    """What bars are shares of, over which window, and their marks."""
+    """What bars are shares of, the window, and the marks of the parts."""
     on_data = has_data(look)
     parts = [Text.assemble(mark, f" {name}") for name, mark in MARKS.items() if on_data or name in PARTS[:2]]
     of = ", ".join(part for part in (OF_DATA if on_data else OF_WEIGHTS, over) if part)
@@ -106,7 +106,7 @@ def legend(look: Look, over: str | None = None) -> Text:
 
 
 class Bar:
-    """Shares as one bar, as wide as there is room; what is missing to its full width is blank."""
+    """Shares as one bar, as wide as the column allows; the remainder to 1 is blank."""
 
     def __init__(self, shares: Sequence[float]) -> None:
         self.shares = shares
@@ -117,17 +117,19 @@ class Bar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         wide = min(options.max_width, WIDEST)
         sums = (sum(self.shares[: i + 1]) for i in range(len(self.shares)))
-        ends = list(accumulate((round(wide * min(max(at, 0.0), 1.0)) for at in sums), max))  # a share below 0 is none
+        ends = list(
+            accumulate((round(wide * min(max(at, 0.0), 1.0)) for at in sums), max)
+        )  # negative shares count as 0
         pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
         yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
 
 
 def _title(reading: Look) -> list[Text]:
     model = reading.model
-    family = f", family {model['family']}" if model.get("family") else ""
+    architecture = f", architecture {model['family']}" if model.get("family") else ""
     shown = f"{len(reading.layers)} of " if len(reading.layers) < model["layers"] else ""
     layers = f"{shown}{model['layers']} layers, {len(reading.heads)} heads"
-    lines = [Text(f"{model['name']}{family}: {layers}, width {model['width']}", style="bold")]
+    lines = [Text(f"{model['name']}{architecture}: {layers}, width {model['width']}", style="bold")]
     data = reading.provenance.get("data")
     return [*lines, Text(f"on {data['from']}: {window(reading)}, {data['tokens']:,} tokens")] if data else lines
 
@@ -136,8 +138,8 @@ def _heads_table(reading: Look) -> Table:
     on_data = has_data(reading)
     table = plain_table("head")
     table.add_column("parts")
-    figures = ["largest\nshare"] * on_data + ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data
-    for name in [*figures, "rank\nraw"]:
+    columns = ["largest\nshare"] * on_data + ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data
+    for name in [*columns, "rank\nraw"]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("label")
     for head in reading.heads:
@@ -155,7 +157,7 @@ def _heads_table(reading: Look) -> Table:
 
 def _layers_table(reading: Look) -> Table:
     table = plain_table("layer")
-    table.add_column("parts, mean over its heads")
+    table.add_column("parts, mean over heads")
     for name in ("symmetry raw\nof the layer", "column direc-\ntionality, raw", "symmetry raw\nof its heads"):
         table.add_column(name, justify="right", no_wrap=True)
     for layer in reading.layers:
@@ -172,7 +174,7 @@ def _layers_table(reading: Look) -> Table:
 
 
 def _bar_of(heads: Sequence[Mapping[str, Any]], look: Look) -> Bar | Text:
-    """The mean bar of heads; none for cross-attention in a look on data, whose bar would be of something else."""
+    """The mean bar of heads; none for cross-attention in a look on data, whose bar would not be comparable."""
     shown = [head for head in heads if head["on_data"] or not has_data(look)]
     return Bar(mean_shares(shown)) if shown else Text("not on data", style="dim")
 
@@ -185,7 +187,7 @@ def _largest(data: Mapping[str, Any] | None) -> str:
 
 
 def _symmetry(heads: Sequence[Mapping[str, Any]], view: str) -> str:
-    """The mean symmetry of heads in a view, with a mark if the window decides its sign."""
+    """The mean symmetry of heads in a view, with a mark if its sign depends on the window."""
     values = [head[view]["symmetry"] for head in heads if head[view]]
     if not values:
         return "–"
@@ -198,27 +200,27 @@ def _label(head: Mapping[str, Any]) -> str:
 
 
 def _footnotes(looks: Sequence[Look], labels: bool, shares: bool = False) -> list[str]:
-    """What the marks of a table mean, those that occur; it may hold `labels` and the largest of the `shares`."""
+    """Explanations of the marks that occur in a table, which may have the columns `labels` and largest `shares`."""
     heads, notes = [head for look in looks for head in look.heads], []
     data = [head["on_data"] for head in heads if head["on_data"]]
     evidence = {head.get("evidence") for head in heads} if labels else set()
     if "variance" in evidence:
         notes.append("* label from variance only: not tested by ablation")
     if "weights" in evidence:
-        notes.append("° label from the weights alone")
+        notes.append("° label from the weights only")
     if labels and any(changes(head, "symmetry") or changes(head, "label") for head in heads):
-        notes.append(f"{CHANGES} sign or label is another within the first half of each window")
-    if shares and any(figures.get("intervals") for figures in data):
-        notes.append("± half of a 95 % interval over sequences")
+        notes.append(f"{CHANGES} sign or label differs in the first half of each window")
+    if shares and any(metrics.get("intervals") for metrics in data):
+        notes.append("± half-width of the 95 % interval over sequences")
     if data:
-        low, high = (end(figures["interaction"] for figures in data) for end in (min, max))
+        low, high = (end(metrics["interaction"] for metrics in data) for end in (min, max))
         between = f"2·covariances between parts, here {100 * low:+z.0f} to {100 * high:+z.0f} %"
         notes.append(f"parts and interaction ({between}) sum to 100 %")
     return ["", *(f"{note}." for note in notes)] if notes else []
 
 
 def _lengths(reading: Look) -> list[Any]:
-    """Mean shares over heads for each window, where other windows were measured, too."""
+    """Mean shares over heads per window length, if several were measured."""
     heads = [head for head in reading.heads if head.get("lengths") and head["on_data"]]
     data = reading.provenance.get("data")
     if not heads or not data:
@@ -231,11 +233,11 @@ def _lengths(reading: Look) -> list[Any]:
     table = plain_table("window")
     for name in (*PARTS, "interaction", "symmetry\non data"):
         table.add_column(name, justify="right", no_wrap=True)
-    for length, figures in sorted(rows.items()):
-        mean = {name: sum(row[name] for row in figures) / len(figures) for name in (*PARTS, "interaction", "symmetry")}
+    for length, values in sorted(rows.items()):
+        mean = {name: sum(row[name] for row in values) / len(values) for name in (*PARTS, "interaction", "symmetry")}
         shares = (f"{100 * mean[name]:z.0f} %" for name in (*PARTS, "interaction"))
         table.add_row(f"{length:,}", *shares, f"{mean['symmetry']:+z.2f}")
-    title = f"{reading.model['name']}: shares by window in tokens, mean over heads"
+    title = f"{reading.model['name']}: shares by window length in tokens, mean over heads"
     return [Text(""), Text(title, style="bold"), table]
 
 
@@ -245,11 +247,11 @@ def _summary(reading: Look) -> list[str]:
     together = f"symmetry {symmetry:+z.2f}, column directionality {direction:+z.2f}"
     lines = [f"\nAll heads of a layer together, raw, median over layers: {together}."]
     if not has_data(reading):
-        lines.append(f"Weights drawn at random have symmetry 1/width = {1 / reading.model['width']:.3f}.")
-        lines.append("Shares of the scores, popularity and position: --text FILE.")
+        lines.append(f"Random weights have symmetry 1/width = {1 / reading.model['width']:.3f}.")
+        lines.append("For shares of score variance, popularity and position: --text FILE.")
     lines.append(f"Labels: {_counts(reading)}.")
     if len(reading.heads) > MOST_HEADS:
-        lines.append("Each head: --layers to choose some, --csv or --json for all.")
+        lines.append("For single heads: --layers to select some, --csv or --json for all.")
     notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
     few = (reading.provenance.get("data") or {}).get("note")
     notes += [few] if few else []
@@ -263,7 +265,7 @@ def _counts(reading: Look) -> str:
 def _in_short(look: Look) -> str:
     """One line: labels, mean shares, and symmetry of the weights."""
     shares = zip(PARTS, mean_shares(with_bars(look)), strict=True)
-    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
     middle = median(row["raw"]["symmetry"] for row in look.layers)
     of = f"mean shares, {window(look)}" if has_data(look) else OF_WEIGHTS
-    return f"{look.model['name']}: {_counts(look)} ({of}: {told}; raw symmetry of layers, median: {middle:+z.2f})."
+    return f"{look.model['name']}: {_counts(look)} ({of}: {listed}; raw symmetry of layers, median: {middle:+z.2f})."

@@ -1,4 +1,4 @@
-"""The triangle: one bubble per head, between symmetric, skew and popularity. SVG, written by hand."""
+"""The triangle as SVG: one bubble per head, between symmetric, skew and popularity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from keyquery.report.look.shares import has_data, window
 
 SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
 TALL = SIDE * math.sqrt(3) / 2
-BUBBLE, SMALL, MANY = 7.5, 4.5, 300  # radius of a bubble, and of one among many heads
+BUBBLE, SMALL, MANY = 7.5, 4.5, 300  # radius of a bubble, and radius if there are more than MANY heads
 CORNERS = PARTS[:3]
-JOINT = 1.249  # a 95 % region of two figures is wider than their intervals: √5.99/1.96
+JOINT = 1.249  # √5.99/1.96: a joint 95 % region of two variables is wider than their intervals
 CORNER_POINTS = 20  # of the outline of a 95 % region
-HINT = "Shares of the scores need data: keyquery look MODEL --text FILE"
+HINT = "Shares of score variance need data: keyquery look MODEL --text FILE"
 LEGEND = "filled: these three parts; open: position, query_only"
 STYLE = f"""
 .triangle text {{ font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }}
@@ -41,9 +41,9 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Dot:
-    """One head: x to the right and y upwards, in sides of the triangle; depth and what is filled in [0, 1].
+    """One head: x to the right and y upwards, in units of the triangle's side; depth and `filled` in [0, 1].
 
-    What is filled is the share of its variance that the triangle shows; `region` holds its place with 95 %.
+    `filled` is the share of its variance that the triangle shows; `region` is the 95 % region of its position.
     """
 
     layer: int
@@ -57,10 +57,10 @@ class Dot:
 
 
 def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float, float]:
-    """Where three shares stand in a triangle of side 1: x = (a + p/2)/(s + a + p), y = (√3/2)·p/(s + a + p).
+    """Position of three shares in a triangle of side 1: x = (a + p/2)/(s + a + p), y = (√3/2)·p/(s + a + p).
 
-    Symmetric is the corner (0, 0), skew (1, 0), popularity the one on top. Shares below 0 count as 0; a head that has
-    none of the three stands in the middle.
+    Symmetric is the corner (0, 0), skew (1, 0), popularity the top. Negative shares count as 0; a head with none of the
+    three is in the centre.
 
     >>> barycentric(1, 0, 0), barycentric(0, 1, 0), barycentric(0.2, 0.2, 0)
     ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0))
@@ -72,7 +72,7 @@ def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float
 
 
 def filled(data: Mapping[str, float]) -> float:
-    """Of the parts of a head, how much the triangle shows: all but position and query_only.
+    """The share of a head's parts that the triangle shows: all but position and query_only.
 
     >>> filled({"symmetric": 0.1, "skew": -0.01, "popularity": 0.1, "query_only": 0.2, "position": 0.6})
     0.2
@@ -82,10 +82,10 @@ def filled(data: Mapping[str, float]) -> float:
 
 
 def region(data: Mapping[str, Any]) -> Points:
-    """The outline of where a head stands with 95 %, from the intervals of its shares, taken as independent.
+    """The outline of the 95 % region of a head, from the intervals of its shares, assumed independent.
 
-    With J the derivative of x and y by the shares and h the half widths of their intervals, an ellipse of
-    covariance J·diag(h²)·Jᵀ, cut off at the triangle. Empty where there are no intervals.
+    With J the Jacobian of x and y in the shares and h the half-widths of their intervals, an ellipse of covariance
+    J·diag(h²)·Jᵀ, clipped at the triangle. Empty if there are no intervals.
     """
     intervals = data.get("intervals") or {}
     ends = [intervals[part] for part in CORNERS if intervals.get(part)]
@@ -97,7 +97,7 @@ def region(data: Mapping[str, Any]) -> Points:
     for (low, high), at in zip(ends, ((0, 0), (1, 0), (0.5, math.sqrt(3) / 2)), strict=True):
         dx, dy = ((corner - here) * JOINT * (high - low) / 2 / total for corner, here in zip(at, (x, y), strict=True))
         xx, xy, yy = xx + dx * dx, xy + dx * dy, yy + dy * dy
-    # Of the Cholesky factor: the circle of radius 1 becomes the ellipse.
+    # The Cholesky factor maps the unit circle to the ellipse.
     wide = math.sqrt(xx)
     across = xy / wide if wide > 0 else 0.0
     tall = math.sqrt(max(yy - across**2, 0.0))
@@ -106,16 +106,16 @@ def region(data: Mapping[str, Any]) -> Points:
 
 
 def _inside(x: float, y: float) -> tuple[float, float]:
-    """A point in the triangle, or that of its border towards which it lies."""
+    """A point clipped to the triangle."""
     p = y / (math.sqrt(3) / 2)
     return barycentric(1 - (x + p / 2), x - p / 2, p)
 
 
 def dots(look: Look) -> list[Dot]:
-    """A dot for every head: in the triangle on data, else on its layer's line between the two lower corners."""
+    """A dot per head: in the triangle on data, else on its layer's line between the two lower corners."""
     numbers = sorted({layer["layer"] for layer in look.layers})
     depths = {number: i / max(len(numbers) - 1, 1) for i, number in enumerate(numbers)}
-    found, on_data = [], has_data(look)
+    placed, on_data = [], has_data(look)
     for head in look.heads:
         label = name_of(look.model, head["layer"]).partition(" ")[2]
         place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
@@ -124,17 +124,17 @@ def dots(look: Look) -> list[Dot]:
             x, y = barycentric(*(data[part] for part in CORNERS))
             parts = ", ".join(f"{part} {data[part]:.0%}" for part in PARTS if data[part] >= 0.005)
             title, outline = f"{place}: {head['label']}; {parts}", tuple(region(data))
-            found.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, outline))
+            placed.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, outline))
         elif not on_data:
             symmetry = head["raw"]["symmetry"]
             y = (0.95 - 0.9 * depth) * math.sqrt(3) / 2 if len(numbers) > 1 else 0.0  # the first layer on top
             title = f"{place}: symmetry {symmetry:+.2f}"
-            found.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 1.0, title))
-    return found
+            placed.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 1.0, title))
+    return placed
 
 
 def svg(*looks: Look, joined: bool = False) -> str:
-    """The triangles of looks, side by side, or of two steps of one architecture in one, joined by arrows.
+    """The triangles of looks side by side, or of two checkpoints of one model in one, joined by arrows.
 
     >>> svg(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:38]
     '<svg xmlns="http://www.w3.org/2000/svg'
@@ -149,26 +149,26 @@ def svg(*looks: Look, joined: bool = False) -> str:
 
 
 def inline(look: Look, named: bool = True) -> str:
-    """One panel as an element of a page, whose own style has STYLE in it."""
+    """One panel as an element of a page, whose style must include STYLE."""
     return f"<svg {_size([look], WIDTH, 0 if named else 26)}>{panel(look, named)}</svg>"
 
 
 def panel(look: Look, named: bool = True) -> str:
-    """Heading, frame, 95 % regions, bubbles and legend of one look, as SVG without its outer element."""
-    found = dots(look)
-    radius = BUBBLE if len(found) <= MANY else SMALL
-    regions = [_region(dot, radius) for dot in found]
-    bubbles = [_bubble(dot, radius) for dot in found]
-    return "".join([_heading(look, named=named), _frame(look), *regions, *bubbles, _legend(look, found)])
+    """Heading, frame, 95 % regions, bubbles and legend of one look, as SVG without the outer element."""
+    placed = dots(look)
+    radius = BUBBLE if len(placed) <= MANY else SMALL
+    regions = [_region(dot, radius) for dot in placed]
+    bubbles = [_bubble(dot, radius) for dot in placed]
+    return "".join([_heading(look, named=named), _frame(look), *regions, *bubbles, _legend(look, placed)])
 
 
 def check_joined(looks: Sequence[Look]) -> None:
-    """Refuse looks that cannot be joined by arrows: they must be two, and have the same heads in the same view."""
+    """Refuse looks that cannot be joined by arrows: there must be two, with the same heads in the same view."""
     if len(looks) != 2:
         raise ValueError(f"arrows join two looks, got {len(looks)}")
-    one, other = ({(dot.layer, dot.head) for dot in dots(look)} for look in looks)
-    if one != other or has_data(looks[0]) != has_data(looks[1]):
-        raise ValueError("arrows join the same heads of two steps: these looks have other heads, or only one has data")
+    first, second = ({(dot.layer, dot.head) for dot in dots(look)} for look in looks)
+    if first != second or has_data(looks[0]) != has_data(looks[1]):
+        raise ValueError("arrows need the same heads in both looks: these differ in heads, or only one has data")
 
 
 def _joined(*looks: Look) -> str:
@@ -190,7 +190,7 @@ def _size(looks: Sequence[Look], width: float, top: float = 0) -> str:
 
 
 def _at(x: float, y: float) -> tuple[float, float]:
-    """From sides of the triangle, upwards, to user units, downwards."""
+    """From units of the triangle's side, upwards, to SVG user units, downwards."""
     return LEFT + SIDE * x, TOP + TALL - SIDE * y
 
 
@@ -199,7 +199,7 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> 
 
 
 def short_name(name: str, most: int) -> str:
-    """A long name with its middle left out.
+    """A long name with its middle cut out.
 
     >>> short_name("a-name-that-is-long", 11)
     'a-na … long'
@@ -209,7 +209,7 @@ def short_name(name: str, most: int) -> str:
 
 
 def about(look: Look) -> str:
-    """How many heads, and over which window of which data, in one line."""
+    """The number of heads, the data and the window, in one line."""
     shown, data = len(dots(look)), look.provenance.get("data")
     heads = f"{shown} heads" if shown == len(look.heads) else f"{shown} of {len(look.heads)} heads"
     return f"{heads}; {short_name(str(data['from']), 20)}: {window(look)}" if data else f"{heads}; weights only"
@@ -217,9 +217,9 @@ def about(look: Look) -> str:
 
 def _heading(look: Look, note: str = "", named: bool = True) -> str:
     middle = LEFT + SIDE / 2
-    said = ", ".join(part for part in (note, about(look)) if part)
+    line = ", ".join(part for part in (note, about(look)) if part)
     title = _text(middle, 24, short_name(str(look.model["name"]), 43), "title") if named else ""
-    return title + _text(middle, 44, said, "note")
+    return title + _text(middle, 44, line, "note")
 
 
 def _frame(look: Look) -> str:
@@ -258,7 +258,7 @@ def _bubble(dot: Dot, radius: float) -> str:
 
 
 def _region(dot: Dot, radius: float) -> str:
-    """The 95 % region of a dot, where any of it is outside its bubble."""
+    """The 95 % region of a dot, if any of it lies outside the bubble."""
     x, y = _at(dot.x, dot.y)
     points = [_at(*point) for point in dot.region]
     if all(math.hypot(px - x, py - y) <= radius for px, py in points):
@@ -268,7 +268,7 @@ def _region(dot: Dot, radius: float) -> str:
 
 
 def _arrow(start: Dot, end: Dot) -> str:
-    """From one place to another; the fainter, the less of the head the triangle shows."""
+    """An arrow between two dots; the fainter, the less of the head the triangle shows."""
     (x1, y1), (x2, y2) = _at(start.x, start.y), _at(end.x, end.y)
     colour, long = depth_colour(end.depth), math.hypot(x2 - x1, y2 - y1)
     dx, dy = ((x2 - x1) / long, (y2 - y1) / long) if long > 0 else (0.0, 0.0)
@@ -283,12 +283,12 @@ def _arrow(start: Dot, end: Dot) -> str:
 
 
 def strength(dot: Dot) -> float:
-    """How opaque a head is drawn: the less of it the triangle shows, the fainter."""
+    """Opacity of a head: the less of it the triangle shows, the fainter."""
     return 0.35 + 0.65 * dot.filled
 
 
-def _legend(look: Look, found: Sequence[Dot], joined: bool = False) -> str:
-    """What is filled and what is open, depth as a bar of one step per layer, and what ellipses are."""
+def _legend(look: Look, placed: Sequence[Dot], joined: bool = False) -> str:
+    """Legend of filled and open bubbles, a colour bar of depth with one step per layer, and a note on ellipses."""
     y = HEIGHT - 46
     parts = []
     if has_data(look) and joined:
@@ -304,7 +304,7 @@ def _legend(look: Look, found: Sequence[Dot], joined: bool = False) -> str:
         colour, x = depth_colour(i / max(len(numbers) - 1, 1)), LEFT + 34 + i * step
         parts.append(f'<rect x="{x:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11" fill="{colour}"/>')
     parts.append(_text(LEFT + 136, y, str(numbers[-1]), "note", "start"))
-    missing = len(look.heads) - len(found)
-    regions = not joined and any(dot.region for dot in found)
-    said = f"{missing} cross-attention heads left out" if missing else "ellipses: 95 % intervals" if regions else ""
-    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, said, "note", "end")] if said else [])])
+    missing = len(look.heads) - len(placed)
+    regions = not joined and any(dot.region for dot in placed)
+    note = f"{missing} cross-attention heads omitted" if missing else "ellipses: 95 % regions" if regions else ""
+    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, note, "note", "end")] if note else [])])

@@ -1,4 +1,4 @@
-"""What a prediction leans on, columns and training rows, as a picture."""
+"""The columns and training rows that a prediction depends on, as a figure."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
 
 GREY = "#8c959f"
-LETTERS = 24  # of a name that are shown
+LETTERS = 24  # characters of a name that are shown
 
 
 def explanation(reading: NPTExplanation, pyplot: Any, most: int = 12) -> Any:
-    """Left, what the prediction loses without each column; right, attention to training rows, and their effects."""
+    """Left, the drop of the prediction without each column; right, attention to training rows, and their effects."""
     check_count("most", most, least=1)
-    columns = sorted(reading.columns, key=lambda one: -abs(one["effect"]))[:most]
-    rows = [one for one in reading.rows if one["attention"] > 0][:most]
+    columns = sorted(reading.columns, key=lambda column: -abs(column["effect"]))[:most]
+    rows = [row for row in reading.rows if row["attention"] > 0][:most]
     size = (7.2, 1.3 + 0.19 * max(len(columns), len(rows), 3))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=size, layout="constrained")
-    _bars(left, [f"{one['column']} = {_said(one['value'])}" for one in columns], [one["effect"] for one in columns])
-    left.set_xlabel(f"{_unit(reading)} lost without the column")
-    names = [f"row {one['row']}: {_said(one['target'])}" for one in rows]
-    right.barh(range(len(rows)), [one["attention"] for one in rows], color=GREY, alpha=0.45, height=0.7)
+    values = [f"{column['column']} = {_shown(column['value'])}" for column in columns]
+    _bars(left, values, [column["effect"] for column in columns])
+    left.set_xlabel(f"drop without the column ({_unit(reading)})")
+    names = [f"row {row['row']}: {_shown(row['target'])}" for row in rows]
+    right.barh(range(len(rows)), [row["attention"] for row in rows], color=GREY, alpha=0.45, height=0.7)
     _names(right, names)
     right.set_xlabel("attention (bars)")
-    tried = [(place, one["effect"]) for place, one in enumerate(rows) if one["effect"] is not None]
-    if tried:
+    tested = [(place, row["effect"]) for place, row in enumerate(rows) if row["effect"] is not None]
+    if tested:
         above = right.twiny()
-        colours = [FOR if effect >= 0 else AGAINST for _, effect in tried]
-        above.scatter([effect for _, effect in tried], [place for place, _ in tried], c=colours, s=12, zorder=3)
+        colours = [FOR if effect >= 0 else AGAINST for _, effect in tested]
+        above.scatter([effect for _, effect in tested], [place for place, _ in tested], c=colours, s=12, zorder=3)
         above.axvline(0, color=GREY, linewidth=0.6)
-        above.set_xlabel(f"{_unit(reading)} lost without the row (dots)")
+        above.set_xlabel(f"drop without the row ({_unit(reading)}; dots)")
         above.spines["right"].set_visible(False)
     else:
         right.spines["top"].set_visible(False)
     right.spines["right"].set_visible(False)
     sure = "" if reading.probability is None else f" ({reading.probability:.0%})"
-    figure.suptitle(f"predicted {_said(reading.predicted)}{sure}", x=0.01, ha="left", weight="bold", fontsize=9)
+    figure.suptitle(f"predicted {_shown(reading.predicted)}{sure}", x=0.01, ha="left", weight="bold", fontsize=9)
     patch = optional("matplotlib.patches", "plot").Patch
-    keys = [patch(color=colour, label=word) for word, colour in (("speaks for it", FOR), ("against", AGAINST))]
+    keys = [patch(color=colour, label=word) for word, colour in (("evidence for", FOR), ("evidence against", AGAINST))]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
@@ -53,7 +54,7 @@ def _bars(axis: Any, names: list[str], effects: list[float]) -> None:
 
 
 def _names(axis: Any, names: list[str]) -> None:
-    """Names from the top down."""
+    """Label the rows from top to bottom."""
     axis.set_yticks(range(len(names)), names)
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
@@ -63,6 +64,6 @@ def _unit(reading: NPTExplanation) -> str:
     return "units of the target" if reading.probability is None else "log-odds"
 
 
-def _said(value: Any) -> str:
-    said = "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-    return said if len(said) <= LETTERS else said[: LETTERS - 1] + "…"
+def _shown(value: Any) -> str:
+    text = "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"

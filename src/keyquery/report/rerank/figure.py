@@ -1,4 +1,4 @@
-"""A re-ranked list as a picture: places before on the left, after on the right, and lines between them."""
+"""A re-ranked list as a figure: ranks before on the left, after on the right, joined by lines."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from keyquery.support.extras import optional
 
 COLOURS = {"up": LIGHT["symmetric"], "down": LIGHT["skew"], "stays": "#8c959f"}
 FOUND = "#1a7f37"
-LETTERS = 30  # of a name that are shown
+LETTERS = 30  # characters of a name that are shown
 
 
 def moves(reading: Reranking, pyplot: Any, query: int = 0) -> Any:
-    """One query's first places, before and after; relevant items are bold and green where that is known."""
+    """The top of one query's list before and after; items known to be relevant are bold and green."""
     check_count("query", query, least=0, most=len(reading.queries) - 1)
-    one = reading.queries[query]
-    items = {item["item"]: item for item in one["items"]}
+    chosen = reading.queries[query]
+    items = {item["item"]: item for item in chosen["items"]}
     tall = 0.42 if reading.thumbnails else 0.24
     figure, axis = pyplot.subplots(figsize=(6.4, 0.8 + tall * reading.most), layout="constrained")
     for item in items.values():
         _line(axis, item, reading.most)
     for side, x, aside in (("before", 0.0, "right"), ("after", 1.0, "left")):
-        for place, number in enumerate(one[side], 1):
+        for place, number in enumerate(chosen[side], 1):
             _label(axis, reading, items[number], (x, place), aside)
     axis.set(xlim=(-1.1, 2.1), ylim=(reading.most + 1.1, 0.0))
     axis.axis("off")
@@ -37,17 +37,17 @@ def moves(reading: Reranking, pyplot: Any, query: int = 0) -> Any:
     for side, x in (("before", 0.0), ("after", 1.0)):
         axis.text(x, 0.3, side, ha="center", weight="bold")
         if below:
-            axis.text(x, reading.most + 0.85, "further down", ha="center", va="top", size=6.5, color=COLOURS["stays"])
-    axis.set_title(_title(one), loc="left")
+            axis.text(x, reading.most + 0.85, "lower ranks", ha="center", va="top", size=6.5, color=COLOURS["stays"])
+    axis.set_title(_title(chosen), loc="left")
     return figure
 
 
-def _title(one: Mapping[str, Any]) -> str:
-    name = short(one["name"] or f"query {one['query']}", LETTERS)
-    told = one["precision"]
-    if told is None or told["before"] is None:
+def _title(query: Mapping[str, Any]) -> str:
+    name = short(query["name"] or f"query {query['query']}", LETTERS)
+    precision = query["precision"]
+    if precision is None or precision["before"] is None:
         return name
-    return f"{name}: average precision {told['before']:.3f} → {told['after']:.3f}"
+    return f"{name}: average precision {precision['before']:.3f} → {precision['after']:.3f}"
 
 
 def _places(item: Mapping[str, Any]) -> tuple[Any, Any]:

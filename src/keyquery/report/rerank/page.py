@@ -1,4 +1,4 @@
-"""One self-contained HTML page of re-ranked lists: before and after, joined by lines, with what moved marked."""
+"""Re-ranked lists as a self-contained HTML page: before and after, joined by lines, with rank changes marked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keyquery.estimators.rerank.reading import Reranking, moved
 from keyquery.report.kit.page import document
 
 MOST = 50  # queries that are shown
-CARD, GAP, TALL = 84, 8, 46  # pixels: of a card, between two, and of the lines between before and after
+CARD, GAP, TALL = 84, 8, 46  # pixels: width of a card, gap between cards, height of the lines
 
 
 def moves_page(reading: Reranking) -> str:
@@ -26,13 +26,13 @@ def moves_page(reading: Reranking) -> str:
         images=True,
         facts=escape(_facts(reading)),
         legend=_legend(reading),
-        queries="".join(_query(reading, one) for one in reading.queries[:MOST]),
+        queries="".join(_query(reading, query) for query in reading.queries[:MOST]),
         rest=_rest(reading),
     )
 
 
 def direction(item: Mapping[str, Any]) -> str:
-    """Whether an item went "up", "down" or "stays"; what came from below the list went up.
+    """Whether an item moved "up" or "down" or "stays"; items from below the list moved up.
 
     >>> direction({"before": 7, "after": 2}), direction({"before": None, "after": 2})
     ('up', 'up')
@@ -44,7 +44,7 @@ def direction(item: Mapping[str, Any]) -> str:
 
 
 def mark(item: Mapping[str, Any]) -> str:
-    """How far it went: ▲3, ▼2, or nothing.
+    """The change in rank: ▲3, ▼2, or nothing.
 
     >>> mark({"before": 7, "after": 2}), mark({"before": 2, "after": None}), mark({"before": 1, "after": 1})
     ('▲5', '▼', '')
@@ -56,37 +56,37 @@ def mark(item: Mapping[str, Any]) -> str:
 
 def _facts(reading: Reranking) -> str:
     count = len(reading.queries)
-    facts = [f"{count} quer{'ies' if count > 1 else 'y'}", f"top {reading.top} put in order"]
-    facts += [f"first {reading.most} shown", f"{reading.moved} of {count * reading.most} places changed"]
+    facts = [f"{count} quer{'ies' if count > 1 else 'y'}", f"top {reading.top} re-ranked"]
+    facts += [f"first {reading.most} shown", f"{reading.moved} of {count * reading.most} ranks changed"]
     return " · ".join(facts)
 
 
 def _legend(reading: Reranking) -> str:
-    keys = ['<span class="up">▲ came up</span>', '<span class="down">▼ went down</span>']
-    if any(item["relevant"] is not None for one in reading.queries for item in one["items"]):
+    keys = ['<span class="up">▲ moved up</span>', '<span class="down">▼ moved down</span>']
+    if any(item["relevant"] is not None for query in reading.queries for item in query["items"]):
         keys += ['<span class="key"><i class="right"></i>relevant</span>', '<span class="key"><i></i>not</span>']
     return " ".join(keys)
 
 
-def _query(reading: Reranking, one: Mapping[str, Any]) -> str:
-    items = {item["item"]: item for item in one["items"]}
-    name = f"Query {one['query']}" if one["name"] is None else one["name"]
+def _query(reading: Reranking, query: Mapping[str, Any]) -> str:
+    items = {item["item"]: item for item in query["items"]}
+    name = f"Query {query['query']}" if query["name"] is None else query["name"]
     strips = [
-        f'<ol class="strip {side}">{"".join(_card(reading, items[item], side) for item in one[side])}</ol>'
+        f'<ol class="strip {side}">{"".join(_card(reading, items[item], side) for item in query[side])}</ol>'
         for side in ("before", "after")
     ]
     before, after = (f'<p class="side">{side}</p>' for side in ("before", "after"))
-    drawn = f'<div class="lists">{before}{strips[0]}{_lines(reading, one, items)}{strips[1]}{after}</div>'
-    image, said = _image(reading, f"query {one['query']}"), escape(name)
-    heading = f"{image}<div><h2>{said}</h2>{_precision(one)}</div>"
+    drawn = f'<div class="lists">{before}{strips[0]}{_lines(reading, items)}{strips[1]}{after}</div>'
+    image = _image(reading, f"query {query['query']}")
+    heading = f"{image}<div><h2>{escape(name)}</h2>{_precision(query)}</div>"
     return f'<section class="query"><div class="asked">{heading}</div><div class="wide">{drawn}</div></section>'
 
 
-def _precision(one: Mapping[str, Any]) -> str:
-    told = one["precision"]
-    if told is None or told["before"] is None:
+def _precision(query: Mapping[str, Any]) -> str:
+    precision = query["precision"]
+    if precision is None or precision["before"] is None:
         return ""
-    return f'<p class="muted">average precision {told["before"]:.3f} → <b>{told["after"]:.3f}</b></p>'
+    return f'<p class="muted">average precision {precision["before"]:.3f} → <b>{precision["after"]:.3f}</b></p>'
 
 
 def _card(reading: Reranking, item: Mapping[str, Any], side: str) -> str:
@@ -95,17 +95,17 @@ def _card(reading: Reranking, item: Mapping[str, Any], side: str) -> str:
     name = f"item {item['item']}" if item["name"] is None else item["name"]
     shown = _image(reading, f"item {item['item']}") or f'<span class="name">{escape(name)}</span>'
     other = item["after" if side == "before" else "before"]
-    place = f"place {other} {'after' if side == 'before' else 'before'}" if other else "below the list"
-    told = f"{name}: {place}" + ("" if item["score"] is None else f", score {item['score']:.4f}")
-    said = mark(item) if side == "after" else ""
+    place = f"rank {other} {'after' if side == 'before' else 'before'}" if other else "below the list"
+    title = f"{name}: {place}" + ("" if item["score"] is None else f", score {item['score']:.4f}")
+    change = mark(item) if side == "after" else ""
     return (
-        f'<li class="card{kind}{went}" title="{escape(told)}">{shown}'
-        f'<span class="place"><b>{item[side]}</b> <span class="mark">{said}</span></span></li>'
+        f'<li class="card{kind}{went}" title="{escape(title)}">{shown}'
+        f'<span class="place"><b>{item[side]}</b> <span class="mark">{change}</span></span></li>'
     )
 
 
-def _lines(reading: Reranking, one: Mapping[str, Any], items: Mapping[int, Mapping[str, Any]]) -> str:
-    """From each place before to the place after; what comes from further below comes from the right."""
+def _lines(reading: Reranking, items: Mapping[int, Mapping[str, Any]]) -> str:
+    """Lines from each rank before to the rank after; items from lower ranks come from the right edge."""
     width = reading.most * (CARD + GAP)
     parts = []
     for item in items.values():

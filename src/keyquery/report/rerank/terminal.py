@@ -18,33 +18,33 @@ LETTERS = 50
 
 
 def reranking_lines(reading: Reranking) -> list[Any]:
-    """A table a query: what stands in the first places now, where it was, and how far it moved."""
+    """A table per query: the items at the top, their former ranks, and the change."""
     shown: list[Any] = [Text(f"{reading.method}: {len(reading.queries)} queries", style="bold")]
-    for one in reading.queries[:MOST]:
-        made = columns_table("place", "was", Text("moved"), Text("item"), "score")
-        items = {item["item"]: item for item in one["items"]}
-        for place, number in enumerate(one["after"], 1):
+    for query in reading.queries[:MOST]:
+        table = columns_table("rank", "was", Text("moved"), Text("item"), "score")
+        items = {item["item"]: item for item in query["items"]}
+        for place, number in enumerate(query["after"], 1):
             item = items[number]
             name = str(number) if item["name"] is None else f"{number}: {item['name']}"
             cells = [str(place), "below" if item["before"] is None else str(item["before"])]
             right = " ✓" if item["relevant"] else ""
             score = "" if item["score"] is None else f"{item['score']:.4f}"
-            made.add_row(
+            table.add_row(
                 *cells, Text(mark(item), style=STYLES[direction(item)]), Text(short(name, LETTERS) + right), score
             )
-        told = one["precision"]
-        known = told is not None and told["before"] is not None
-        said = f", average precision {told['before']:.3f} → {told['after']:.3f}" if known else ""
-        shown += ["", Text(f"{short(one['name'] or 'query ' + str(one['query']), LETTERS)}{said}"), made]
+        precision = query["precision"]
+        known = precision is not None and precision["before"] is not None
+        scores = f", average precision {precision['before']:.3f} → {precision['after']:.3f}" if known else ""
+        shown += ["", Text(f"{short(query['name'] or 'query ' + str(query['query']), LETTERS)}{scores}"), table]
     rest = len(reading.queries) - MOST
-    return shown + ([f"and {rest} more queries: --json, --csv or --html for all"] if rest > 0 else [])
+    return shown + ([f"{rest} more queries not shown: use --json, --csv or --html for all"] if rest > 0 else [])
 
 
 def scores_lines(reading: RankingScores) -> list[Any]:
-    """The mean of every measure."""
-    made = columns_table("measure", "mean")
+    """The mean of every metric."""
+    table = columns_table("metric", "mean")
     for name, value in reading.mean.items():
-        made.add_row(name, f"{value:.4f}")
+        table.add_row(name, f"{value:.4f}")
     skipped = len(reading.rows) - len(reading.scored)
-    said = f"{len(reading.scored)} queries" + (f", {skipped} without a relevant item left out" if skipped else "")
-    return [Text(said, style="bold"), made]
+    title = f"{len(reading.scored)} queries" + (f", {skipped} without relevant items excluded" if skipped else "")
+    return [Text(title, style="bold"), table]

@@ -1,1 +1,1 @@
-"""Displays of series classifiers."""
+"""Displays of time-series classifiers."""

@@ -1,4 +1,4 @@
-"""A series and the stretches that its class rests on, as a picture."""
+"""A time series and the segments that its predicted class depends on, as a figure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
 
 FOR, AGAINST, LINE = "#2a9d8f", "#b3446c", "#24292f"
-MOST = 12  # dims that are drawn
-LETTERS = 24  # of a name that are shown
+MOST = 12  # dimensions that are drawn
+LETTERS = 24  # characters of a name that are shown
 
 
 def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
-    """Above, the series, shaded where it speaks for or against the class; below, by how much."""
+    """Above, the series, shaded where it is evidence for or against the class; below, by how much."""
     check_count("series", series, least=0, most=len(reading.series) - 1)
-    one = reading.series[series]
-    values, relevance = np.array(one["values"], dtype=np.float64), np.array(one["relevance"])
+    row = reading.series[series]
+    values, relevance = np.array(row["values"], dtype=np.float64), np.array(row["relevance"])
     rows = min(values.shape[1], MOST)
     heights = [1.3 + 0.32 * (rows - 1), 0.8]
     size = (6.4, sum(heights) + 0.8)
@@ -30,7 +30,7 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     _shade(above, relevance)
     _lines(above, values[:, :rows], list(reading.columns or []))
     if rows < values.shape[1]:
-        above.set_ylabel(f"the first {rows} of {values.shape[1]} dims")
+        above.set_ylabel(f"first {rows} of {values.shape[1]} dimensions")
     edges = np.arange(len(relevance) + 1) - 0.5
     for colour, side in ((FOR, relevance.clip(min=0)), (AGAINST, relevance.clip(max=0))):
         below.stairs(side, edges, fill=True, color=colour, linewidth=0)
@@ -40,10 +40,10 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     below.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
     for axis in (above, below):
         axis.spines[["top", "right"]].set_visible(False)
-    above.set_title(f"predicted {_cut(one['predicted'])} ({one['probability']:.0%})", loc="left", weight="bold")
-    around = f"the {one['stretch']} steps around" if one["stretch"] > 1 else "the step itself"
-    below.set_title(f"log-odds of it lost without {around}", loc="left", fontsize=7)
-    words = (("speaks for it", FOR), ("against", AGAINST))
+    above.set_title(f"predicted {_cut(row['predicted'])} ({row['probability']:.0%})", loc="left", weight="bold")
+    around = f"the {row['stretch']} steps around" if row["stretch"] > 1 else "the step itself"
+    below.set_title(f"drop in its log-odds without {around}", loc="left", fontsize=7)
+    words = (("evidence for", FOR), ("evidence against", AGAINST))
     patch = optional("matplotlib.patches", "plot").Patch
     keys = [patch(color=colour, alpha=0.6, label=word) for word, colour in words]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
@@ -51,7 +51,7 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
 
 
 def _lines(axis: Any, values: Float64[np.ndarray, "n dims"], names: list[str]) -> None:
-    """One line on its own scale, or several above each other, each as tall as its row."""
+    """One line on its own scale, or several stacked, each scaled to its row."""
     if values.shape[1] == 1:
         _line(axis, values[:, 0])
         axis.set_ylabel(_cut(names[0]) if names else "value")
@@ -66,7 +66,7 @@ def _lines(axis: Any, values: Float64[np.ndarray, "n dims"], names: list[str]) -
 
 
 def _line(axis: Any, values: Float64[np.ndarray, " n"]) -> None:
-    """A line, and dots where a value stands alone between gaps."""
+    """A line, with dots for single values between gaps."""
     axis.plot(values, color=LINE, linewidth=1.0)
     there = np.pad(np.isfinite(values), 1)
     alone = np.flatnonzero(there[1:-1] & ~there[:-2] & ~there[2:])
@@ -75,12 +75,12 @@ def _line(axis: Any, values: Float64[np.ndarray, " n"]) -> None:
 
 
 def _cut(name: Any) -> str:
-    said = str(name)
-    return said if len(said) <= LETTERS else said[: LETTERS - 1] + "…"
+    text = str(name)
+    return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
 
 
 def _shade(axis: Any, relevance: Float64[np.ndarray, " n"]) -> None:
     most = np.abs(relevance).max() or 1.0
-    for token, found in enumerate(relevance):
-        colour = FOR if found > 0 else AGAINST
-        axis.axvspan(token - 0.5, token + 0.5, color=colour, alpha=0.6 * abs(found) / most, linewidth=0)
+    for token, value in enumerate(relevance):
+        colour = FOR if value > 0 else AGAINST
+        axis.axvspan(token - 0.5, token + 0.5, color=colour, alpha=0.6 * abs(value) / most, linewidth=0)

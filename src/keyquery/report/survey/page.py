@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a survey: what changes over training, size and families, and all models."""
+"""A survey as a self-contained HTML page: trends over training, size and architecture, and all models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from keyquery.reading import short
 from keyquery.report.kit.colours import depth_colour, tones
 from keyquery.report.kit.page import document
-from keyquery.report.survey.terminal import counted, told
+from keyquery.report.survey.terminal import conclusions, counted
 from keyquery.survey.reading import FIGURES, Survey, final
 
 SCRIPTS = ("elements.js", "survey.js", "survey_table.js")
@@ -20,7 +20,7 @@ LISTS = ("by_layer", "together_by_layer", "labels", "notes")
 
 
 def survey_page(reading: Survey) -> str:
-    """The page of a survey; each model's own page lies beside it, in the folder `models`.
+    """The page of a survey; it links to the page of each model in the folder `models`.
 
     >>> from keyquery.survey import Survey
     >>> survey_page(Survey(models=[]))[:15]
@@ -28,7 +28,7 @@ def survey_page(reading: Survey) -> str:
     """
     for row in reading.models:
         if missing := [name for name in (*FACTS, *FIGURES, *SPREAD, *LISTS) if name not in row]:
-            raise ValueError(f"a model of the survey, {row.get('name')!r}, has no {missing[0]!r}: no page can show it")
+            raise ValueError(f"the model {row.get('name')!r} of the survey has no {missing[0]!r}, which the page needs")
     title = f"Survey of {counted(len(reading.models), 'model')}"
     return document("survey", title, SCRIPTS, _data(reading), own_style=tones(), facts=escape(_facts(reading)))
 
@@ -36,10 +36,10 @@ def survey_page(reading: Survey) -> str:
 def _facts(reading: Survey) -> str:
     heads = sum(row["heads"] for row in reading.models)
     families = len({row["family"] for row in reading.models})
-    said = [counted(heads, "head"), counted(families, "family", "families")]
-    said += [counted(len(reading.runs), "training run")] if reading.runs else []
-    said += [f"{counted(len(reading.broken), 'model')} could not be read"] if reading.broken else []
-    return " · ".join([*said, "from the weights alone"])
+    facts = [counted(heads, "head"), counted(families, "architecture")]
+    facts += [counted(len(reading.runs), "training run")] if reading.runs else []
+    facts += [f"{counted(len(reading.broken), 'model')} could not be read"] if reading.broken else []
+    return " · ".join([*facts, "weights only"])
 
 
 def _data(reading: Survey) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _data(reading: Survey) -> dict[str, Any]:
         "units": dict(reading.units),
         "models": [{**_model(row), "last": row["name"] in last} for row in reading.models],
         "runs": [row["run"] for row in reading.runs],
-        "told": told(reading),
+        "conclusions": conclusions(reading),
         "broken": [[row["name"], row["why"]] for row in reading.broken],
         "depths": [depth_colour(i / 15) for i in range(16)],
         "versions": reading.provenance.get("versions", {}).get("keyquery", ""),
@@ -56,7 +56,7 @@ def _data(reading: Survey) -> dict[str, Any]:
 
 
 def _model(row: Mapping[str, Any]) -> dict[str, Any]:
-    figures = short({name: row[name] for name in (*FIGURES, *SPREAD)}, DIGITS)
+    metrics = short({name: row[name] for name in (*FIGURES, *SPREAD)}, DIGITS)
     labels = ", ".join(f"{count} {name}" for name, count in row["labels"].items())
     layers = {name: short(row[name], DIGITS) for name in ("by_layer", "together_by_layer")}
-    return {**{name: row[name] for name in FACTS}, **figures, **layers, "labels": labels, "notes": row["notes"]}
+    return {**{name: row[name] for name in FACTS}, **metrics, **layers, "labels": labels, "notes": row["notes"]}

@@ -1,4 +1,4 @@
-"""A survey in words: what its answers are, and what they rest on."""
+"""A survey in the terminal: a table of models, and its conclusions in words."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from keyquery.report.kit.tables import columns_table
 from keyquery.survey.reading import Survey
 
 MOST = 40  # models, runs or families that a terminal shows
-SOME = 8  # runs, or families, that are told in words
+SOME = 8  # runs or architectures that are described in words
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
-def told(reading: Survey) -> list[str]:
-    """The answers, each in one sentence.
+def conclusions(reading: Survey) -> list[str]:
+    """The conclusions, one sentence each.
 
-    >>> told(Survey(models=[], sizes=[{"family": "gpt2", "models": 4, "smallest": 1e8, "largest": 1.5e9,
+    >>> conclusions(Survey(models=[], sizes=[{"family": "gpt2", "models": 4, "smallest": 1e8, "largest": 1.5e9,
     ...     "slope": 0.05, "rises": 0.8}]))
-    ['Over size, gpt2: symmetry changes by +0.050 a tenfold (4 models, 100M to 1.5B; rank correlation +0.80).']
+    ['By size, gpt2: symmetry changes by +0.050 per decade (4 models, 100M to 1.5B; rank correlation +0.80).']
     """
-    said = []
+    sentences = []
     for run in reading.runs[:SOME]:
-        half = "" if run["half"] is None else f", half of it by step {run['half']:,}"
-        way = (
+        half = "" if run["half"] is None else f", half of the change by step {run['half']:,}"
+        change = (
             f"symmetry goes from {run['start']:+z.3f} at step {run['first']:,} to {run['end']:+z.3f} at {run['last']:,}"
         )
-        said.append(f"Over training, {run['run']}: {way}{half} ({run['steps']} steps{_rises(run['rises'])}).")
+        count = f"{run['steps']} checkpoints{_rises(run['rises'])}"
+        sentences.append(f"During training, {run['run']}: {change}{half} ({count}).")
     if len(reading.runs) > SOME:
         grown = sum(run["change"] > 0 for run in reading.runs)
-        said.append(f"Over training, {len(reading.runs)} runs: symmetry ends higher than it began in {grown} of them.")
+        sentences.append(f"During training, symmetry increases in {grown} of {len(reading.runs)} runs.")
     for row in reading.sizes[:SOME]:
-        called = "all families" if row["family"] == "all" else row["family"]
+        name = "all architectures" if row["family"] == "all" else row["family"]
         span = f"{counted(row['models'], 'model')}, {size(row['smallest'])} to {size(row['largest'])}"
-        said.append(
-            f"Over size, {called}: symmetry changes by {row['slope']:+.3f} a tenfold ({span}{_rises(row['rises'])})."
+        sentences.append(
+            f"By size, {name}: symmetry changes by {row['slope']:+.3f} per decade ({span}{_rises(row['rises'])})."
         )
     if len(reading.families) > 1:
         first, last = reading.families[0], reading.families[-1]
@@ -42,15 +43,15 @@ def told(reading: Survey) -> list[str]:
             f"{row['family']}, {row['attention']}: {row['symmetry']:+z.3f} ({counted(row['models'], 'model')})"
             for row in (first, last)
         )
-        said.append(f"Over families, symmetry is highest in {most}, lowest in {least}.")
-    return said
+        sentences.append(f"By architecture, symmetry is highest in {most}, lowest in {least}.")
+    return sentences
 
 
 def survey_lines(reading: Survey) -> list[Any]:
-    """A row a model, the answers, and what could not be read."""
-    made = columns_table("model", "family", "step", "size", "heads", "symmetry", "together", "direction")
+    """A row per model, the conclusions, and models that could not be read."""
+    table = columns_table("model", "architecture", "step", "size", "heads", "symmetry", "of layers", "column dir.")
     for row in sorted(reading.models, key=_order)[:MOST]:
-        made.add_row(
+        table.add_row(
             _cut(row["name"], 36),
             _cut(str(row["family"]), 12),
             "–" if row["step"] is None else f"{row['step']:,}",
@@ -59,12 +60,12 @@ def survey_lines(reading: Survey) -> list[Any]:
             *(f"{row[name]:+z.3f}" for name in ("symmetry", "symmetry_together", "column_directionality")),
         )
     more = [f"… and {len(reading.models) - MOST} more"] if len(reading.models) > MOST else []
-    broken = [f"Not read: {row['name']}: {row['why']}" for row in reading.broken]
-    return [made, *more, "", *told(reading), *broken]
+    broken = [f"Could not read {row['name']}: {row['why']}" for row in reading.broken]
+    return [table, *more, "", *conclusions(reading), *broken]
 
 
 def size(count: float) -> str:
-    """A number of parameters as people say it.
+    """A parameter count with a unit.
 
     >>> [size(count) for count in (8.03e9, 124_439_808, 950)]
     ['8.03B', '124M', '950']
@@ -76,7 +77,7 @@ def size(count: float) -> str:
 
 
 def counted(count: int, what: str, many: str | None = None) -> str:
-    """So many of something.
+    """A count with its noun.
 
     >>> counted(1, "family", "families"), counted(2000, "model")
     ('1 family', '2,000 models')
@@ -85,7 +86,7 @@ def counted(count: int, what: str, many: str | None = None) -> str:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[str, int, str]:
-    """Steps of a run one after the other."""
+    """Sort key that keeps the checkpoints of a run together."""
     return str(row["run"] or row["name"]), row["step"] or 0, row["name"]
 
 
@@ -94,5 +95,5 @@ def _rises(value: float | None) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Of a long name its end, which tells models apart."""
+    """The end of a long name, which distinguishes models."""
     return text if len(text) <= most else "…" + text[1 - most :]

@@ -1,1 +1,1 @@
-"""Displays of paths beside optimal transport."""
+"""Displays of paths compared with optimal transport."""

@@ -1,4 +1,4 @@
-"""A path beside optimal transport as a picture: the ways of some points, figures over steps, and what heads became."""
+"""A path compared with optimal transport, as a figure: trajectories of points, metrics over steps, and heads."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from keyquery.instruments.transport.transport import Transport
 from keyquery.report.kit.colours import CLASSES, LIGHT, depth_colour
 
 INK, FAINT = "#24292f", "#8c959f"
-WAYS = 60  # points whose whole way is drawn
+WAYS = 60  # points whose whole trajectory is drawn
 
 
 def ways(reading: Transport, pyplot: Any, title: str | None = None) -> Any:
-    """Left, ways from start (open) to end (full) in two dimensions; then distances, shares and, if read, heads."""
+    """Left, trajectories from start (hollow) to end (filled) in 2D; then distances, ratios and, if recorded, heads."""
     if reading.sketch is None:
-        raise ValueError("a path without frames has no picture: give frames of 2 or more")
+        raise ValueError("a path without frames has no figure: set frames to 2 or more")
     several = bool(reading.heads)
     shape = {"figsize": (7.6 if several else 6.4, 2.4), "width_ratios": (1.25, *([1] * (2 + several)))}
     figure, axes = pyplot.subplots(1, 3 + several, layout="constrained", **shape)
     _cloud(axes[0], reading)
-    _lines(axes[1], reading, {"distance": INK, "wasserstein": LIGHT["symmetric"]}, "how far")
-    _lines(axes[2], reading, {"optimality": LIGHT["symmetric"], "efficiency": LIGHT["skew"]}, "how well")
+    _lines(axes[1], reading, {"distance": INK, "wasserstein": LIGHT["symmetric"]}, "distance")
+    _lines(axes[2], reading, {"optimality": LIGHT["symmetric"], "efficiency": LIGHT["skew"]}, "ratios")
     axes[2].set_ylim(0, 1.05)
     if several:
         _heads(axes[3], reading)
@@ -69,4 +69,4 @@ def _heads(axis: Any, reading: Transport) -> None:
             reading.steps, head["symmetry"], color=depth_colour(head["layer"] / deepest), linewidth=0.8, alpha=0.8
         )
     most = max(0.25, 1.1 * max(abs(value) for head in reading.heads for value in head["symmetry"]))
-    axis.set(title="symmetry of each head", ylim=(-most, most), ylabel="points        compares")
+    axis.set(title="symmetry per head", ylim=(-most, most), ylabel="skew        symmetric")

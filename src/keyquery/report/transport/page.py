@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a path: the cloud moves, beside what optimal transport would have done."""
+"""A path as a self-contained HTML page: the point cloud in motion, compared with optimal transport."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keyquery.instruments.transport.transport import CURVES, TOLD, Transport
 from keyquery.reading import short
 from keyquery.report.kit.colours import depth_colour, tones
 from keyquery.report.kit.page import document
-from keyquery.report.transport.wording import heads_said, recorded, said
+from keyquery.report.transport.wording import heads_notes, notes, recorded
 
 SCRIPTS = ("elements.js", "transport.js")
 DIGITS = 5
@@ -22,7 +22,7 @@ def transport_page(reading: Transport) -> str:
     '<!doctype html>'
     """
     if reading.sketch is None:
-        raise ValueError("a path without frames has no page: give frames of 2 or more")
+        raise ValueError("a path without frames has no page: set frames to 2 or more")
     facts = escape(" · ".join(filter(None, [reading.model.get("module"), recorded(reading)])))
     name = str(reading.model["name"])
     return document("transport", name, SCRIPTS, _data(reading), "transport", own_style=tones(), facts=facts)
@@ -48,6 +48,6 @@ def _data(reading: Transport) -> dict[str, Any]:
         "curves": {name: reading.curves[name] for name in CURVES},
         "sketch": reading.sketch,
         "heads": heads,
-        "notes": [*said(reading), *heads_said(reading)],
+        "notes": [*notes(reading), *heads_notes(reading)],
     }
     return short(data, DIGITS)

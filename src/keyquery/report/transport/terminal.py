@@ -1,4 +1,4 @@
-"""A path beside optimal transport, as a table in the terminal."""
+"""A path compared with optimal transport, as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from keyquery.instruments.transport.transport import Transport
 from keyquery.report.kit.tables import columns_table
-from keyquery.report.transport.wording import MOST, heads_said, recorded, said
+from keyquery.report.transport.wording import MOST, heads_notes, notes, recorded
 
 COLUMNS = {
     "points": "points",
@@ -26,16 +26,16 @@ COLUMNS = {
 
 
 def transport_lines(reading: Transport) -> list[Any]:
-    """One row for all points and one per class, what the columns mean, and which heads became skew."""
+    """One row for all points and one per class, an explanation of the columns, and the heads that became skew."""
     rows = reading.records()
-    made = columns_table("class", *COLUMNS.values())
+    table = columns_table("class", *COLUMNS.values())
     for row in rows[: MOST + 1]:
-        made.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
+        table.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
     where = ", ".join(filter(None, [reading.model["name"], reading.model.get("module")]))
-    lines: list[Any] = [Text(f"{where}: {recorded(reading)}", style="bold"), made]
+    lines: list[Any] = [Text(f"{where}: {recorded(reading)}", style="bold"), table]
     if len(rows) > MOST + 1:
         lines.append(f"The first {MOST} of {len(rows) - 1} classes; the JSON has all.")
-    lines += ["", *map(Text, [*said(reading), *heads_said(reading)])]
+    lines += ["", *map(Text, [*notes(reading), *heads_notes(reading)])]
     return lines
 
 

@@ -1,16 +1,16 @@
-// What differs between the first model and another: how far each head's M has moved, layers by heads.
+// Differences between the first model and another: the change of each head's QK matrix M, layers by heads.
 
 const MOVED = ["layer", "head", "change", "symmetric", "skew", "folded"];
 const small = (value) => (value === null ? "–" : figure3(value));
 
-// The model that is shown against the first; while the first is shown, the second.
+// The model that is compared with the first: the selected one, or the second if the first is selected.
 const against = () => Math.max(state.model, 1);
 
 function movedCell(row, most) {
   const [layer, head, change, symmetric, skew] = row;
-  const told = `${layerName(layer)}, head ${head}: ${small(change)} of ‖M‖, symmetric ${small(symmetric)}, skew ${small(skew)}`;
+  const words = `${layerName(layer)}, head ${head}: ${small(change)} of ‖M‖, symmetric ${small(symmetric)}, skew ${small(skew)}`;
   return el("span", {
-    class: "cell", role: "gridcell", tabindex: -1, title: told, "aria-label": told, "data-moved": `${layer}.${head}`,
+    class: "cell", role: "gridcell", tabindex: -1, title: words, "aria-label": words, "data-moved": `${layer}.${head}`,
     "--tone": "var(--ink)", "--amount": `${(100 * (most ? (change ?? 0) / most : 0)).toFixed(0)}%`,
     onclick: () => choose({ model: against(), layer, head }),
   });
@@ -40,18 +40,18 @@ function movedTable(rows) {
 }
 
 function changes() {
-  const box = document.getElementById("changes"), found = DATA.changes[against() - 1];
-  box.hidden = !found;
-  if (!found) return;
-  const { same, changed, missing, new: added } = found.tensors;
-  const told = [`${same} of ${same + changed} tensors that were read are the same`,
+  const box = document.getElementById("changes"), change = DATA.changes[against() - 1];
+  box.hidden = !change;
+  if (!change) return;
+  const { same, changed, missing, new: added } = change.tensors;
+  const counts = [`${same} of ${same + changed} tensors read are identical`,
     missing ? `${missing} only in the first` : null, added ? `${added} only in the second` : null];
-  const moved = found.rows?.some((row) => row[2] || row[5]);
-  const none = found.rows ? "No head differs: the weights of all queries and keys are equal."
-    : `How far heads moved is not measured: ${found.why}.`;
+  const moved = change.rows?.some((row) => row[2] || row[5]);
+  const none = change.rows ? "No head differs: all query and key weights are identical."
+    : `The change of heads was not measured: ${change.why}.`;
   put("changes",
-    el("div", { class: "bar" }, el("h3", {}, `Change of M, ‖ΔM‖/‖M‖: ${found.of} against ${found.from}`),
-      moved ? copyButton("the change", () => [MOVED, ...found.rows]) : null),
-    el("p", { class: "muted" }, [told.filter(Boolean).join(", "), ...found.notes].join(". ") + "."),
-    moved ? movedMap(found.rows) : el("p", {}, none), moved ? movedTable(found.rows) : null);
+    el("div", { class: "bar" }, el("h3", {}, `Change of M, ‖ΔM‖/‖M‖: ${change.of} compared with ${change.from}`),
+      moved ? copyButton("the change", () => [MOVED, ...change.rows]) : null),
+    el("p", { class: "muted" }, [counts.filter(Boolean).join(", "), ...change.notes].join(". ") + "."),
+    moved ? movedMap(change.rows) : el("p", {}, none), moved ? movedTable(change.rows) : null);
 }

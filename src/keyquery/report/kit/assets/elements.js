@@ -32,7 +32,7 @@ const figure = (name, value) => {
   return /^(symmetry|column_directionality)/.test(name) ? signed(value) : figure3(value);
 };
 
-// Numbers as they travel: three digits in 16 bits, a sign and 1 + 900·(exponent + 18) + (digits − 100); 0 is zero.
+// Decode numbers: three digits in 16 bits, a sign and 1 + 900·(exponent + 18) + (digits − 100); 0 is zero.
 function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return Array.from({ length: bytes.length / 2 }, (_, i) => {
@@ -43,17 +43,17 @@ function unpack(text) {
   });
 }
 
-function unpackBytes(text) {  // each a count of steps, -127 to 127
+function unpackBytes(text) {  // multiples of a step, -127 to 127
   return Array.from(atob(text), (letter) => (letter.charCodeAt(0) << 24) >> 24);
 }
 
-// Spaces that begin a token, as tokenizers write them, and line ends are made visible.
+// Leading spaces of tokens, as tokenizers write them, and line breaks are made visible.
 const word = (text) => text.replace(/^[Ġ▁ ]/, "·").replace(/[\nĊ]/g, "↵");
 const short = (text, most = 9) => (word(text).length > most ? word(text).slice(0, most - 1) + "…" : word(text));
 const tokens = (texts) => texts.map((text) => el("span", { class: "token", title: text }, word(text)));
 const title = (name) => name.replaceAll("_", " ");
 
-// Figures that can be copied
+// Charts and tables that can be copied as CSV
 
 function csv(rows) {
   const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
@@ -64,7 +64,7 @@ async function copy(button, rows) {
   const text = csv(rows());
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // no permission, as in a frame: the old way
+  } catch {  // no permission, as in a frame: use the legacy method
     const area = document.body.appendChild(el("textarea"));
     area.value = text;
     area.select();
@@ -90,7 +90,7 @@ const row = (head, cells) => el("tr", {}, head, cells);
 const heading = (name, kind = "") => el("th", { scope: "col", class: kind }, name);
 const measure = (name) => el("th", { scope: "row", title: DATA.units[name] ?? null }, title(name));
 
-// Drawings: numbers to a tenth of a pixel, and where an axis has its lines
+// Drawing: coordinates to a tenth of a pixel, and ticks of an axis
 
 const round = (value) => value.toFixed(1);
 function ticks(low, high) {

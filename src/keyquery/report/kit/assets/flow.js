@@ -1,4 +1,4 @@
-// Flow: layers by heads, and for one head what looks at what across modalities. The address names the head: #3.5.
+// Flow: layers by heads, and for one head its attention across modalities. The URL fragment names the head: #3.5.
 
 const NAMES = Object.keys(DATA.views);
 const state = { view: NAMES[0], layer: 0, head: 0, way: null, side: null, at: null };
@@ -15,22 +15,22 @@ function summary() {
   const [raw, chance] = [0, 1].map((i) => mean(DATA.layers.map((one) => one[i])));
   const last = DATA.layers[DATA.layers.length - 1];
   put("summary",
-    el("span", { "data-figure": "raw" }, el("b", {}, share(raw)), "of attention crosses, ",
-      `${above(raw - chance)} points from chance`),
-    el("span", { "data-figure": "rollout" }, el("b", {}, share(last[2])), "rolled out over all layers, ",
-      `${above(last[2] - last[3])} points from chance`));
+    el("span", { "data-figure": "raw" }, el("b", {}, share(raw)), "of attention is cross-modal, ",
+      `${above(raw - chance)} points relative to chance`),
+    el("span", { "data-figure": "rollout" }, el("b", {}, share(last[2])), "in the rollout over all layers, ",
+      `${above(last[2] - last[3])} points relative to chance`));
 }
 
 function cell(layer, head, most) {
   const value = DATA.views[state.view][layer][head], chosen = layer === state.layer && head === state.head;
-  const told = `${state.view} ${state.view === "reciprocity" ? (value === null ? "–" : signed(value)) : above(value)}`;
+  const words = `${state.view} ${state.view === "reciprocity" ? (value === null ? "–" : signed(value)) : above(value)}`;
   const kinds = ["cell", kept(layer, head) ? "kept" : null, value === null ? "none" : null];
   return el("span", {
     class: kinds.filter(Boolean).join(" "), role: "gridcell", tabindex: chosen ? 0 : -1,
-    title: `${layer}.${head}: ${told}`, "data-head": `${layer}.${head}`, "data-focus": "cell", "aria-selected": chosen,
-    "aria-label": `layer ${layer}, head ${head}: ${told}`,
+    title: `${layer}.${head}: ${words}`, "data-head": `${layer}.${head}`, "data-focus": "cell", "aria-selected": chosen,
+    "aria-label": `layer ${layer}, head ${head}: ${words}`,
     "--tone": `var(--${value > 0 ? "symmetric" : "skew"})`,
-    "--amount": `${(100 * Math.sqrt(Math.abs(value ?? 0) / most)).toFixed(0)}%`,  // so that small figures show too
+    "--amount": `${(100 * Math.sqrt(Math.abs(value ?? 0) / most)).toFixed(0)}%`,  // square roots, so that small values are visible
     onclick: () => choose({ layer, head }),
   });
 }
@@ -42,28 +42,28 @@ function map() {
   }, view));
   const rows = values.map((line, layer) => {
     const [raw, chance, deep, far] = DATA.layers[layer];
-    const told = `layer ${layer}: mean ${share(raw)}, chance ${share(chance)}; rolled out ${share(deep)}, chance ${share(far)}`;
+    const words = `layer ${layer}: mean ${share(raw)}, chance ${share(chance)}; rollout ${share(deep)}, chance ${share(far)}`;
     return el("div", { class: "row", role: "row" }, el("span", { class: "number" }, String(layer)),
       el("div", { class: "cells" }, line.map((_, head) => cell(layer, head, most))),
-      el("div", { class: "depth", role: "img", "aria-label": told, title: told },
+      el("div", { class: "depth", role: "img", "aria-label": words, title: words },
         el("i", { "--share": raw }), el("s", { "--share": chance }), el("b", { "--share": deep }),
         el("s", { class: "far", "--share": far })));
   });
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers)))}px`;
   const numbers = heads > 16 ? el("span", {}, `heads 0 to ${heads - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: heads }, (_, head) => el("span", {}, String(head))));
-  const ends = state.view === "reciprocity" ? ["looks away", "looks back"] : ["less than chance", "more"];
+  const ends = state.view === "reciprocity" ? ["one-way", "reciprocal"] : ["below chance", "above chance"];
   const scale = state.view === "reciprocity" ? signed(most) : `${above(most)} points`;
   const all = () => [["layer", "head", ...NAMES], ...values.flatMap((line, layer) => line.map((_, head) =>
     [layer, head, ...NAMES.map((name) => DATA.views[name][layer][head])]))];
   put("map",
     el("div", { class: "bar" }, el("h3", {}, "Layers by heads"),
       el("div", { class: "switch", role: "group", "aria-label": "view" }, buttons), copyButton("flow", all)),
-    el("div", { class: "row top" }, el("span"), numbers, el("span", {}, "by layer, 0 to 100 %")),
+    el("div", { class: "row top" }, el("span"), numbers, el("span", {}, "per layer, 0 to 100 %")),
     el("div", { class: "grid", role: "grid", "aria-label": "flow of every head", "--tall": tall, onkeydown: walk }, rows),
     el("div", { class: "scale" }, el("span", {}, ends[0], el("span", { class: "ramp" }), `${ends[1]} (${scale})`),
-      el("span", { class: "key mean" }, "mean of heads"), el("span", { class: "key deep" }, "rolled out"),
-      el("span", { class: "key tick" }, "chance"), el("span", {}, "click, or arrow keys")));
+      el("span", { class: "key mean" }, "mean over heads"), el("span", { class: "key deep" }, "rollout"),
+      el("span", { class: "key tick" }, "chance"), el("span", {}, "click or use arrow keys")));
 }
 
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -75,25 +75,25 @@ function walk(event) {
   choose({ layer: within(state.layer + step[0], layers), head: within(state.head + step[1], heads) });
 }
 
-// One head: rows of a block are who looks (`to`), columns what is looked at (`from`).
+// One head: rows of a block are queries (`to`), columns are keys (`from`).
 
 function chosen() {
   const one = kept(state.layer, state.head), facts = record(state.layer, state.head);
-  const told = Object.entries(facts ?? {}).filter(([name]) => !["layer", "text", "head"].includes(name));
-  const figures = told.map(([name, value]) => el("span", { class: "muted", title: DATA.units[name] ?? null },
+  const metrics = Object.entries(facts ?? {}).filter(([name]) => !["layer", "text", "head"].includes(name));
+  const figures = metrics.map(([name, value]) => el("span", { class: "muted", title: DATA.units[name] ?? null },
     `${title(name)} `, el("b", { "data-figure": name },
       /above/.test(name) ? above(value) : /symmetry|reciprocity/.test(name) ? (value === null ? "–" : signed(value)) : share(value))));
   const head = el("div", { class: "headline" }, el("h2", {}, `Layer ${state.layer}, head ${state.head}`));
   if (!one) {
     put("chosen", head, el("div", { class: "told" }, figures),
-      el("p", { class: "muted" }, "The map of this head is not in this page."));
+      el("p", { class: "muted" }, "The attention map of this head is not included in this page."));
     return;
   }
   const ways = one.blocks.map((block) => `${block.from} → ${block.to}`);
   const way = ways.includes(state.way) ? state.way : ways[first(one)];
   const block = one.blocks[ways.indexOf(way)], flat = unpack(block.map), wide = places[block.from].length;
   const values = places[block.to].map((_, i) => flat.slice(i * wide, (i + 1) * wide));
-  // A token that this direction does not have, as after another one, is chosen no more.
+  // Deselect a token that does not exist in this direction.
   if (state.side !== null && !(state.at < [wide, values.length][state.side])) Object.assign(state, { side: null, at: null });
   const buttons = ways.map((name) => el("button", {
     type: "button", "aria-pressed": name === way, "data-focus": name,
@@ -106,19 +106,19 @@ function chosen() {
     [DATA.tokens[places[block.to][i]], DATA.tokens[places[block.from][j]], value]))];
   put("chosen", head, el("div", { class: "told" }, figures),
     el("div", { class: "bar" }, el("div", { class: "switch", role: "group", "aria-label": "direction" }, buttons),
-      el("span", { class: "muted" }, `${block.to} looks at ${block.from}; choose a token to see its own`),
+      el("span", { class: "muted" }, `${block.to} attends to ${block.from}; click a token to see its attention`),
       copyButton("this map", rows)),
     el("div", { class: "both" }, panels), out);
 }
 
-// Where patches are looked at, if anything is.
+// The first block with attention, preferably to image patches.
 function first(one) {
   const able = one.blocks.map((block) => unpack(block.map).some((value) => value > 0));
   const seen = one.blocks.findIndex((block, i) => able[i] && block.from === DATA.picture?.modality);
   return seen >= 0 ? seen : Math.max(0, able.indexOf(true));
 }
 
-// How light each token of `from` and of `to` is, from 0 to 1: by the token that is chosen, else by all.
+// Brightness of each token of `from` and of `to`, from 0 to 1: for the selected token, else for all.
 function lights(values, block) {
   const columns = values[0].map((_, j) => values.map((line) => line[j]));
   const sums = [columns.map((line) => mean(line)), values.map((line) => line.reduce((sum, value) => sum + value, 0))];
@@ -133,36 +133,36 @@ function lights(values, block) {
 function readout(values, block) {
   const names = (name) => places[name].map((place) => `“${word(DATA.tokens[place])}”`);
   const flat = values.flat();
-  if (!flat.some((value) => value > 0)) return "Nothing goes this way: the mask does not allow it.";
+  if (!flat.some((value) => value > 0)) return "No attention in this direction: the mask does not allow it.";
   if (state.side === null) {
     const total = flat.reduce((sum, value) => sum + value, 0) / values.length;
-    return `A token of ${block.to} takes ${share(total)} of its attention from ${block.from}, on average.`;
+    return `On average, a token of ${block.to} puts ${share(total)} of its attention on ${block.from}.`;
   }
   const line = state.side === 1 ? values[state.at] : values.map((each) => each[state.at]);
   const mine = names(state.side === 1 ? block.to : block.from)[state.at];
   const others = names(state.side === 1 ? block.from : block.to);
   const best = line.map((value, i) => [value, others[i]]).sort((a, b) => b[0] - a[0]).slice(0, 3);
-  const told = best.map(([value, name]) => `${name} ${share(value)}`).join(", ");
-  return state.side === 1 ? `${mine} looks at ${told}` : `${mine} is looked at by ${told}`;
+  const listed = best.map(([value, name]) => `${name} ${share(value)}`).join(", ");
+  return state.side === 1 ? `${mine} attends to ${listed}` : `${mine} is attended to by ${listed}`;
 }
 
 const pick = (side, at) => choose(state.side === side && state.at === at ? { side: null, at: null } : { side, at });
 
 function panel(name, light, block, side) {
-  const head = el("h3", {}, side === 0 ? `${name}, looked at` : `${name}, who looks`);
-  return el("div", { class: "panel" }, head, name === DATA.picture?.modality ? seen(light, side) : said(name, light, side));
+  const head = el("h3", {}, side === 0 ? `${name} (keys)` : `${name} (queries)`);
+  return el("div", { class: "panel" }, head, name === DATA.picture?.modality ? patches(light, side) : chips(name, light, side));
 }
 
-function said(name, light, side) {
-  const chips = places[name].map((place, i) => el("button", {
+function chips(name, light, side) {
+  const buttons = places[name].map((place, i) => el("button", {
     type: "button", class: light[i] > 0.6 ? "lit bright" : "lit", "aria-pressed": state.side === side && state.at === i,
     "data-token": place, "data-focus": `token ${place}`, "data-light": light[i].toFixed(3), title: `token ${place}`,
     "--amount": `${(100 * light[i]).toFixed(0)}%`, onclick: () => pick(side, i),
   }, word(DATA.tokens[place])));
-  return el("div", { class: chips.length > 60 ? "many" : "" }, chips);
+  return el("div", { class: buttons.length > 60 ? "many" : "" }, buttons);
 }
 
-function seen(light, side) {
+function patches(light, side) {
   const { data, size: [tall, wide], grid: [rows, columns] } = DATA.picture;
   const high = tall / rows, broad = wide / columns, all = DATA.picture.places;
   const box = ([row, column]) => ({ x: column * broad, y: row * high, width: broad, height: high });
@@ -173,7 +173,7 @@ function seen(light, side) {
   const spot = state.side === side ? [draw("rect", { class: "spot", ...box(all[state.at]) })] : [];
   return draw("svg", {
     class: "seen", viewBox: `0 0 ${wide} ${tall}`, role: "img", tabindex: 0, "data-focus": "image",
-    "aria-label": "the image as the model sees it; light patches are looked at most; arrow keys choose one",
+    "aria-label": "the image as seen by the model; brighter patches receive more attention; arrow keys select one",
     onkeydown: (event) => {
       const step = STEPS[event.key];
       if (!step) return;
@@ -209,18 +209,18 @@ function choose(change) {
   if ("layer" in change) change = { side: null, at: null, ...change };
   Object.assign(state, change);
   render();
-  // What was drawn anew keeps the keyboard: the same button, or the cell that is chosen now.
+  // Restore the keyboard focus after redrawing: the same button, or the cell that is now selected.
   if (held) document.querySelector(`[data-focus="${CSS.escape(held)}"]:not([tabindex="-1"])`)?.focus();
   try {
     history.replaceState(null, "", `#${state.layer}.${state.head}`);
   } catch {
-    // a page inside a notebook has no address
+    // a page inside a notebook has no URL
   }
 }
 
 function follow() {
-  const found = /^#(\d+)\.(\d+)$/.exec(location.hash);
-  const [layer, head] = found ? found.slice(1).map(Number) : DATA.maps.length ? [DATA.maps[0].layer, DATA.maps[0].head] : [0, 0];
+  const match = /^#(\d+)\.(\d+)$/.exec(location.hash);
+  const [layer, head] = match ? match.slice(1).map(Number) : DATA.maps.length ? [DATA.maps[0].layer, DATA.maps[0].head] : [0, 0];
   if (layer < layers && head < heads) Object.assign(state, { layer, head, side: null, at: null });
 }
 

@@ -1,5 +1,5 @@
 "use strict";
-// Picks out the edges of one token in every graph; a second choice of it, or the page itself, lets go.
+// Highlights the edges of one token in every graph; a second click on it, or elsewhere, deselects it.
 (() => {
   let kept = null;
   const show = (node) => {

@@ -1,9 +1,9 @@
-// One head: its parts, its figures, spectra and directions, and its attention on the text. And one layer.
+// One head: its parts, metrics, spectra and directions, and its attention on the text. And one layer.
 
 const SPECTRA = [
   ["S", "symmetric part: eigenvalues", "symmetric"],
   ["A", "skew part: singular values", "skew"],
-  ["M", "the whole: singular values", "whole"],
+  ["M", "full QK matrix: singular values", "whole"],
 ];
 
 function head() {
@@ -23,7 +23,7 @@ function head() {
       attention(one), curves ? spectra(one) : null, directions(one)));
 }
 
-// A line per part: its name, what is drawn between `low` and `high`, and what is written.
+// A row per part: its name, its marks on a scale from `low` to `high`, and its value as text.
 const WHOLE = { zero: "head to 0", mean: "head to mean" };  // ablations of whole heads
 const [FROM, TO, LINE] = [96, 272, 22];
 function lines(rows, low, high, label) {
@@ -39,7 +39,7 @@ function lines(rows, low, high, label) {
 const whisker = (x, y, ends, kind) =>
   ends ? draw("line", { x1: x(ends[0]), x2: x(ends[1]), y1: y, y2: y, class: `range ${kind}` }) : null;
 
-// Shares of a head with their 95 % intervals; the interaction is what is missing to 100 %, and may be below 0.
+// Shares of a head with 95 % intervals; the interaction is the remainder to 100 %, and may be negative.
 function partsOfScores(one) {
   const all = shares(one), names = one.on_data ? [...PARTS, "interaction"] : PARTS.slice(0, 2);
   const sink = number(one, "on_data", "sink");
@@ -66,14 +66,14 @@ function partsOfScores(one) {
     ...names.map((name) => [name, value(name), ...(ends(name) ?? [null, null])])];
   const between = (one.between ?? []).slice(0, 3).map(([pair, size]) => `${pair} ${percent(size)}`).join(", ");
   const note = model().of + (one.intervals ? ", 95 % intervals" : "");
-  return framed("Parts of its scores", note, csvRows, "half", lines(rows, low, high, "shares"),
-    between ? el("p", { class: "muted" }, `interaction, most: ${between}`) : null);
+  return framed("Parts of the scores", note, csvRows, "half", lines(rows, low, high, "shares"),
+    between ? el("p", { class: "muted" }, `largest interactions: ${between}`) : null);
 }
 
-// What the loss becomes when a part of this head is turned off: the mean change and its interval, a line per part.
+// Change of the loss when a part of this head is ablated: the mean and its interval, a row per part.
 function lossWithout(one) {
   if (!one.off) return null;
-  const place = (part) => (PARTS.includes(part) ? PARTS.indexOf(part) : PARTS.length);  // whole heads stand last
+  const place = (part) => (PARTS.includes(part) ? PARTS.indexOf(part) : PARTS.length);  // whole heads come last
   const parts = Object.keys(one.off).sort((a, b) => place(a) - place(b));
   const numbers = parts.flatMap((part) => one.off[part]).filter((value) => value !== null);
   const figure2 = (value) => minus(String(Number(value.toPrecision(2))));
@@ -88,11 +88,11 @@ function lossWithout(one) {
     };
   });
   const csvRows = () => [["part", "change", "low", "high"], ...parts.map((part) => [part, ...one.off[part]])];
-  return framed("Loss without a part", "change of the loss, nats per token, with one part of this head off, 95 % interval", csvRows, "half",
+  return framed("Ablation", "change of the loss in nats per token with one part of this head ablated, 95 % interval", csvRows, "half",
     lines(rows, Math.min(0, ...numbers), Math.max(0, ...numbers), "change of the loss"));
 }
 
-// Shares and symmetry over the length of the window, each with its interval.
+// Shares and symmetry over the window length, each with its interval.
 function overLengths(one) {
   if (!one.lengths || !one.on_data) return null;
   const names = [...PARTS, "interaction", "symmetry"];
@@ -113,7 +113,7 @@ function overLengths(one) {
         ? draw("line", { class: `range ${kind}`, x1: x(i), x2: x(i), y1: y(ends[0]), y2: y(ends[1]) }) : null)];
     });
     const ends = shown.map((name) => [name, y(rows[rows.length - 1][1 + names.indexOf(name)][0]) + 4]);
-    let free = 122;  // names at the right end, apart from each other, from below
+    let free = 122;  // place names at the right end from the bottom up, without overlap
     const apart = ends.sort((a, b) => b[1] - a[1]).map(([name, wanted]) => {
       const place = Math.min(wanted, free);
       free = place - 12;
@@ -122,28 +122,28 @@ function overLengths(one) {
     return [grid, at, curves, apart];
   };
   const csvRows = () => [["length", ...names], ...rows.map(([length, ...figures]) => [length, ...figures.map(([value]) => value)])];
-  return framed("Over the length of the window", "shares, and symmetry on data; tokens, 95 % intervals", csvRows, "half",
-    draw("svg", { viewBox: "0 0 560 142", role: "img", class: "lengths", "aria-label": "shares over the window" },
+  return framed("By window length", "shares, and symmetry on data, by window length in tokens; 95 % intervals", csvRows, "half",
+    draw("svg", { viewBox: "0 0 560 142", role: "img", class: "lengths", "aria-label": "shares by window length" },
       chart(PARTS, 0, 1, 40, 250), chart(["symmetry"], -1, 1, 370, 490)));
 }
 
-// How alike this head is to the co-occurrence of a corpus: its cosines on a line, and what chance stays within.
+// Similarity of this head to the co-occurrence of a corpus: cosines, and their null levels as bars.
 function corpusOf(one) {
   if (!one.corpus) return null;
-  const given = one.corpus, names = { symmetric_cosine: "symmetric", skew_cosine: "skew" };
-  const least = (name) => Math.max(given[`${name}_chance`], given[`${name}_random`]);
-  const wide = Math.max(0.1, ...Object.keys(names).flatMap((name) => [Math.abs(given[name]), least(name)]));
+  const metrics = one.corpus, names = { symmetric_cosine: "symmetric", skew_cosine: "skew" };
+  const least = (name) => Math.max(metrics[`${name}_chance`], metrics[`${name}_random`]);
+  const wide = Math.max(0.1, ...Object.keys(names).flatMap((name) => [Math.abs(metrics[name]), least(name)]));
   const rows = Object.entries(names).map(([name, part]) => ({
     name: part, kind: part, attributes: { "data-corpus": name },
-    words: `${signed(given[name])} (chance ${least(name).toFixed(2)})`,
+    words: `${signed(metrics[name])} (chance ${least(name).toFixed(2)})`,
     marks: (x, y) => [whisker(x, y, [-least(name), least(name)], "position"),
-      draw("circle", { cx: x(given[name]), cy: y, r: 4, class: Math.abs(given[name]) > least(name) ? part : "unsure" })],
+      draw("circle", { cx: x(metrics[name]), cy: y, r: 4, class: Math.abs(metrics[name]) > least(name) ? part : "unsure" })],
   }));
-  const told = `both explain ${(100 * given.explained).toFixed(1)} % of its scores ` +
+  const note = `both explain ${(100 * metrics.explained).toFixed(1)} % of its scores ` +
     `(chance ${(100 * least("explained")).toFixed(1)} %)`;
-  return framed("How much of it is co-occurrence", "cosines with the PPMI of the corpus; the bar is chance",
-    () => [["figure", "value"], ...Object.entries(given)], "half", lines(rows, -wide, wide, "beside the corpus"),
-    el("p", { class: "muted", "data-corpus": "explained" }, told));
+  return framed("Co-occurrence", "cosines with the PPMI of the corpus; the bar is the chance level",
+    () => [["metric", "value"], ...Object.entries(metrics)], "half", lines(rows, -wide, wide, "compared with the corpus"),
+    el("p", { class: "muted", "data-corpus": "explained" }, note));
 }
 
 function numbers(one) {
@@ -158,12 +158,12 @@ function numbers(one) {
   const body = names.map((name) => row(measure(name), seen.map((view) => el("td", {},
     el("span", { "data-figure": `${view}.${name}` }, figure(name, number(one, view, name))), window(view, name),
     sure(view, name)))));
-  const about = { raw: "of the weights", folded: "of the weights with biases and LayerNorm gains in them",
+  const about = { raw: "of the weights", folded: "of the LayerNorm-folded weights, with biases",
     on_data: "of the contents of queries and keys, on data" };
   const top = row(heading(""), seen.map((view) => el("th", { scope: "col", title: about[view] }, VIEWS[view])));
-  const rows = () => [["figure", ...seen],
+  const rows = () => [["metric", ...seen],
     ...names.map((name) => [name, ...seen.map((view) => number(one, view, name))])];
-  return framed("Figures", "three views: weights (raw), with biases and norms (folded), on data with 95 % intervals", rows, "half",
+  return framed("Metrics", "three views: weights (raw), with biases and norms (folded), on data with 95 % intervals", rows, "half",
     el("div", { class: "wide" }, el("table", {}, el("thead", {}, top), el("tbody", {}, body))));
 }
 
@@ -198,13 +198,13 @@ function offsets(one) {
   const lines = [-1, 0, 1].map((value) => [draw("path", { class: "axis", d: `M26 ${y(value)}H500` }),
     draw("text", { x: 20, y: y(value) + 4, "text-anchor": "end" }, minus(String(value)))]);
   const ticks = offset.map((at, i) => draw("text", { x: x(i), y: 146, "text-anchor": "middle" }, minus(String(at))));
-  const apart = y(contents[last]) > y(exchange[last]) ? 6 : -6;  // so that the names of two curves do not meet
+  const apart = y(contents[last]) > y(exchange[last]) ? 6 : -6;  // keeps the names of the curves from overlapping
   const curves = [["contents", contents, apart], ["exchange", exchange, -apart]].map(([name, values, by]) => [
     draw("path", { class: `curve ${name}`, d: path(values) }),
     draw("text", { class: name, x: 506, y: y(values[last]) + 4 + by }, name)]);
   const rows = () => [["offset", "contents", "exchange"], ...offset.map((at, i) => [at, contents[i], exchange[i]])];
-  const note = "how far back the key stands: contents change places, or tokens with their positions";
-  return framed("Symmetry over offsets", note, rows, "half", draw("svg", {
+  const note = "symmetry of M(Δ) under RoPE, when swapping contents only, or tokens with their positions (exchange)";
+  return framed("Symmetry by offset", note, rows, "half", draw("svg", {
     viewBox: "0 0 570 152", role: "img", "aria-label": "symmetry by offset",
   }, lines, ticks, curves));
 }
@@ -213,7 +213,7 @@ function directions(one) {
   if (!one.objects) return null;
   const line = (value, ...content) =>
     el("div", {}, el("span", { class: "value" }, figure3(value)), el("div", {}, ...content));
-  const against = () => el("span", { class: "muted" }, "against ");
+  const against = () => el("span", { class: "muted" }, "opposite ");
   const objects = one.objects.map(([value, ends, opposite]) =>
     line(value, el("div", {}, tokens(ends)), el("div", {}, against(), tokens(opposite))));
   const pair = ([from, to]) =>
@@ -224,13 +224,13 @@ function directions(one) {
   const relationRows = () => [["value", "query", "key"],
     ...one.relations.flatMap(([value, pairs]) => pairs.map((two) => [value, ...two]))];
   return [
-    framed("Symmetric directions", "eigenvectors of S, by the tokens at both ends", objectRows, "half",
+    framed("Symmetric directions", "eigenvectors of S, with the tokens at both ends", objectRows, "half",
       el("div", { class: "pairs" }, objects)),
     framed("Skew planes", "planes of A: query token → key token", relationRows, "half",
       el("div", { class: "pairs" }, relations))];
 }
 
-// Attention on the text and the parts of its scores: all pairs, or n(n + 1)/2 that a causal head sees.
+// Attention on the text and the parts of its scores: all pairs, or the n(n + 1)/2 visible to a causal head.
 function matrix([step, text], n, causal) {
   const values = unpackBytes(text).map((count) => step * count);
   const at = (i, j) => (causal ? (j > i ? 0 : values[(i * (i + 1)) / 2 + j]) : values[i * n + j]);
@@ -244,7 +244,7 @@ function attention(one) {
   const names = ["attention", ...PARTS];
   const shown = Object.fromEntries(names.map((name, k) => [name, matrix(one.maps[k], n, causal)]));
   const most = Math.max(...PARTS.flatMap((part) => shown[part].flat().map(Math.abs)), 1e-30);
-  // As many digits as a step of the numbers that the page carries has.
+  // As many digits as the quantisation step has.
   const digits = names.map((_, k) => Math.max(0, -Math.floor(Math.log10(one.maps[k][0]))));
   const written = (value, k) => minus(String(Number(value.toFixed(digits[k])) + 0));
   const readout = el("p", { class: "readout", "aria-live": "polite" });
@@ -253,9 +253,9 @@ function attention(one) {
     if (!seen(i, j)) return;
     Object.assign(at, { i, j });
     for (const spot of spots) fill(spot, { x: EDGE + CELL * j, y: EDGE + CELL * i }, []);
-    const told = names.map((name, k) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
+    const values = names.map((name, k) => el("span", { class: name === "attention" ? "" : `tag ${name}` }, `${name} `,
       el("b", { "data-part": name }, (name === "attention" ? percent : written)(shown[name][i][j], k))));
-    readout.replaceChildren(el("span", {}, tokens([texts[i]]), "looks at ", tokens([texts[j]])), ...told);
+    readout.replaceChildren(el("span", {}, tokens([texts[i]]), "attends to ", tokens([texts[j]])), ...values);
   };
   const pictures = names.map((name) => el("div", {},
     el("h3", { class: name === "attention" ? "" : `tag ${name}` }, name),
@@ -263,21 +263,21 @@ function attention(one) {
   point(at.i, at.j);
   const rows = () => [["query", "key", ...names], ...texts.flatMap((query, i) => texts.flatMap((key, j) =>
     seen(i, j) ? [[query, key, ...names.map((name) => shown[name][i][j])]] : []))];
-  const note = ["each row a query, each column a key; colour for plus, " +
-      "small and grey for minus, one scale for all parts",
-    "each part less its row’s mean, which softmax does not see", ...model().caveats,
-    model().cut ? `the first ${n} of ${model().cut} tokens${causal ? "" : ", as if there were no others"}` : null];
-  return framed("Attention on the text, and what makes it", note.filter(Boolean).join("; "), rows, "",
+  const note = ["rows are queries, columns are keys; coloured: positive, " +
+      "small and grey: negative, one scale for all parts",
+    "the mean of each row is subtracted from each part (softmax is invariant to it)", ...model().caveats,
+    model().cut ? `the first ${n} of ${model().cut} tokens${causal ? "" : ", attention renormalised over them"}` : null];
+  return framed("Attention on the text, and its parts", note.filter(Boolean).join("; "), rows, "",
     el("div", { class: "maps" }, pictures), readout);
 }
 
-const EDGE = 62, CELL = 10;  // of a map: room for words, and a pair of tokens
+const EDGE = 62, CELL = 10;  // of a map: the margin for words, and the cell of a pair of tokens
 function heat(name, values, texts, seen, most, point, at, spots) {
   const n = texts.length, size = EDGE + CELL * n;
   const cells = values.flatMap((line, i) => line.map((value, j) => {
     if (!seen(i, j) || Math.abs(value) / most < 0.01) return null;
     const kind = name === "attention" ? "ink" : value > 0 ? name : "minus";
-    const wide = value > 0 ? 9.5 : 4.5, inset = (9.5 - wide) / 2;  // size tells the sign where colour cannot
+    const wide = value > 0 ? 9.5 : 4.5, inset = (9.5 - wide) / 2;  // size shows the sign without colour
     return draw("rect", {
       class: kind, x: EDGE + CELL * j + inset, y: EDGE + CELL * i + inset, width: wide, height: wide,
       "fill-opacity": Math.sqrt(Math.abs(value) / most).toFixed(2),
@@ -290,7 +290,7 @@ function heat(name, values, texts, seen, most, point, at, spots) {
   spots.push(spot);
   const picture = draw("svg", {
     viewBox: `0 0 ${size} ${size}`, tabindex: 0, role: "img", "--most": `${Math.round(1.45 * size)}px`,
-    "aria-label": `${name}, query by key; arrow keys read its cells`,
+    "aria-label": `${name}, query by key; arrow keys move between cells`,
     onkeydown: (event) => {
       const step = STEPS[event.key];
       if (!step) return;
@@ -311,8 +311,8 @@ function layer() {
   const about = [at.name, at.causal ? "causal" : null, ...(at.notes ?? [])].filter(Boolean).join(" · ");
   const body = names.map((name) =>
     row(measure(name), [el("td", { "data-figure": `layer.${name}` }, signed(at.raw[name]))]));
-  const own = framed("All heads together", "the one M of the layer, M = Σ M_h, raw",
-    () => [["figure", "raw"], ...names.map((name) => [name, at.raw[name]])], "third",
+  const own = framed("All heads together", "the summed QK matrix of the layer, M = Σ M_h, raw",
+    () => [["metric", "raw"], ...names.map((name) => [name, at.raw[name]])], "third",
     el("table", {}, el("tbody", {}, body)));
   const lines = heads.map((one) => {
     const go = { class: "number", type: "button", onclick: () => choose({ head: one.head }) };
@@ -324,7 +324,7 @@ function layer() {
     [heading("parts", "words"), heading("symmetry, raw"), heading("label", "words")]);
   const rows = () => [["head", ...PARTS, "symmetry_raw", "label"],
     ...heads.map((one) => [one.head, ...shares(one), number(one, "raw", "symmetry"), one.label])];
-  const all = framed("Its heads", model().of, rows, "rest",
+  const all = framed("Heads", model().of, rows, "rest",
     el("div", { class: "wide heads" }, el("table", {}, el("thead", {}, top), el("tbody", {}, lines))));
   put("chosen",
     el("div", { class: "headline" }, el("h2", {}, `L${layerName(at.layer).slice(1)}`), el("span", { class: "muted" }, about)),

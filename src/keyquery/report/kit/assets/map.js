@@ -1,18 +1,18 @@
-// The map of layers by heads: the parts of each head, or the colours of any figure and their scale.
+// The map of layers by heads: the parts of each head, or any metric as colours with a scale.
 
-const ENDS = { symmetry: ["skew", "symmetric"] };  // what a scale's two ends mean
-const SECOND = "symmetry";  // the figure that stands in where a view has not the one that is asked for
+const ENDS = { symmetry: ["skew", "symmetric"] };  // meaning of a scale's two ends
+const SECOND = "symmetry";  // the metric to show if a view lacks the requested one
 
-// The figure that is shown, null for the parts; one of a view is looked for in the view that is chosen.
+// The metric that is shown, or null for the parts; a metric of a view is taken from the selected view.
 function shown() {
   if (state.figure === FIRST) return null;
   const all = measures(), by = (key) => all.find((one) => one.key === key);
   return by(state.figure) ?? by(`${state.view}.${state.figure}`) ?? by(`${state.view}.${SECOND}`) ?? all[0];
 }
 
-// From values to colours, the same for all models. With a minus among them: two colours that meet at 0, up to ±1 where
-// that is the most there can be. Else one colour: from 0, or from the least where all are more than half of the most;
-// by powers of ten where they are far apart.
+// From values to colours, the same for all models. If there are negative values: two colours that meet at 0, up to ±1
+// for bounded metrics. Else one colour: from 0, or from the minimum if it exceeds half of the maximum; logarithmic if
+// the range is wide.
 function scaleOf(measure) {
   const bounded = /^(symmetry|column_directionality)/.test(measure.name), kept = state.model, values = [];
   DATA.models.forEach((one, i) => {
@@ -24,7 +24,7 @@ function scaleOf(measure) {
   const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
   if (bounded || low < 0) {
     const most = bounded ? 1 : Math.max(-low, high);
-    // Roots, so that small figures show too.
+    // Square roots, so that small values are visible.
     return { low: -most, high: most, two: true, amount: (value) => Math.sqrt(Math.abs(value) / most) };
   }
   if (low > 0 && high / low >= 100) {
@@ -40,11 +40,11 @@ function cell(layer, head, measure, scale) {
   const one = find(layer, head), parts = measure === null && one ? split([one]).map(shares)[0] : null;
   const value = one && measure ? measure.of(one) : null;
   if (!parts && !Number.isFinite(value)) {
-    return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no figure" });
+    return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no value" });
   }
   const chosen = layer === state.layer && head === state.head;
   const words = (parts ? listed(parts)
-    : `${title(measure.key.slice(measure.key.indexOf(".") + 1))} ${told(measure, one)}`) + `; ${labelled(one)}`;
+    : `${title(measure.key.slice(measure.key.indexOf(".") + 1))} ${valueText(measure, one)}`) + `; ${labelled(one)}`;
   return el("span", {
     class: parts ? "cell split" : "cell",
     role: "gridcell",
@@ -77,7 +77,7 @@ function picker(measure) {
   const groups = [...new Set(all.map((one) => one.group))].map((group) =>
     el("optgroup", { label: group }, all.filter((one) => one.group === group).map(option)));
   return el("select", {
-    "aria-label": "the figure that colours the map", "data-focus": "figure",
+    "aria-label": "metric shown on the map", "data-focus": "figure",
     onchange: (event) => {
       const [view, ...name] = event.target.value.split(".");
       choose(view in VIEWS ? { view, figure: name.join(".") } : { figure: event.target.value });
@@ -86,7 +86,7 @@ function picker(measure) {
 }
 
 function legend(measure, scale) {
-  const how = el("span", {}, "click, or arrow keys; a layer’s number shows the layer");
+  const how = el("span", {}, "click or use arrow keys; click a layer’s number for the layer");
   if (!measure) {
     return el("div", { class: "scale" }, el("span", {}, model().of),
       partsShown().map((part) => el("span", { class: `tag ${part}` }, part)), how);
@@ -97,7 +97,7 @@ function legend(measure, scale) {
   const span = `from ${figure(measure.name, scale.low)} to ${figure(measure.name, scale.high)}`;
   return el("div", { class: "scale" },
     el("span", { class: "ends-of", role: "img", "aria-label": span },
-      end(scale.low, left), ramp, end(scale.high, right), scale.logs ? ", by powers of ten" : null),
+      end(scale.low, left), ramp, end(scale.high, right), scale.logs ? ", logarithmic" : null),
     DATA.units[measure.name] ? el("span", {}, DATA.units[measure.name]) : null,
     how);
 }
@@ -116,7 +116,7 @@ function map() {
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
   const means = () => [["layer", ...PARTS], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
-  const bars = el("span", {}, "mean by layer ", copyButton("the layers", means));
+  const bars = el("span", {}, "mean per layer ", copyButton("the layers", means));
   const grid = el("div", {
     class: "grid", role: "grid", "aria-label": `${measure?.label ?? "parts"} of every head`, "--tall": tall, onkeydown: walk,
   }, layers.map(({ layer }) => mapRow(layer, columns, measure, scale)));

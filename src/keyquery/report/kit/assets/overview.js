@@ -1,20 +1,20 @@
-// All heads: the summary and the triangles; what of them is one number.
+// All heads: the summary, the triangles, and scalar metrics.
 
 const PARTS = ["symmetric", "skew", "popularity", "query_only", "position"];
-const MARKS = { variance: "*", weights: "°" };  // how a label is known; one from ablation has no mark
+const MARKS = { variance: "*", weights: "°" };  // evidence of a label; one from ablation has no mark
 const KNOWN = {
-  ablation: "by ablation", variance: "from variance only, not tested by ablation", weights: "from the weights alone",
+  ablation: "by ablation", variance: "from variance only, not tested by ablation", weights: "from the weights only",
 };
-const CHANGES = "another within the first half of each window";
+const CHANGES = "differs in the first half of each window";
 const VIEWS = { raw: "raw", folded: "folded", on_data: "on data" };
-const FIRST = "parts";  // what the map shows at first: no figure, but the bar of each head
+const FIRST = "parts";  // the default of the map: the bar of each head instead of a metric
 const state = { model: 0, layer: 0, head: 0, view: "raw", figure: FIRST, sort: "", down: false };
 
 const model = () => DATA.models[state.model];
 const find = (layer, head) => model().heads.find((one) => one.layer === layer && one.head === head);
 const layerRow = (layer) => model().layers.find((one) => one.layer === layer);
 const ofLayer = (layer) => model().heads.filter((one) => one.layer === layer);
-const labelOf = (layer) => model().labels[layer] ?? "";  // of models of several stacks: encoder 0, cross 3
+const labelOf = (layer) => model().labels[layer] ?? "";  // for models of several stacks: encoder 0, cross 3
 const layerName = (layer) => labelOf(layer) ? `layer ${layer} (${labelOf(layer)})` : `layer ${layer}`;
 const hasData = () => model().heads.some((one) => one.on_data);
 const views = () => Object.keys(VIEWS).filter((view) => view !== "on_data" || hasData());
@@ -23,8 +23,8 @@ function number(one, view, name) {
   return one[view] && at >= 0 ? one[view][at] : null;
 }
 
-// Whatever is one number per head, under a key of its own: the figures of each view as the reading has them, the change
-// of the loss with a part off, and what a corpus explains. `ends` are those of its interval, where it has one.
+// All scalar metrics of a head, each under a unique key: those of each view, the change of the loss with a part
+// ablated, and those of a corpus. `ends` are the bounds of its interval, if it has one.
 function measures() {
   const { heads, columns } = model();
   const named = (part) => [...new Set(heads.flatMap((one) => Object.keys(one[part] ?? {})))];
@@ -34,11 +34,11 @@ function measures() {
       of: (one) => number(one, view, name), ends: (one) => interval(one, view, name),
     }))),
     ...named("off").map((part) => ({
-      key: `off.${part}`, group: "change of the loss", name: "change", label: `loss, ${title(part)} off`,
+      key: `off.${part}`, group: "change of the loss", name: "change", label: `loss, ${title(part)} ablated`,
       of: (one) => one.off?.[part]?.[0] ?? null, ends: (one) => one.off?.[part]?.slice(1),
     })),
     ...named("corpus").map((name) => ({
-      key: `corpus.${name}`, group: "beside the corpus", name: "change", label: `corpus ${title(name)}`,
+      key: `corpus.${name}`, group: "compared with the corpus", name: "change", label: `corpus ${title(name)}`,
       of: (one) => one.corpus?.[name] ?? null, ends: () => null,
     })),
   ];
@@ -47,15 +47,15 @@ function measures() {
 function interval(one, view, name) {
   return one.intervals?.[view]?.[model().columns[view].indexOf(name)] ?? null;
 }
-function told(measure, one) {
+function valueText(measure, one) {
   const [low, high] = measure.ends(one) ?? [];
   const between = Number.isFinite(low) && Number.isFinite(high)
     ? ` (${figure(measure.name, low)} to ${figure(measure.name, high)})` : "";
   return `${figure(measure.name, measure.of(one))}${between}`;
 }
 
-// On data, shares of the variance of the scores; else ‖S‖² and ‖A‖² of the weights. An estimate below 0 is drawn as 0,
-// and shares of more than 1 in all (parts that covary negatively) in proportion.
+// On data, shares of the score variance; else ‖S‖² and ‖A‖² of the weights. Negative estimates are drawn as 0, and
+// shares that sum to more than 1 (parts that covary negatively) are normalised.
 function shares(one) {
   const symmetric = (1 + number(one, "raw", "symmetry")) / 2;
   const values = one.on_data ? PARTS.map((part) => number(one, "on_data", part)) : [symmetric, 1 - symmetric, 0, 0, 0];
@@ -82,24 +82,24 @@ function header() {
   document.getElementById("panels").classList.toggle("several", buttons.length > 1);
 }
 
-// One summary, the same in the terminal and in the JSON: how many heads have each label.
+// The summary, as in the terminal and in the JSON: the number of heads per label.
 function summary() {
-  const told = Object.entries(model().summary).map(([label, count]) =>
+  const tags = Object.entries(model().summary).map(([label, count]) =>
     el("span", { class: `tag ${label}` }, el("b", {}, String(count)), label));
   const heads = split(model().heads);
   const rows = () => [["layer", "head", "label", "evidence", ...PARTS],
     ...heads.map((one) => [one.layer, one.head, one.label, one.evidence, ...shares(one)])];
   const known = [...new Set(model().heads.map((one) => one.evidence))].map((how) => KNOWN[how]).filter(Boolean);
-  put("summary", told, el("span", { class: "muted" }, `labels of ${model().heads.length} heads, ${known.join("; ")}`),
+  put("summary", tags, el("span", { class: "muted" }, `labels of ${model().heads.length} heads, ${known.join("; ")}`),
     copyButton("labels and shares", rows));
 }
 
 const listed = (values) => PARTS.map((part, i) => `${part} ${percent(values[i])}`)
   .filter((_, i) => values[i] >= 0.005).join(", ");
 function stack(values, kind, label) {
-  const told = listed(values);
+  const words = listed(values);
   const spans = PARTS.map((part, i) => el("span", { class: part, "--share": values[i] }));
-  return el("div", { class: kind, role: "img", "aria-label": `${label}: ${told}`, title: told }, spans);
+  return el("div", { class: kind, role: "img", "aria-label": `${label}: ${words}`, title: words }, spans);
 }
 
 function triangles() {

@@ -1,7 +1,7 @@
-// What a survey says across models: curves over steps, sizes and families. Each dot leads to its model's page.
+// Charts of a survey over training steps, sizes and architectures. Each dot links to its model's page.
 
 const SHOWN = {
-  symmetry: "heads", symmetry_folded: "heads, folded", symmetry_together: "layers together",
+  symmetry: "heads", symmetry_folded: "heads, folded", symmetry_together: "whole layers",
   column_directionality: "column directionality", rank_used: "rank used",
 };
 const CALLED = {
@@ -26,12 +26,12 @@ function signed3(value) {
   return Number(text) === 0 ? "0.000" : (value > 0 ? "+" : "−") + text.replace("-", "");
 }
 
-// A page in a notebook's frame has no folder of models beside it.
+// A page in a notebook's frame has no folder of models next to it.
 const beside = location.protocol !== "about:";
 const pageOf = (one) => (beside ? `models/${encodeURIComponent(one.file)}.html` : null);
 const linked = (one, ...content) => (beside ? el("a", { href: pageOf(one) }, ...content) : el("span", {}, ...content));
 
-// One frame for all charts; `CHART.wide` is that of a figure of half a page.
+// Dimensions of all charts; `CHART.wide` is the width of a chart on half a page.
 
 const CHART = { wide: 560, tall: 250, left: 46, right: 12, top: 10, bottom: 26 };
 
@@ -61,7 +61,7 @@ function svg(tall, label, ...content) {
   return draw("svg", { viewBox: `0 0 ${CHART.wide} ${tall}`, role: "group", "aria-label": label }, ...content);
 }
 
-// Over training
+// By training step
 
 const line = (points, kind, colour, words) => draw("path", { class: `line ${kind}`, "--tone": colour,
   d: `M${points.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}` }, draw("title", {}, words));
@@ -91,14 +91,14 @@ function training() {
   const legend = el("div", { class: "legend", role: "group", "aria-label": "runs" }, courses.map(([run], at) =>
     el("button", { type: "button", "data-run": run, "aria-pressed": run === state.run, title: `${run}: its layers`, "--tone": tone(at), onclick: pick(run) }, run)));
   const scale = el("button", { class: "copy", type: "button", id: "log", "aria-pressed": state.log, onclick: () => change({ log: !state.log }, "#log") },
-    state.log ? "steps as they are" : "steps by logarithm");
+    state.log ? "linear steps" : "logarithmic steps");
   const rows = () => [["run", "step", "model", state.figure], ...courses.flatMap(([run, some]) =>
     some.map((one) => [run, one.step, one.name, one[state.figure]]))];
-  const note = picked ? `${CALLED[state.figure]} of ${state.run}` : `${CALLED[state.figure]}; a run’s name shows its layers`;
-  const made = framed("Over training", note, rows, half(), svg(CHART.tall, "over training", levels(range, up), numbers, drawn), legend);
-  made.querySelector(".copy").before(scale);
-  if (layers) made.querySelector("figcaption .muted").append("; first layer ", el("span", { class: "depth" }), " last");
-  return made;
+  const note = picked ? `${CALLED[state.figure]} of ${state.run}` : `${CALLED[state.figure]}; click a run for its layers`;
+  const chart = framed("By training step", note, rows, half(), svg(CHART.tall, "by training step", levels(range, up), numbers, drawn), legend);
+  chart.querySelector(".copy").before(scale);
+  if (layers) chart.querySelector("figcaption .muted").append("; first layer ", el("span", { class: "depth" }), " last");
+  return chart;
 }
 
 function depths(picked, layers, toX, up) {
@@ -108,7 +108,7 @@ function depths(picked, layers, toX, up) {
     DATA.depths[Math.round(layer / (count - 1 || 1) * 15)], `layer ${layer}: ${signed(picked.at(-1)[layers][layer])} at the end`));
 }
 
-// Over size and families: a run counts once, by its last step.
+// By size and architecture: a run counts once, by its last checkpoint.
 
 const last = DATA.models.filter((one) => one.last);
 const half = () => (DATA.runs.length || new Set(last.map((one) => one.parameters)).size > 1 ? "half" : "");
@@ -125,8 +125,8 @@ function sizes() {
   const numbers = numbered.map((value) => draw("text", { x: round(toX(value)), y: CHART.tall - 6, "text-anchor": "middle" }, size(value)));
   const dots = last.map((one) => dot(one, toX(one.parameters), up(one[state.figure])));
   const rows = () => [["model", "family", "parameters", state.figure], ...last.map((one) => [one.name, one.family, one.parameters, one[state.figure]])];
-  return framed("Over size", `${CALLED[state.figure]} by number of parameters`, rows, half(),
-    svg(CHART.tall, "over size", levels(range, up), numbers, dots), familyNames());
+  return framed("By size", `${CALLED[state.figure]} by number of parameters`, rows, half(),
+    svg(CHART.tall, "by size", levels(range, up), numbers, dots), familyNames());
 }
 
 function familyNames() {
@@ -159,5 +159,5 @@ function kinds() {
       ...some.map((one) => dot(one, toX(one[state.figure]), y))];
   });
   const rows = () => [["family", "attention", "model", state.figure], ...last.map((one) => [one.family, one.attention, one.name, one[state.figure]])];
-  return framed("Over families", `${CALLED[state.figure]}; a line is the median`, rows, "half", svg(tall, "over families", lines, drawn));
+  return framed("By architecture", `${CALLED[state.figure]}; the line is the median`, rows, "half", svg(tall, "by architecture", lines, drawn));
 }

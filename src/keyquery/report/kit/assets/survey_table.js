@@ -1,8 +1,8 @@
-// Every model in a table that can be sorted and searched; what is chosen; what could not be read.
+// A table of all models that can be sorted and filtered; the selected metric; models that could not be read.
 
 const COLUMNS = [
   ["name", "model", "words", (one) => one.name],
-  ["family", "family", "words", (one) => one.family ?? ""],
+  ["family", "architecture", "words", (one) => one.family ?? ""],
   ["attention", "attention", "words", (one) => one.attention],
   ["step", "step", "", (one) => (one.step === null ? "–" : grouped(one.step))],
   ["parameters", "size", "", (one) => size(one.parameters)],
@@ -10,21 +10,21 @@ const COLUMNS = [
   ["heads", "heads", "", (one) => grouped(one.heads)],
   ["width", "width", "", (one) => grouped(one.width)],
   ["symmetry", "symmetry", "", (one) => signed3(one.symmetry)],
-  ["symmetry_low", "middle half", "", (one) => `${signed(one.symmetry_low)} … ${signed(one.symmetry_high)}`],
+  ["symmetry_low", "quartiles", "", (one) => `${signed(one.symmetry_low)} … ${signed(one.symmetry_high)}`],
   ["symmetry_folded", "folded", "", (one) => signed3(one.symmetry_folded)],
-  ["symmetry_together", "together", "", (one) => signed3(one.symmetry_together)],
+  ["symmetry_together", "whole layers", "", (one) => signed3(one.symmetry_together)],
   ["column_directionality", "column directionality", "", (one) => signed3(one.column_directionality)],
   ["rank_used", "rank used", "", (one) => percent(one.rank_used)],
   ["labels", "labels", "words", (one) => one.labels],
-].filter(([name]) => name !== "step" || DATA.models.some((one) => one.step !== null));  // a column of nothing says nothing
-const MOST = 300;  // rows that are drawn before more are asked for
+].filter(([name]) => name !== "step" || DATA.models.some((one) => one.step !== null));  // omits an empty column
+const MOST = 300;  // rows that are shown by default
 
 const natural = new Intl.Collator("en", { numeric: true }).compare;  // step 200 before step 1000
 function order(a, b) {
   const [one, other] = [a[state.sort], b[state.sort]];
-  if (one === null || other === null) return (one === null) - (other === null);  // without a step: at the end, both ways
-  const found = typeof one === "string" ? natural(one, other) : one - other;
-  return (state.down ? -found : found) || natural(a.name, b.name);
+  if (one === null || other === null) return (one === null) - (other === null);  // models without a step come last
+  const sign = typeof one === "string" ? natural(one, other) : one - other;
+  return (state.down ? -sign : sign) || natural(a.name, b.name);
 }
 
 function matching() {
@@ -45,17 +45,17 @@ function tableHead() {
 }
 
 function table() {
-  const found = matching(), drawn = state.all ? found : found.slice(0, MOST);
+  const matches = matching(), drawn = state.all ? matches : matches.slice(0, MOST);
   const body = drawn.map((one) => el("tr", {}, COLUMNS.map(([name, , kind, text]) => name === "name"
     ? el("th", { scope: "row", title: [one.name, ...one.notes].join("\n") }, linked(one, one.name))
     : el("td", { class: kind }, text(one)))));
   const names = COLUMNS.flatMap(([name]) => (name === "symmetry_low" ? [name, "symmetry_high"] : [name]));
   const rows = () => [["run", ...names], ...matching().map((one) => [one.run, ...names.map((name) => one[name])])];
-  const more = found.length > drawn.length
-    ? el("button", { class: "more", type: "button", onclick: () => change({ all: true }) }, `show all ${found.length}`) : null;
+  const more = matches.length > drawn.length
+    ? el("button", { class: "more", type: "button", onclick: () => change({ all: true }) }, `show all ${matches.length}`) : null;
   put("rows", el("table", {}, el("thead", {}, el("tr", {}, tableHead())), el("tbody", {}, body)), more);
-  put("count", found.length === DATA.models.length ? "" : `${found.length} of ${DATA.models.length}`, copyButton("models", rows));
-  const names_ = new Set(found.map((one) => one.name)), some = found.length < DATA.models.length;
+  put("count", matches.length === DATA.models.length ? "" : `${matches.length} of ${DATA.models.length}`, copyButton("models", rows));
+  const names_ = new Set(matches.map((one) => one.name)), some = matches.length < DATA.models.length;
   for (const circle of document.querySelectorAll("#charts circle.dot")) circle.classList.toggle("faint", some && !names_.has(circle.dataset.model));
 }
 
@@ -79,12 +79,12 @@ function change(what, held) {
   if (held) document.querySelector(held)?.focus();
 }
 
-put("told", DATA.told.map((words) => el("li", {}, words)));
+put("conclusions", DATA.conclusions.map((words) => el("li", {}, words)));
 if (DATA.broken.length) {
-  put("broken", el("h2", {}, "Not read"),
+  put("broken", el("h2", {}, "Could not be read"),
     el("dl", {}, DATA.broken.map(([name, why]) => [el("dt", {}, name), el("dd", { class: "muted" }, why)])));
 }
-put("notes", el("p", {}, `Every head: heads.parquet. Every model: models/*.json. keyquery ${DATA.versions}`));
+put("notes", el("p", {}, `All heads: heads.parquet. All models: models/*.json. keyquery ${DATA.versions}`));
 document.getElementById("filter").addEventListener("input", (event) => {
   Object.assign(state, { words: event.target.value, all: false });
   table();

@@ -1,6 +1,6 @@
-// Every head and figure as a table: a column's name sorts by it, a row chooses its head.
+// A table of all heads and metrics: click a column's name to sort, a row to select its head.
 
-let drawn = "";  // what the rows were drawn for: a choice alone does not draw thousands of them anew
+let drawn = "";  // the state of the last drawing: a selection alone does not redraw thousands of rows
 
 const described = (one) => [labelled(one), ...(one.properties ?? [])].join(", ");
 
@@ -10,13 +10,13 @@ function sorted(columns) {
   const value = by ? by.of : described, missing = (one) => (value(one) ?? null) === null;
   const words = new Intl.Collator("en", { numeric: true }).compare, way = state.down ? -1 : 1;
   const order = (one, other) => way * (by ? value(one) - value(other) : words(value(one), value(other)));
-  // Heads without the figure stand at the end, both ways; equal ones stay in their order.
+  // Heads without a value come last in both directions; ties keep their order.
   return heads.sort((one, other) => missing(one) - missing(other) || (missing(one) ? 0 : order(one, other)));
 }
 
 function sorter(key, label, kind) {
   const now = state.sort === key;
-  // A figure is first sorted from the most on, words and heads from the first.
+  // Metrics are first sorted in descending order, words and heads in ascending order.
   const press = () => choose({ sort: key, down: now ? !state.down : kind !== "words" });
   const th = heading("", kind);
   if (now) th.setAttribute("aria-sort", state.down ? "descending" : "ascending");
@@ -31,7 +31,7 @@ function table() {
     drawn = now;
     const before = box.querySelector(".wide")?.scrollLeft ?? 0;
     box.replaceChildren(box.querySelector("summary"), ...(box.open ? heads(columns) : []));
-    const wide = box.querySelector(".wide"), by = wide?.querySelector("[aria-sort]");  // it stays, or comes, in sight
+    const wide = box.querySelector(".wide"), by = wide?.querySelector("[aria-sort]");  // scrolled into view
     const most = by && by.offsetLeft - 60, least = by && by.offsetLeft + by.offsetWidth - wide.clientWidth;
     if (by) wide.scrollLeft = Math.min(Math.max(before, least), most);
   }
@@ -46,7 +46,7 @@ function heads(columns) {
     return el("tr", { "data-head": place, onclick: () => choose({ layer: one.layer, head: one.head }) },
       el("th", { scope: "row" }, el("button", go, place)), el("td", { class: "words", title: one.reason ?? null }, described(one)),
       columns.map((each) =>
-        el("td", { title: each.ends(one) ? told(each, one) : null }, figure(each.name, each.of(one)))));
+        el("td", { title: each.ends(one) ? valueText(each, one) : null }, figure(each.name, each.of(one)))));
   });
   const top = el("tr", {}, sorter("", "head", "words"), sorter("label", "label", "words"),
     columns.map((each) => sorter(each.key, each.label, "")));
@@ -54,7 +54,7 @@ function heads(columns) {
     ...sorted(columns).map((one) => [one.layer, one.head, one.label, one.evidence,
       (one.properties ?? []).join(" "), ...columns.map((each) => each.of(one))])];
   return [copyButton("all heads", rows),
-    el("p", { class: "muted" }, "A column’s name sorts by it; a row shows its head above."),
+    el("p", { class: "muted" }, "Click a column’s name to sort, a row to show its head above."),
     el("div", { class: "wide" }, el("table", { "aria-label": `every head of ${model().name}` },
       el("thead", {}, top), el("tbody", {}, body)))];
 }

@@ -1,14 +1,14 @@
-// The cloud at one recorded step, on its way from the start to the end, and the figures at that step.
+// The point cloud at one recorded step on its path from start to end, and the metrics at that step.
 
 const { sketch, steps, unit, curves } = DATA;
 const LAST = steps.length - 1;
 const COUNT = sketch.classes.length;
-const OVER = { coupling: "optimal coupling", way: "own way", none: "neither" };
+const OVER = { coupling: "optimal coupling", way: "trajectory", none: "none" };
 const state = { at: 0, over: "coupling", hidden: new Set(), playing: false };
 const tone = (number) => `var(--class${number % 10})`;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-// Places in the drawing: everything that is ever shown fits, on one scale.
+// Coordinates: all frames fit into the drawing, on one scale.
 
 const WIDE = 640;
 const ends = [0, 1].map((axis) => {
@@ -48,7 +48,7 @@ function cloud() {
     const layers = ["best", "own", "then", "goal", "dot"].map((part) => mine.map((point) => point[part]));
     return draw("g", { "data-class": number, "--tone": tone(number) }, layers);
   });
-  const what = "Points at the start (small rings), now (dots), and where optimal transport would end (large rings)";
+  const what = "Points at the start (small rings), now (dots), and their targets under optimal transport (large rings)";
   put("cloud", draw("svg", { viewBox: `0 0 ${WIDE} ${Math.round(TALL)}`, role: "img", "aria-label": what }, groups));
 }
 
@@ -64,7 +64,7 @@ function move() {
   });
 }
 
-// Figures over steps
+// Metrics over steps
 
 const CHART = { wide: 420, tall: 170, left: 38, right: 10, top: 8, bottom: 24 };
 const acrossChart = (step) => {
@@ -123,9 +123,9 @@ function plotted(name, colours, high) {
   const names = Object.keys(colours);
   const series = names.map((each) => ({ values: curves[each], colour: colours[each] }));
   const rows = () => [[unit, ...names], ...steps.map((step, i) => [step, ...names.map((each) => curves[each][i])])];
-  const made = framed(name, "", rows, "", chart(series, 0, high));
-  made.querySelector(".muted").append(...names.flatMap((each) => [key(each, colours[each]), " "]));
-  return made;
+  const figure = framed(name, "", rows, "", chart(series, 0, high));
+  figure.querySelector(".muted").append(...names.flatMap((each) => [key(each, colours[each]), " "]));
+  return figure;
 }
 
 function headCurves() {
@@ -139,25 +139,25 @@ function headCurves() {
   const words = ["head", unit, "symmetric_energy", "skew_energy", "symmetry"];
   const rows = () => [words, ...DATA.heads.flatMap((head) =>
     steps.map((step, i) => [head.name, step, head.symmetric_energy[i], head.skew_energy[i], head.symmetry[i]]))];
-  const made = framed("Symmetry of each head", "", rows, "", chart(series, -most, most, [limit], true));
+  const figure = framed("Symmetry per head", "", rows, "", chart(series, -most, most, [limit], true));
   const shades = ["first layer", el("span", { class: "depth" }), "last; below the dashed line a head counts as skew"];
-  made.querySelector(".muted").append(...shades);
-  return [made];
+  figure.querySelector(".muted").append(...shades);
+  return [figure];
 }
 
-// What is chosen, and when
+// The selection and the current step
 
 function now() {
   const at = Math.floor(state.at);
   document.getElementById("when").value = at;
   document.getElementById("now").textContent = `${unit} ${steps[at]}`;
-  const said = ["distance", "wasserstein", "optimality", "efficiency"].map((name) => {
+  const metrics = ["distance", "wasserstein", "optimality", "efficiency"].map((name) => {
     const value = curves[name][at];
     return `${called(name)} ${value === null ? "–" : figure3(value)}`;
   });
-  const seen = `Two directions that show ${percent(sketch.shares[0] + sketch.shares[1])} of the variance`;
+  const seen = `Projection on two directions with ${percent(sketch.shares[0] + sketch.shares[1])} of the variance`;
   const some = `${COUNT} of ${DATA.figures[0].points} points`;
-  document.getElementById("shown").textContent = `From the start to here: ${said.join(", ")}. ${seen}; ${some}.`;
+  document.getElementById("shown").textContent = `From the start to this step: ${metrics.join(", ")}. ${seen}; ${some}.`;
   move();
   for (const mark of marks) mark(state.at);
 }
@@ -215,7 +215,7 @@ function choices() {
 function whole() {
   const all = DATA.figures[0];
   const shown = {
-    distance: "travelled", wasserstein: "at least (W₂)", random: "by lot", optimality: "optimality",
+    distance: "distance", wasserstein: "minimum (W₂)", random: "random matching", optimality: "optimality",
     efficiency: "efficiency",
   };
   put("summary", Object.entries(shown).map(([name, words]) => el("span", { title: DATA.units[name], "data-figure": name },
@@ -229,16 +229,16 @@ function table() {
   const body = DATA.figures.map((each) =>
     row(el("th", { scope: "row" }, String(each.class)), names.map((name) => el("td", {}, cell(name, each[name])))));
   const rows = () => [["class", ...names], ...DATA.figures.map((each) => [each.class, ...names.map((name) => each[name])])];
-  const made = el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body));
-  document.getElementById("table").append(copyButton("each class", rows), el("div", { class: "wide" }, made));
+  const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body));
+  document.getElementById("table").append(copyButton("each class", rows), el("div", { class: "wide" }, table));
 }
 
 whole();
 cloud();
 const far = Math.max(...curves.distance, ...curves.wasserstein) * 1.05 || 1;
 put("curves",
-  plotted("How far", { distance: "var(--ink)", wasserstein: "var(--symmetric)" }, far),
-  plotted("How well", { optimality: "var(--symmetric)", efficiency: "var(--skew)" }, 1),
+  plotted("Distance", { distance: "var(--ink)", wasserstein: "var(--symmetric)" }, far),
+  plotted("Optimality and efficiency", { optimality: "var(--symmetric)", efficiency: "var(--skew)" }, 1),
   headCurves());
 table();
 put("notes", DATA.notes.map((note) => el("p", {}, note)));
