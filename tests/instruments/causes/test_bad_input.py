@@ -113,7 +113,7 @@ def test_a_text_that_is_too_long():
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_a_text_without_words(text):
-    with pytest.raises(ValueError, match="text must hold words"):
+    with pytest.raises(ValueError, match="text must contain words"):
         kq.causes(kq.models.ENCODER, text=text)
 
 
