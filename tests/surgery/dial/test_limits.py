@@ -156,8 +156,8 @@ def test_more_bad_input_is_told():
     for options, error, said in (
         ({"heads": 0}, ValueError, r'texts such as "0\.\*", got 0'),
         ({"skew": 1e39}, ValueError, "skew must be a gain"),
-        ({"data": text(1, 5)}, TypeError, "iterable of batches, which are mappings of tensors, got dict"),
-        ({"data": [torch.ones(1, 5)]}, TypeError, "must hold mappings of tensors that the model takes, got Tensor"),
+        ({"data": text(1, 5)}, TypeError, "iterable of batches \\(mappings of tensors\\), got dict"),
+        ({"data": [torch.ones(1, 5)]}, TypeError, "must contain mappings of tensors, got Tensor"),
     ):
         with pytest.raises(error, match=said):
             kq.dial(model, **options)

@@ -202,7 +202,7 @@ def test_inner_outputs_are_recorded_again_after_the_undo(first):
     before = snapshot(model)
     with kq.swap(model):
         assert len(model(**inputs, output_hidden_states=True).hidden_states) == 3
-        with pytest.raises(ValueError, match="gives no attention maps"):
+        with pytest.raises(ValueError, match="returns no attention maps"):
             attention_maps(model, inputs)
     assert_as_it_was(model, before)
     given = model(**inputs, output_attentions=True).attentions
