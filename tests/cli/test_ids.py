@@ -80,7 +80,7 @@ def test_ablate_takes_ids_for_its_figures_and_its_page(ids, tmp_path):
 
 WRONG = {
     "words": ("1 2\nthree 4", "line 2: expected token ids (non-negative integers), got 'three'"),
-    "a minus": ("1 -2", "line 1: expected token ids, integers from 0 on, got '-2'"),
+    "a minus": ("1 -2", "line 1: expected token ids (non-negative integers), got '-2'"),
     "no token": ("1 4096", "line 1: token id 4096 is out of range: the model's largest is 4095"),
     "a number without end": ("1 " + "9" * 5000, "line 1: expected token ids"),
     "one": ("1 2\n7", "line 2: a sequence needs at least two token ids, got one"),

@@ -211,7 +211,7 @@ def test_a_dialled_model_is_not_measured_as_if_it_were_plain():
     ids = {"input_ids": torch.randint(3, 60, (1, 4))}
     with (
         kq.dial(model, popularity=0.0, data=[ids], means="global"),
-        pytest.raises(ValueError, match="the model is dialled or projected already: undo that first"),
+        pytest.raises(ValueError, match="the model is already dialled or projected: undo that first"),
     ):
         kq.flow(model, LABELS, inputs=ids)
 
