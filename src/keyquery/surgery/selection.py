@@ -11,8 +11,8 @@ Selection = str | tuple[int, int] | Iterable["str | tuple[int, int]"] | None
 def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequence[str] = ()) -> dict[int, list[int]]:
     """The selected heads per layer, among `known`; None selects all.
 
-    A string is LAYER.HEAD, each a number or *, separated by commas. `labels` are those of all layers of the model; a layer
-    may be named by its label.
+    A string is LAYER.HEAD, each a number or *, separated by commas. `labels` are those of all layers of the model;
+    a layer may be named by its label.
 
     >>> select("1.*,0.1", {0: [0, 1], 1: [0, 1]})
     {0: [1], 1: [0, 1]}

@@ -133,7 +133,7 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
 
         return eagerly(hear)
 
-    def turned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
         run.positions = positions if isinstance(positions, Tensor) else None
 

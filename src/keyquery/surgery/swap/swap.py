@@ -106,8 +106,8 @@ def swap(
     ----------
     model
         A live model in eval mode: a transformers model (BERT, RoBERTa, ELECTRA, DistilBERT, GPT-2, GPT-NeoX, OPT,
-        Llama, Mistral, Qwen2, Phi, ViT, DINOv2, CLIP), or any with nn.MultiheadAttention, which then returns no attention
-        weights.
+        Llama, Mistral, Qwen2, Phi, ViT, DINOv2, CLIP), or any with nn.MultiheadAttention, which then returns no
+        attention weights.
     kernel
         Kernel of kq.Attention; "general" is a copy. With GQA, every head gets its own key, except for "general".
         Default: "psd".
