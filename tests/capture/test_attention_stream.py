@@ -171,7 +171,7 @@ def test_what_own_layers_carry():
 
 
 def test_what_has_no_maps_is_told():
-    with pytest.raises(ValueError, match="Linear gives no attention maps: it is no transformers model"):
+    with pytest.raises(ValueError, match="Linear returns no attention maps: it is neither a transformers model"):
         stream_maps(nn.Linear(2, 2), {"input": torch.zeros(1, 2)}, lambda heard: None)
     assert (
         streamed(vision.clip(), {"input_ids": torch.tensor([[2, 7, 3]]), "pixel_values": torch.zeros(1, 3, 32, 32)})[1]

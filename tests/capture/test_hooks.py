@@ -181,7 +181,7 @@ def test_windows_leave_room_for_special_tokens():
         def num_special_tokens_to_add(self):
             return 2
 
-    with pytest.raises(ValueError, match="length must be at least 3, since 2 tokens are special, got 2"):
+    with pytest.raises(ValueError, match="length must be at least 3, with 2 special tokens, got 2"):
         list(text_batches(["a bb ccc"], Marked(), length=2))
 
 
@@ -202,7 +202,7 @@ def test_a_batch_that_a_model_cannot_take_is_named():
     model = tiny_model("bert", max_position_embeddings=8)
     with (
         watch(model, {}) as run,
-        pytest.raises(ValueError, match=r"does not run on input_ids \(1, 9\): .*places for 8 tokens: give a smaller"),
+        pytest.raises(ValueError, match=r"does not run on input_ids \(1, 9\): .*context is 8 tokens: use a smaller"),
     ):
         run({"input_ids": torch.ones(1, 9, dtype=torch.long)})
     with (

@@ -63,7 +63,7 @@ def test_a_dial_takes_the_numbers_and_labels_that_a_look_shows():
         plain = model(**ids)[0]
     assert torch.equal(by_number, by_label)
     assert not torch.equal(by_number, plain)
-    with pytest.raises(ValueError, match=r"there is no layer 4 \(cross 0\) of self-attention, asked for by '4\.\*'"):
+    with pytest.raises(ValueError, match=r"there is no self-attention layer 4 \(cross 0\), requested by '4\.\*'"):
         kq.dial(model, heads="4.*")
 
 

@@ -91,15 +91,15 @@ def test_torch_attention_gives_the_same_layer():
 @pytest.mark.unchecked
 def test_bad_input():
     data = torch.randn(4, 10, 16)
-    with pytest.raises(ValueError, match="at least 3 sequences, to fit, to choose and to report, got 2"):
+    with pytest.raises(ValueError, match="at least 3 sequences, for fitting, validation and test, got 2"):
         kq.distill(kq.Attention(16, 2), data[:2], rank=3)
     with pytest.raises(ValueError, match="d = 16"):
         kq.distill(kq.Attention(16, 2), data[..., :8], rank=3)
     with pytest.raises(ValueError, match="rank must be at most 8"):
         kq.distill(kq.Attention(16, 2), data, rank=9)
-    with pytest.raises(ValueError, match="together are as wide as the model, not 2 of 4 in 16"):
+    with pytest.raises(ValueError, match="heads · head_dim = width, got 2 of 4 in 16"):
         kq.distill(kq.Attention(16, 2, head_dim=4), data, rank=3)
-    with pytest.raises(ValueError, match="in training with dropout"):
+    with pytest.raises(ValueError, match="in training mode with dropout"):
         kq.distill(kq.Attention(16, 2, dropout=0.1), data, rank=3)
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
         kq.distill("attention", data, rank=3)
@@ -110,7 +110,7 @@ def test_bad_input():
 def test_dropout_that_sleeps_is_no_hindrance_and_bad_options_are_told():
     teacher = torch.nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
     data = torch.randn(8, 20, 16)
-    with pytest.raises(ValueError, match="in training with dropout"):
+    with pytest.raises(ValueError, match="in training mode with dropout"):
         kq.distill(teacher, data, rank=2)
     assert kq.distill(teacher.eval(), data, rank=2, data_dependent=False).reading.kept <= 1
     with pytest.raises(ValueError, match="leave them out"):

@@ -1,4 +1,4 @@
-"""A text file as batches that a model takes."""
+"""Text files and token ids as batches for a model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads
 from keyquery.support.files import read_text
 
-LENGTH = 128  # tokens of a window, wherever none is asked for
-# From the first sign of a line that is no blank to its end, as `str.splitlines` knows it: blank lines cost nothing.
+LENGTH = 128  # default tokens per window
+# From the first non-blank character of a line to its end, as in `str.splitlines`; skips blank lines.
 LINE = re.compile("\\S[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]*")
-LONG = 100_000  # letters of a line that go to a tokenizer at once
+LONG = 100_000  # characters tokenised at once
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a text file that hold anything.
+    """The non-empty lines of a text file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -39,14 +39,14 @@ def read_lines(path: str | Path) -> list[str]:
 def text_batches(
     lines: list[str], tokenizer: Any, length: int = LENGTH, tokens: int = 20_000, size: int = 16
 ) -> Iterator[Batch]:
-    """Lines as padded batches of token ids: each line is a sequence, long ones are cut into windows of `length`.
+    """Padded batches of token ids: each line is a sequence, long ones are split into windows of `length`.
 
-    Lines of more than 100,000 letters are tokenised in parts. No more than `tokens` tokens come: the last window is
-    cut. `tokenizer` is one of transformers.
+    Lines of more than 100,000 characters are tokenised in parts. At most `tokens` tokens are returned: the last window
+    is truncated. `tokenizer` is one of transformers.
     """
     added = getattr(tokenizer, "num_special_tokens_to_add", int)()
     if length <= added:
-        raise ValueError(f"length must be at least {added + 1}, since {added} tokens are special, got {length}")
+        raise ValueError(f"length must be at least {added + 1}, with {added} special tokens, got {length}")
     windows: list[list[int]] = []
     left = tokens
     for window in (ids for line in lines for part in _parts(line) for ids in _windows(part, tokenizer, length)):
@@ -63,7 +63,7 @@ def text_batches(
 
 
 def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
-    """The sequences of a file of token ids, one a line, for a model; every id must be one of its embeddings.
+    """Sequences of token ids from a file, one per line; every id must be in the model's vocabulary.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -76,12 +76,14 @@ def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         words = line.replace(",", " ").split()
         if wrong := [word for word in words if not (word.isascii() and word.isdecimal() and len(word) < 10)]:
-            raise ValueError(f"{path}, line {number}: expected token ids, integers from 0 on, got {wrong[0]!r:.40}")
+            raise ValueError(f"{path}, line {number}: expected token ids (non-negative integers), got {wrong[0]!r:.40}")
         ids = list(map(int, words))
         if size is not None and max(ids, default=0) >= size:
-            raise ValueError(f"{path}, line {number}: {max(ids)} is no token of the model, whose ids end at {size - 1}")
+            raise ValueError(
+                f"{path}, line {number}: token id {max(ids)} is out of range: the model's largest is {size - 1}"
+            )
         if len(ids) == 1:
-            raise ValueError(f"{path}, line {number}: a sequence needs two token ids, got one")
+            raise ValueError(f"{path}, line {number}: a sequence needs at least two token ids, got one")
         rows += [ids] if ids else []
     if not rows:
         raise ValueError(f"{path} holds no token ids")
@@ -89,7 +91,7 @@ def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
 
 
 def id_batches(rows: list[list[int]], tokens: int = 20_000, size: int = 16) -> list[Batch]:
-    """Sequences of token ids as padded batches; none is cut, and none begins that would end beyond `tokens`.
+    """Padded batches of token-id sequences, whole sequences only, up to `tokens` tokens in total.
 
     >>> [batch["input_ids"].tolist() for batch in id_batches([[5, 6, 7], [8, 9], [1, 2]], tokens=5)]
     [[[5, 6, 7], [8, 9, 0]]]
@@ -97,15 +99,15 @@ def id_batches(rows: list[list[int]], tokens: int = 20_000, size: int = 16) -> l
     count = sum(total <= tokens for total in accumulate(map(len, rows)))
     if count == 0:
         raise ValueError(
-            f"the first sequence has {len(rows[0])} token ids, and at most {tokens} are run: raise --tokens"
+            f"the first sequence has {len(rows[0])} token ids, more than the limit of {tokens}: raise --tokens"
         )
     return [_padded(rows[start : min(start + size, count)], 0) for start in range(0, count, size)]
 
 
 def typical_length(batches: Iterable[Batch]) -> int | None:
-    """How long the sequence is that a token finds itself in, on average: Σn²/Σn over all sequences, rounded.
+    """Token-weighted mean sequence length: Σn²/Σn, rounded.
 
-    Lengths are those of the attention masks, or of whole batches; None where batches hold no tokens.
+    Lengths come from attention masks, or from the batch shape; None if batches have no tokens.
 
     >>> typical_length([{"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}])
     2
@@ -121,7 +123,7 @@ def typical_length(batches: Iterable[Batch]) -> int | None:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """A line, or of a very long one parts that end at a blank where there is one."""
+    """A line, or parts of a very long one, split at spaces where possible."""
     start = 0
     while len(line) - start > LONG:
         end = line.rfind(" ", start + 1, start + LONG)
@@ -132,7 +134,7 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _windows(line: str, tokenizer: Any, length: int) -> list[list[int]]:
-    """The ids of a line in windows of `length`, each with the special tokens that the model expects."""
+    """Token ids of a line in windows of `length`, each with special tokens."""
     if getattr(tokenizer, "is_fast", False):
         cut = {"truncation": True, "max_length": length, "return_overflowing_tokens": True}
         return list(tokenizer(line, **cut)["input_ids"])

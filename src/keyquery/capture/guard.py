@@ -1,7 +1,7 @@
-"""Changes to a live model that nothing comes between: neither an interrupt nor another thread.
+"""Changes to a live model that neither an interrupt nor another thread can split.
 
-Python delivers signals to its main thread, between two bytecodes: one that fell between a change and the note of how
-to undo it would leave the model changed. So they are held during the few lines that change or restore a model.
+Python delivers signals to its main thread between two bytecodes: one between a change and the registration of its undo
+would leave the model changed. So signals are deferred during the few lines that change or restore a model.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import nn
 
 from keyquery.capture.transformers_attention import configs_of
 
-Change = Callable[[ExitStack], Any]  # does something, and puts its way back on the stack
+Change = Callable[[ExitStack], Any]  # makes a change, and pushes its undo on the stack
 
-PAUSE = 0.002  # seconds between two attempts to get a model that another thread uses
-_CHANGES = threading.RLock()  # one change at a time, of any model: models may share modules, configs and switches
-_USED: dict[int, tuple[int, int]] = {}  # id of a part of a model in use: by which thread, and how many times over
-_CLAIMED: dict[int, tuple[int, int]] = {}  # likewise, of models with a change that lasts
+PAUSE = 0.002  # seconds between attempts to acquire a model in use by another thread
+_CHANGES = threading.RLock()  # one change at a time: models may share modules, configs and global flags
+_USED: dict[int, tuple[int, int]] = {}  # id of a model part in use: thread and nesting depth
+_CLAIMED: dict[int, tuple[int, int]] = {}  # likewise, for models with a lasting change
 _SHARED: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Within, signals that Python code handles wait, and so do changes in other threads; for a few lines only.
+    """Context that defers Python signal handlers and changes by other threads; for a few lines only.
 
     >>> import signal
     >>> try:
@@ -45,7 +45,7 @@ def uninterrupted() -> Iterator[None]:
             yield
         return
     waiting: list[int] = []
-    before = {number: found for number in signal.valid_signals() if callable(found := signal.getsignal(number))}
+    before = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
 
     def wait(number: int, frame: Any) -> None:
         waiting.append(number)
@@ -58,7 +58,7 @@ def uninterrupted() -> Iterator[None]:
                 yield
         finally:
             _handle(before)
-    finally:  # once more, for a signal that came between those two lines, or before all handlers were in place
+    finally:  # again, for a signal between those two lines, or before all handlers were set
         _handle(before)
         _deliver(waiting)
 
@@ -69,7 +69,7 @@ def _handle(handlers: dict[Any, Any]) -> None:
 
 
 def _deliver(numbers: list[int]) -> None:
-    """Raise the signals that waited; an exception that one becomes does not swallow the others."""
+    """Raise the deferred signals; an exception from one does not drop the others."""
     try:
         if numbers:
             signal.raise_signal(numbers.pop(0))
@@ -80,10 +80,10 @@ def _deliver(numbers: list[int]) -> None:
 
 @contextmanager
 def temporarily(model: nn.Module, *changes: Change, foreign: bool = False) -> Iterator[None]:
-    """Within, the model is this thread's alone and as `changes` make it; afterwards, whatever happened, as before.
+    """Context with exclusive use of the model and temporary `changes`, which are always undone at the end.
 
-    Another thread that wants it waits. A model that another thread has dialled or projected is refused, but for
-    `foreign` use, which is undoing that.
+    Other threads wait. A model that another thread has dialled or projected is rejected, unless `foreign`, which is for
+    undoing that.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> with temporarily(layer, lambda stack: stack.callback(layer.train, layer.training) and layer.eval()):
@@ -102,12 +102,12 @@ def temporarily(model: nn.Module, *changes: Change, foreign: bool = False) -> It
             yield
         finally:
             _close(stack)
-    finally:  # once more, for an interrupt that came before signals were held: what is closed stays closed
+    finally:  # again, for an interrupt before signals were deferred; closing twice is harmless
         _close(stack)
 
 
 def alone(model: nn.Module) -> Any:
-    """Within, the model is this thread's alone: other threads' uses of it wait.
+    """Context with exclusive use of the model: other threads wait.
 
     >>> with alone(torch.nn.Linear(1, 1)):
     ...     pass
@@ -116,7 +116,7 @@ def alone(model: nn.Module) -> Any:
 
 
 def put_back(model: nn.Module) -> Any:
-    """Whatever implementations a model's configs name within, afterwards they name what they did before.
+    """Context that restores the attention implementations named in a model's configs.
 
     >>> with put_back(torch.nn.Linear(2, 2)):
     ...     pass
@@ -149,12 +149,12 @@ def _take(model: nn.Module, stack: ExitStack, foreign: bool) -> None:
 
 
 def claim(model: nn.Module, changes: ExitStack) -> None:
-    """Say that a change of this thread lasts: until it is undone, other threads' uses of the model are refused."""
+    """Mark a lasting change by this thread: until it is undone, other threads cannot use the model."""
     _count(_CLAIMED, [*model.modules(), *configs_of(model)], changes)
 
 
 def _count(counts: dict[int, tuple[int, int]], parts: list[Any], stack: ExitStack) -> None:
-    """One more for every part; the stack holds the parts, so that their ids stay theirs."""
+    """Increment the count of every part; the stack keeps references, so that ids stay valid."""
     me = threading.get_ident()
     for part in parts:
         counts[id(part)] = me, counts.get(id(part), (me, 0))[1] + 1
@@ -169,9 +169,9 @@ def _uncount(counts: dict[int, tuple[int, int]], parts: list[Any]) -> None:
 
 
 def hold(key: Hashable, begin: Callable[[], Callable[[], Any]], changes: ExitStack) -> None:
-    """Something that several changes share: the first begins it, the last one to be undone takes it back.
+    """A reference-counted change shared by several others: made by the first, undone with the last.
 
-    `begin` does it, and gives what undoes it.
+    `begin` makes it, and returns its undo.
     """
     count, back = _SHARED[key] if key in _SHARED else (0, begin())
     _SHARED[key] = count + 1, back

@@ -1,4 +1,4 @@
-"""What passes through the modules of a running model: padding left out, the model left as it was."""
+"""Activations of the modules of a running model: padding is dropped, the model is left unchanged."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import bare, first_line
 
 Batch = Mapping[str, Tensor]
-# What models call the masks of their tokens: 1 (or True) for real ones; of torch's own, True (or −∞) for padding.
+# Names of token masks: 1 (or True) for non-padding in REAL; True (or −∞) for padding in HIDDEN, as in torch.
 REAL = ("attention_mask", "decoder_attention_mask", "padding_mask")
 HIDDEN = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 
 
 @contextmanager
 def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -> Iterator[Callable[[Batch], Any]]:
-    """Within the context, the yielded function runs a batch; each listener hears what enters its module.
+    """Context whose function runs a batch; each listener gets the inputs of its module.
 
-    A listener gets the valid tokens of the batch, (n, width). The model runs in eval mode and without gradients, and
-    is put back afterwards, also after an exception.
+    A listener gets the non-padding tokens of the batch, (n, width). The model runs in eval mode without gradients, and
+    is restored afterwards, also after an exception.
 
     >>> linear, heard = torch.nn.Linear(3, 2), []
     >>> with watch(linear, {"": heard.append}) as run:
@@ -42,7 +42,7 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
 
     def hook(name: str, listen: Callable[[Tensor], None]) -> Callable[..., None]:
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if get_ident() != thread:  # somebody else's run of the same model
+            if get_ident() != thread:  # another thread's run of the same model
                 return
             entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
             if getattr(module, "batch_first", True) is False and entered.ndim == 3:
@@ -72,20 +72,20 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
 
 
 def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
-    """Why a model does not run on a batch, in a sentence."""
-    given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if isinstance(value, Tensor))
-    places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    """Why a model does not run on a batch."""
+    shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if isinstance(value, Tensor))
+    context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     ids = batch.get("input_ids")
-    long = isinstance(places, int) and isinstance(ids, Tensor) and ids.shape[-1] > places
-    hint = f"; it has places for {places} tokens: give a smaller length" if long else ""
-    return f"{type(model).__name__} does not run on {given}: {first_line(error)}{hint}"
+    long = isinstance(context, int) and isinstance(ids, Tensor) and ids.shape[-1] > context
+    hint = f"; its context is {context} tokens: use a smaller length" if long else ""
+    return f"{type(model).__name__} does not run on {shapes}: {first_line(error)}{hint}"
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, and torch's fused encoder path off, since it would bypass the modules inside.
+    """Context in eval mode, without gradients and without torch's fused encoder path, which bypasses inner modules.
 
-    No other thread has the model meanwhile: it waits.
+    Other threads wait.
     """
     with temporarily(model, _evaluation(model)), torch.no_grad():
         yield
@@ -102,7 +102,7 @@ def _evaluation(model: nn.Module) -> Change:
 
 
 def slow_path(changes: ExitStack) -> None:
-    """Switch off torch's fused encoder path, one for all models, which would bypass the modules inside."""
+    """Disable torch's fused encoder path (global), which bypasses inner modules."""
     hold("fast path", _slow, changes)
 
 
@@ -113,15 +113,15 @@ def _slow() -> Callable[[], None]:
 
 
 def entry(layer: Layer, side: str = "query") -> str:
-    """The module that a layer's queries, or keys, enter by."""
-    if layer.position == "disentangled":  # its projections are called for relative positions, too
+    """The module whose input a layer's queries, or keys, are computed from."""
+    if layer.position == "disentangled":  # its projections are also called on relative positions
         return layer.name
     roles = (side, f"{side}_down", "module", "fused")
     return next(layer.modules[role] for role in roles if role in layer.modules)
 
 
 def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[str]) -> dict[str, Float[Tensor, "n d"]]:
-    """What entered each module, on the valid tokens of all batches, kept on the CPU.
+    """Inputs of each module on the non-padding tokens of all batches, on the CPU.
 
     >>> activations(torch.nn.Linear(3, 2), [{"input": torch.ones(1, 4, 3)}], [""])[""].shape
     torch.Size([4, 3])
@@ -138,7 +138,7 @@ def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[st
 
 
 def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
-    """Queries (heads, n, r) and keys of every self-attention layer for the valid tokens of a batch, unrotated."""
+    """Queries (heads, n, r) and keys of every self-attention layer before RoPE, for non-padding tokens."""
     layers = [layer for layer in heads if layer.kind == "self"]
     entered = activations(model, [batch], sorted({entry(layer) for layer in layers}))
     out = {}
@@ -152,22 +152,22 @@ def _keeper(kept: list[Tensor]) -> Callable[[Tensor], None]:
     return lambda tokens: kept.append(tokens.cpu())
 
 
-def masks_of(given: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]:
-    """Which tokens are real, by the name of the argument that says so.
+def masks_of(arguments: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]:
+    """Masks of non-padding tokens, by argument name.
 
     >>> masks_of({"src_key_padding_mask": torch.tensor([[False, True]])})
     {'src_key_padding_mask': tensor([[ True, False]])}
     """
-    found = {name: given[name] for name in (*REAL, *HIDDEN) if isinstance(given.get(name), Tensor)}
-    return {name: mask.bool() if name in REAL else mask == 0 for name, mask in found.items() if mask.ndim == 2}
+    masks = {name: arguments[name] for name in (*REAL, *HIDDEN) if isinstance(arguments.get(name), Tensor)}
+    return {name: mask.bool() if name in REAL else mask == 0 for name, mask in masks.items() if mask.ndim == 2}
 
 
 def mask_for(
     masks: Mapping[str, Tensor], shape: tuple[int, ...], module: str, paired: bool
 ) -> Bool[Tensor, "batch n"] | None:
-    """The mask of a module's tokens: the first that has their shape; None where all are real.
+    """The mask of a module's tokens: the first of matching shape; None if there is none.
 
-    Where a model has an encoder and a decoder (`paired`), each has masks of its own.
+    In an encoder-decoder model (`paired`), each side has its own masks.
     """
     other = ("decoder_", "tgt_")
     inside = "decoder" in module.split(".")
@@ -178,6 +178,6 @@ def mask_for(
 
 
 def has_two_sides(model: nn.Module) -> bool:
-    """Whether a model has an encoder and a decoder."""
-    said = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
-    return isinstance(model, nn.Transformer) if said is None else bool(said)
+    """Whether a model is an encoder-decoder."""
+    configured = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    return isinstance(model, nn.Transformer) if configured is None else bool(configured)

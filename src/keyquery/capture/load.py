@@ -1,4 +1,4 @@
-"""A live model and its tokenizer from a folder, through transformers."""
+"""Load a live model and its tokenizer through transformers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from keyquery.support.checks import environment_count
 from keyquery.support.extras import optional
 from keyquery.support.files import beside
 
-SPEAKERS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # how classes of models with a language head end
+LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # suffixes of classes with an LM head
 
 
 def load_model(source: str | Path, lm_head: bool = False) -> tuple[nn.Module, Any]:
-    """The model of a folder, a .gguf file or the local hub cache (org/name), and its tokenizer or None.
+    """Load a model from a folder, a .gguf file or the local hub cache (org/name), with its tokenizer or None.
 
-    Nothing is fetched, and no code of the folder runs.
-
-    Needs the extra `hf`, unless the model is keyquery's own. With `lm_head` it has the head that gives logits.
+    Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`, except for keyquery's own models.
+    With `lm_head`, the model has its LM head.
     """
     path = located(source)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
         path, options = path.parent, {**options, "gguf_file": path.name}
     elif not path.exists():
-        hub = ": a hub model is run from the local cache, and is not in it" if HUB_NAME.fullmatch(str(source)) else ""
+        hub = (
+            ": a hub model is run from the local cache, where it was not found"
+            if HUB_NAME.fullmatch(str(source))
+            else ""
+        )
         hint = f"; did you mean {meant[0]}?" if (meant := full_names(str(source))) else ""
         raise FileNotFoundError(f"there is no {source}{hub}{hint}")
     elif not path.is_dir() or not (path / "config.json").is_file():
@@ -45,9 +48,9 @@ def load_model(source: str | Path, lm_head: bool = False) -> tuple[nn.Module, An
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
         return _own(path), Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     transformers = _transformers()
-    with _hushed(transformers):
+    with _quiet(transformers):
         try:
-            maker = _speaker(transformers, path, options) if lm_head else transformers.AutoModel
+            maker = _lm_class(transformers, path, options) if lm_head else transformers.AutoModel
             model, info = maker.from_pretrained(path, output_loading_info=True, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
@@ -56,7 +59,7 @@ def load_model(source: str | Path, lm_head: bool = False) -> tuple[nn.Module, An
 
 
 def load_processor(source: str | Path) -> Any:
-    """What makes inputs of texts and images for the model of a folder: a processor, or a tokenizer; None without one.
+    """The processor or tokenizer of a model folder; None if there is none.
 
     >>> type(load_processor(kq.models.ENCODER)).__name__
     'Tokenizer'
@@ -65,9 +68,9 @@ def load_processor(source: str | Path) -> Any:
     if path.is_dir() and read_json(path / "config.json").get("model_type") == "keyquery":
         return Tokenizer.load(path)
     transformers = _transformers()
-    with _hushed(transformers):
+    with _quiet(transformers):
         try:
-            return _knowing(
+            return _nonempty(
                 transformers.AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             )
         except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
@@ -75,7 +78,7 @@ def load_processor(source: str | Path) -> Any:
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer that lies beside a model, or None: keyquery's own where it can read it, else that of transformers.
+    """The tokenizer stored with a model, or None: keyquery's own where supported, else that of transformers.
 
     >>> len(load_tokenizer(kq.models.DECODER))
     4096
@@ -92,22 +95,22 @@ def load_tokenizer(source: str | Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error):
         pass
     transformers = _transformers("its tokenizer")
-    with _hushed(transformers):
+    with _quiet(transformers):
         return _tokenizer(transformers, folder, options)
 
 
 def _tokenizer(transformers: Any, path: Path | str, options: dict[str, Any]) -> Any:
     try:
-        return _knowing(transformers.AutoTokenizer.from_pretrained(path, **options))
+        return _nonempty(transformers.AutoTokenizer.from_pretrained(path, **options))
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
         return None
 
 
-def _knowing(found: Any) -> Any:
-    """A tokenizer or a processor, or None where transformers made one up that knows no word, for lack of its files."""
-    speaker = getattr(found, "tokenizer", found)
-    silent = hasattr(speaker, "get_vocab") and not set(speaker.get_vocab()) - set(speaker.all_special_tokens)
-    return None if silent else found
+def _nonempty(processor: Any) -> Any:
+    """A tokenizer or processor; None if transformers built an empty one because files are missing."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    empty = hasattr(tokenizer, "get_vocab") and not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    return None if empty else processor
 
 
 def _transformers(what: str = "on data") -> Any:
@@ -115,7 +118,7 @@ def _transformers(what: str = "on data") -> Any:
 
 
 def can_speak(source: str | Path) -> bool:
-    """Whether the checkpoint of a folder, or a .gguf file, has the head that gives logits of tokens.
+    """Whether a model folder or .gguf file has an LM head.
 
     >>> can_speak(kq.models.ENCODER)
     True
@@ -125,12 +128,12 @@ def can_speak(source: str | Path) -> bool:
         return path.suffix == ".gguf"
     facts = read_json(beside(path, "config.json"))
     return facts.get("model_type") == "keyquery" or any(
-        name.endswith(SPEAKERS) for name in facts.get("architectures") or []
+        name.endswith(LM_CLASSES) for name in facts.get("architectures") or []
     )
 
 
 def pick_device(device: Any) -> str:
-    """The device that is meant: for "auto" a GPU where there is one; under torchrun each process has its own.
+    """Resolve a device: "auto" is a GPU if available; under torchrun each process has its own.
 
     >>> pick_device("cpu")
     'cpu'
@@ -138,55 +141,55 @@ def pick_device(device: Any) -> str:
     own = f":{environment_count('LOCAL_RANK', 0)}" if os.environ.get("LOCAL_RANK") else ""
     try:
         auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
-        found = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
-        known = found.type in ("cpu", "cuda")
+        resolved = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
+        known = resolved.type in ("cpu", "cuda")
     except (RuntimeError, TypeError):
         known = False
     if not known:
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …, got {device!r}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type == "cuda" and (found.index or 0) >= count:
+    if resolved.type == "cuda" and (resolved.index or 0) >= count:
         there = f"there are only {count} GPUs here" if count else "there is no GPU here"
         raise ValueError(f"device {str(device)!r}: {there}")
-    return str(found)
+    return str(resolved)
 
 
-def _speaker(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
-    """The class of a model that gives logits of tokens, as the checkpoint itself names it."""
+def _lm_class(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
+    """The LM class of a checkpoint, by its config."""
     config = transformers.AutoConfig.from_pretrained(path, **options)
-    named = [name for name in config.architectures or [] if name.endswith(SPEAKERS)]
+    named = [name for name in config.architectures or [] if name.endswith(LM_CLASSES)]
     if named:
         return getattr(transformers, named[0])
     if "gguf_file" in options:
         return transformers.AutoModelForCausalLM
-    told = ", ".join(config.architectures or ["none"])
-    raise ValueError(f"it is no language model: it has no head that gives logits of tokens, only {told}")
+    architectures = ", ".join(config.architectures or ["none"])
+    raise ValueError(f"not a language model: it has no LM head, only {architectures}")
 
 
 def _own(path: Path) -> nn.Module:
     try:
         return LanguageModel.load(path)
     except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{path} is no whole model of keyquery's own: {first_line(error)}") from None
+        raise ValueError(f"{path} is not a complete keyquery model: {first_line(error)}") from None
 
 
 def _require_whole(source: str | Path, missing: Iterable[str]) -> None:
-    """Weights that a file lacks would be drawn at random, and the figures with them."""
-    absent = sorted(name for name in missing if "pooler" not in name)  # a pooler feeds no attention
+    """Raise if weights are missing: they would be initialised at random."""
+    absent = sorted(name for name in missing if "pooler" not in name)  # a pooler does not affect attention
     if absent:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-        raise ValueError(f"{source} cannot be run: it lacks {', '.join(absent[:3])}{more}")
+        raise ValueError(f"{source} cannot be run: missing weights {', '.join(absent[:3])}{more}")
 
 
 @contextmanager
-def _hushed(transformers: Any) -> Iterator[None]:
-    """Without the library's own bars and notes, which are put back afterwards."""
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Context that silences the progress bars and logs of transformers."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # some bars of its GGUF reader heed no switch
+        with redirect_stderr(io.StringIO()):  # some bars of its GGUF reader cannot be disabled
             yield
     finally:
         logging.set_verbosity(level)

@@ -13,7 +13,7 @@ from keyquery.checkpoints import Heads, Layer
 
 
 class Moments:
-    """Mean and covariance of vectors that come in batches (..., n, d); leading dimensions are kept apart.
+    """Running mean and covariance of vectors in batches (..., n, d), per leading dimensions.
 
     >>> moments = Moments()
     >>> moments.update(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
@@ -49,42 +49,40 @@ class Moments:
     def mean(self) -> Float[Tensor, "*batch d"]:
         """The mean of all vectors so far."""
         if self._mean is None:
-            raise ValueError("no activations have come in yet")
+            raise ValueError("no activations have been added yet")
         return self._mean
 
     @property
     def covariance(self) -> Float[Tensor, "*batch d d"]:
         """The covariance of all vectors so far, divided by their number."""
         if self._scatter is None:
-            raise ValueError("no activations have come in yet")
+            raise ValueError("no activations have been added yet")
         return self._scatter / self.count
 
 
 def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches of data, each a mapping of tensors; what is something else is told.
+    """Iterate over batches, each a mapping of tensors; raises on anything else.
 
     >>> list(batches_of([{"x": torch.tensor([1])}]))
     [{'x': tensor([1])}]
     """
     if isinstance(data, (Mapping, Tensor, str)):
-        raise TypeError(
-            f"data must be an iterable of batches, which are mappings of tensors, got {type(data).__name__}"
-        )
+        raise TypeError(f"data must be an iterable of batches (mappings of tensors), got {type(data).__name__}")
     for batch in data:
         if not isinstance(batch, Mapping):
-            raise TypeError(f"data must hold mappings of tensors that the model takes, got {type(batch).__name__}")
+            raise TypeError(f"data must contain mappings of tensors, got {type(batch).__name__}")
         yield batch
 
 
 def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> dict[int, Moments]:
     """Moments of [q; k] of every head, (heads, 2r), by the index of each self-attention layer, over all tokens.
 
-    That is all that scores on data depend on: the Gram matrix QΣKᵀ and its like, without the d×d covariance Σ.
+    Statistics of scores depend on these only, such as QΣKᵀ, without the d×d covariance Σ.
     """
-    found = {layer.index: Moments() for layer in heads if layer.kind == "self"}
+    moments_of = {layer.index: Moments() for layer in heads if layer.kind == "self"}
     by_entry: dict[str, list[Layer]] = {}
     for layer in heads:
-        if layer.index in found:
+        if layer.index in moments_of:
             by_entry.setdefault(entry(layer), []).append(layer)
 
     def listener(layers: list[Layer]) -> object:
@@ -92,14 +90,14 @@ def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> d
             for layer in layers:
                 query, key = layer.project(tokens.float())
                 joint = torch.cat((query, key.expand_as(query)), dim=-1)
-                found[layer.index].update(joint.flatten(0, 1))
+                moments_of[layer.index].update(joint.flatten(0, 1))
 
         return hear
 
     with watch(model, {name: listener(layers) for name, layers in by_entry.items()}) as run:  # type: ignore[misc]
         for batch in batches:
             run(batch)
-    silent = [heads[index].name for index, moments in found.items() if moments.count == 0]
+    silent = [heads[index].name for index, moments in moments_of.items() if moments.count == 0]
     if silent:
         raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")
-    return found
+    return moments_of

@@ -1,4 +1,4 @@
-"""What one module of a model in training gives for the same inputs, again and again; the training notices nothing."""
+"""Outputs of one module for fixed inputs during training, without side effects on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ KINDS = ("all", "first", "last", "mean")
 
 
 class Probe:
-    """Runs `inputs` through a model and gives what leaves one of its modules: points (n, width), float32, on the CPU.
+    """Runs `inputs` through a model and returns the outputs of a module: points (n, width), float32, on the CPU.
 
-    `inputs` is a batch or a list of them; a batch is a tensor, a tuple of arguments, or a mapping of them by name. Of
-    outputs (batch, tokens, width), `tokens` are taken: "all" real ones, the "first", the "last", their "mean", a
-    position or several. `owners` are the numbers of the instances that the points are of. A module that runs several
-    times in one call is taken at the last.
+    `inputs` is a batch or a list of them; a batch is a tensor, a tuple of arguments, or a mapping of them. Of outputs
+    (batch, tokens, width), `tokens` selects "all" non-padding tokens, the "first", the "last", their "mean", or
+    positions. `owners` are the instance indices of the points. Of a module called several times, the last call counts.
 
     >>> probe = Probe(torch.nn.Sequential(torch.nn.Linear(3, 2)), "0", torch.ones(4, 5, 3), tokens="first")
     >>> probe().shape, probe.owners
@@ -40,45 +39,45 @@ class Probe:
         self.module = _name(self.model, module)
         self.batches = list(inputs) if isinstance(inputs, list) else [inputs]
         if not self.batches:
-            raise ValueError("inputs must hold at least one batch, got none")
+            raise ValueError("inputs must contain at least one batch, got none")
         self.tokens = _tokens(tokens)
         self.owners: Int[Tensor, " n"] = torch.empty(0, dtype=torch.long)
         self.instances = 0
 
     def __call__(self) -> Float[Tensor, "n width"]:
-        """The points, now."""
-        found, owners, self.instances = [], [], 0
-        with untouched(self.model), self._hooked() as heard:
+        """The current points."""
+        points_of, owners, self.instances = [], [], 0
+        with untouched(self.model), self._hooked() as outputs:
             for batch in self.batches:
-                heard.clear()
-                given = _run(self.model, batch)
-                if not heard:
-                    raise ValueError(f"{self._called()} does not run on these inputs: there is nothing to follow")
-                points, owner, count = self._taken(heard[-1], given)
-                found.append(points.float().cpu())
+                outputs.clear()
+                arguments = _run(self.model, batch)
+                if not outputs:
+                    raise ValueError(f"{self._called()} is not called on these inputs: there is nothing to record")
+                points, owner, count = self._taken(outputs[-1], arguments)
+                points_of.append(points.float().cpu())
                 owners.append(self.instances + owner.cpu())
                 self.instances += count
         self.owners = torch.cat(owners)
-        return torch.cat(found)
+        return torch.cat(points_of)
 
     @contextmanager
     def _hooked(self) -> Iterator[list[Any]]:
-        heard: list[Any] = []
+        outputs: list[Any] = []
 
         thread = get_ident()
 
-        def hear(module: nn.Module, given: Any, output: Any) -> None:
+        def hear(module: nn.Module, arguments: Any, output: Any) -> None:
             if get_ident() == thread:
-                heard[:] = [output]
+                outputs[:] = [output]
 
         def listening(stack: ExitStack) -> None:
             stack.callback(self.model.get_submodule(self.module).register_forward_hook(hear).remove)
 
         with temporarily(self.model, listening):
-            yield heard
+            yield outputs
 
     def _taken(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
-        """Points (n, width) of one batch, the instance of each, and how many instances there are."""
+        """Points (n, width) of one batch, the instance index of each, and the number of instances."""
         output = _first(output)
         if output is None or output.ndim < 2:
             got = "no tensor" if output is None else f"shape {tuple(output.shape)}"
@@ -107,7 +106,7 @@ class Probe:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients inside; afterwards modes, random states and buffers are what they were.
+    """Context in eval mode without gradients that restores modes, random states and buffers.
 
     >>> model, before = torch.nn.BatchNorm1d(2), torch.get_rng_state()
     >>> with untouched(model):
@@ -140,7 +139,7 @@ def _put_buffer(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, vers
 
 
 def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
-    """Call the model, and give its arguments by name, as far as they have names."""
+    """Call the model; returns its keyword arguments."""
     device = device_of(model)
     args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     kwargs = dict(batch) if isinstance(batch, Mapping) else {}
@@ -158,10 +157,10 @@ def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
 def _name(model: nn.Module, module: str | nn.Module) -> str:
     names = dict(model.named_modules())
     if isinstance(module, nn.Module):
-        found = next((name for name, one in names.items() if one is module), None)
-        if found is None:
-            raise ValueError(f"module must be one of the modules of {type(model).__name__}, got another")
-        return found
+        own_name = next((name for name, part in names.items() if part is module), None)
+        if own_name is None:
+            raise ValueError(f"module must be a submodule of {type(model).__name__}")
+        return own_name
     if module not in names:
         near = get_close_matches(str(module), names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -179,7 +178,7 @@ def _tokens(tokens: Any) -> str | list[int]:
 
 
 def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tensor, "batch n"]:
-    """Which tokens are taken; positions are counted among all, and taken where they are real."""
+    """Which tokens are selected; positions count all tokens, padding is dropped."""
     if tokens == "all":
         return real
     order = real.long().cumsum(1)
@@ -190,21 +189,21 @@ def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tens
     wanted = torch.zeros_like(real)
     for place in tokens:
         if not isinstance(place, int) or not -real.shape[1] <= place < real.shape[1]:
-            raise ValueError(f"tokens names the position {place!r}, but there are {real.shape[1]} tokens")
+            raise ValueError(f"tokens contains position {place!r}, but there are only {real.shape[1]} tokens")
         wanted[:, place] = True
     return real & wanted
 
 
 def _first(output: Any) -> Tensor | None:
-    """The first tensor of what a module gives."""
+    """The first tensor in a module's output."""
     if isinstance(output, Tensor):
         return output
     inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return next((tensor for one in inside if (tensor := _first(one)) is not None), None)
+    return next((tensor for item in inside if (tensor := _first(item)) is not None), None)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model is.
+    """The device of a model.
 
     >>> device_of(torch.nn.Linear(1, 1))
     device(type='cpu')

@@ -1,4 +1,4 @@
-"""Transformers' attention interface: who asks it, and what a model names there."""
+"""Transformers' attention interface: which modules use it, and what a model's configs name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-TABLE = "ALL_ATTENTION_FUNCTIONS"  # what modules call transformers' interface, in the file that they are written in
+TABLE = "ALL_ATTENTION_FUNCTIONS"  # name of transformers' interface in modeling files
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Whether a module asks transformers' interface how to attend: some families do not.
+    """Whether a module uses transformers' attention interface; some architectures do not.
 
     >>> uses_interface(torch.nn.MultiheadAttention(8, 2))
     False
@@ -19,7 +19,7 @@ def uses_interface(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> Any:
-    """The forward of a module's class, without what decorators put around it.
+    """The undecorated forward of a module's class.
 
     >>> unwrapped(torch.nn.Linear(1, 1)).__name__
     'forward'
@@ -31,7 +31,7 @@ def unwrapped(module: nn.Module) -> Any:
 
 
 class Ungrouped:
-    """A module as attention functions see it, its keys repeated already."""
+    """A module proxy for attention functions whose keys are already repeated (no GQA groups)."""
 
     num_key_value_groups = 1
 
@@ -43,12 +43,12 @@ class Ungrouped:
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """Every config in a model that names an attention implementation, each once; towers have their own."""
-    waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
-    found: dict[int, Any] = {}
-    while waiting:
-        config = waiting.pop(0)
-        if id(config) not in found and hasattr(config, "_attn_implementation_internal"):
-            found[id(config)] = config
-            waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
-    return list(found.values())
+    """Every config in a model that names an attention implementation, each once; submodels have their own."""
+    queue = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    configs: dict[int, Any] = {}
+    while queue:
+        config = queue.pop(0)
+        if id(config) not in configs and hasattr(config, "_attn_implementation_internal"):
+            configs[id(config)] = config
+            queue += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+    return list(configs.values())

@@ -1,4 +1,4 @@
-"""How much a head takes from each token when it looks there: the length of f(x) = W_O(W_V x + b_V)."""
+"""Norms of a head's value vectors after the output projection: ‖f(x)‖ with f(x) = W_O(W_V x + b_V)."""
 
 from __future__ import annotations
 
@@ -32,32 +32,34 @@ def lengths(value: Float[Tensor, "*batch n r"], output: Float[Tensor, "*heads r 
 
 @contextmanager
 def carried(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str | None]]:
-    """Within, lengths (batch, heads, n) of what entered each attention last, by its name; or why there are none.
+    """Context with norms (batch, heads, n) of the latest input of each attention, by name; or why there are none.
 
-    Layers of `kq.Attention` say their maps themselves; those of other models are read as `kq.read` reads them.
+    `kq.Attention` layers are used directly; weights of other models are read as in `kq.read`.
     """
-    model, found = bare(model), dict[str, Tensor]()
+    model, norms = bare(model), dict[str, Tensor]()
     thread = get_ident()
 
     def hear(name: str, of: Lengths, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if get_ident() != thread:  # somebody else's run of the same model
+        if get_ident() != thread:  # another thread's run of the same model
             return
         entered = args[0] if args else next(part for part in options.values() if isinstance(part, Tensor))
-        found[name] = of(entered.detach())
+        norms[name] = of(entered.detach())
 
-    ways, reason = _ways(model)
+    sources, reason = _ways(model)
 
     def listening(stack: ExitStack) -> None:
-        for name, (place, of) in ways.items():
-            handle = model.get_submodule(place).register_forward_pre_hook(partial(hear, name, of), with_kwargs=True)
+        for name, (module_name, of) in sources.items():
+            handle = model.get_submodule(module_name).register_forward_pre_hook(
+                partial(hear, name, of), with_kwargs=True
+            )
             stack.callback(handle.remove)
 
     with temporarily(model, listening):
-        yield found, reason
+        yield norms, reason
 
 
 def _ways(model: nn.Module) -> tuple[dict[str, tuple[str, Lengths]], str | None]:
-    """Of each attention by its name: the module that tokens enter by, and the lengths of what they carry."""
+    """For each attention by name: the module whose input is used, and a function for the norms."""
     own = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     if own:
         return {name: (name, partial(_own, module)) for name, module in own.items()}, None

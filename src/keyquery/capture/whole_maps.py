@@ -1,4 +1,4 @@
-"""Attention maps: out of transformers models, and out of everything that is built of `kq.Attention`."""
+"""Whole attention maps of transformers models, and of models built of `kq.Attention`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Maps = tuple[Float[Tensor, "batch heads n m"], ...]
 
 
 def attention_maps(model: Any, batch: Batch) -> Maps:
-    """The attention maps of a model on a batch, layer by layer.
+    """The attention maps of a model on a batch, one tensor per layer.
 
-    A transformers model computes them itself: only eager attention does so, which is switched on for the call and put
-    back. Layers of `kq.Attention` are asked for theirs, in the order they are called.
+    Transformers models use eager attention during the run, since fused kernels return no maps, and are restored. Layers
+    of `kq.Attention` are listed in the order they are called.
 
     >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
     torch.Size([1, 2, 5, 5])
@@ -31,14 +31,14 @@ def attention_maps(model: Any, batch: Batch) -> Maps:
     if hasattr(model, "set_attn_implementation"):
         return _eager(model, batch)
     if isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules()):
-        return _asked(model, batch)
+        return _of_layers(model, batch)
     raise ValueError(
-        f"{type(model).__name__} gives no attention maps: it is no transformers model, and has no kq.Attention in it"
+        f"{type(model).__name__} returns no attention maps: it is neither a transformers model nor has a kq.Attention"
     )
 
 
 def _eager(model: Any, batch: Batch) -> Maps:
-    missing = f"{type(model).__name__} gives no attention maps: it has no eager path"
+    missing = f"{type(model).__name__} returns no attention maps: it has no eager attention"
     with put_back(model), watch(model, {}) as run:
         try:
             model.set_attn_implementation("eager")
@@ -51,19 +51,19 @@ def _eager(model: Any, batch: Batch) -> Maps:
     return tuple(maps)
 
 
-def _asked(model: nn.Module, batch: Batch) -> Maps:
-    found: list[Tensor] = []
+def _of_layers(model: nn.Module, batch: Batch) -> Maps:
+    maps: list[Tensor] = []
     thread = get_ident()
 
     def hear(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         assert isinstance(module, Attention)
-        if get_ident() != thread:  # somebody else's run of the same model
+        if get_ident() != thread:  # another thread's run of the same model
             return
-        given = signature(Attention.forward).bind(module, *args, **options).arguments
-        if given.get("cache") is not None or given.get("offsets") is not None:
-            raise ValueError("attention maps are of whole sequences: neither cache nor offsets may be given")
-        wanted = {name: given.get(name) for name in ("mask", "positions")}
-        found.append(module.maps(given["x"], is_causal=bool(given.get("is_causal")), **wanted))
+        arguments = signature(Attention.forward).bind(module, *args, **options).arguments
+        if arguments.get("cache") is not None or arguments.get("offsets") is not None:
+            raise ValueError("attention maps need whole sequences: cache and offsets must not be used")
+        options_of_maps = {name: arguments.get(name) for name in ("mask", "positions")}
+        maps.append(module.maps(arguments["x"], is_causal=bool(arguments.get("is_causal")), **options_of_maps))
 
     def listening(stack: ExitStack) -> None:
         for module in model.modules():
@@ -72,4 +72,4 @@ def _asked(model: nn.Module, batch: Batch) -> Maps:
 
     with temporarily(model, listening), watch(model, {}) as run:
         run(batch)
-    return tuple(found)
+    return tuple(maps)

@@ -1,4 +1,4 @@
-"""A text as a model sees it: its pieces, and which of them make up a word."""
+"""A tokenised text: its word pieces, and the words they form."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import readable
 
-BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "⏎", "ĉ": "⇥"})  # as they are shown
+BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "▁": "␣", "Ċ": "⏎", "ĉ": "⇥"})  # display symbols
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]+")
 
 
 @dataclass(frozen=True)
 class Words:
-    """Token ids, and the words they make up: the text of each, its places among the ids, whether it stands for a text.
+    """Token ids grouped into words: the text of each word, its positions, and whether it is real text.
 
-    What a tokenizer adds, such as [CLS], stands for none and is a word of its own.
+    A special token, such as [CLS], is not real text and a word of its own.
     """
 
     ids: list[int]
@@ -31,12 +31,12 @@ class Words:
     real: list[bool]
 
     def batch(self) -> dict[str, Tensor]:
-        """The ids as a model takes them."""
+        """The ids as a model batch."""
         ids = torch.tensor([self.ids])
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def merged(self, maps: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads m m"]:
-        """Attention between words: the mean over a word's pieces of what they take, the sum of what is taken of them.
+        """Attention between words: averaged over the pieces of the query word, summed over those of the key word.
 
         >>> words = Words([5, 6, 7], ["a", "boat"], [[0], [1, 2]], [True, True])
         >>> words.merged(torch.tensor([[[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]]]))
@@ -50,30 +50,30 @@ class Words:
 
 
 def words_of(text: str, tokenizer: Any, merge: bool = True) -> Words:
-    """A text through a tokenizer of transformers, or keyquery's own; without `merge` every piece is a word.
+    """Tokenise a text with a transformers tokenizer or keyquery's own; without `merge` every piece is a word.
 
-    Words are runs of letters and digits, and runs of other signs. Where a tokenizer does not say where in the text its
-    pieces stand, a piece that begins with a space, or whose name has the mark of one, begins a word.
+    Words are runs of letters and digits, and runs of other characters. If a tokenizer has no offsets, a piece with a
+    leading space, or its marker, starts a word.
     """
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"text must hold words, got {text!r:.40}")
+        raise ValueError(f"text must contain words, got {text!r:.40}")
     if getattr(tokenizer, "is_fast", False):
-        found = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-        ids, added = list(found["input_ids"]), list(found["special_tokens_mask"])
-        owners = _by_offsets(text, [tuple(span) for span in found["offset_mapping"]])
-        names = [text[a:b].strip() for a, b in found["offset_mapping"]]
+        encoded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+        ids, added = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
+        owners = _by_offsets(text, [tuple(span) for span in encoded["offset_mapping"]])
+        names = [text[a:b].strip() for a, b in encoded["offset_mapping"]]
     else:
         ids = list(tokenizer(text)["input_ids"])
         special = set(getattr(tokenizer, "all_special_ids", []))
         added = [int(number in special) for number in ids]
         names, owners = _by_names(ids, tokenizer)
     if not ids:
-        raise ValueError(f"the tokenizer makes no token of the text {text!r:.40}")
+        raise ValueError(f"the tokenizer returns no tokens for the text {text!r:.40}")
     return _grouped(ids, names, owners, added, tokenizer, merge)
 
 
 def _by_offsets(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """The word that each piece stands in, by where its first sign that is no space stands; −1 for none."""
+    """The word of each piece, by the offset of its first non-space character; −1 for none."""
     starts = [(word.start(), word.end()) for word in WORD.finditer(text)]
     owners, at = [], 0
     for start, end in spans:
@@ -86,7 +86,7 @@ def _by_offsets(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _by_names(ids: Sequence[int], tokenizer: Any) -> tuple[list[str], list[int]]:
-    """The text of each piece, and the word it belongs to, from the marks in the pieces' own names."""
+    """The text of each piece, and its word, from the markers in token names."""
     names: list[str] = []
     owners, word = [], -1
     for name in tokenizer.convert_ids_to_tokens(list(ids)):
@@ -98,7 +98,7 @@ def _by_names(ids: Sequence[int], tokenizer: Any) -> tuple[list[str], list[int]]
         names.append(bare)
         owners.append(word)
     if not any(name.startswith(("##", "Ġ", "▁")) for name in tokenizer.convert_ids_to_tokens(list(ids))):
-        owners = list(range(len(ids)))  # nothing tells where words begin
+        owners = list(range(len(ids)))  # word boundaries are unknown
     return names, owners
 
 
@@ -118,14 +118,14 @@ def _grouped(
             places.append([place])
         last = -1 if special else owner
     if not getattr(tokenizer, "is_fast", False) and of_bytes(tokenizer):
-        texts = [readable(said) for said in texts]
+        texts = [readable(text) for text in texts]
     return Words(ids, texts, places, [not added[place[0]] for place in places])
 
 
 def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
-    """Tokens as they are shown: their text, without the mark of a space before it; blanks as signs.
+    """Display texts of tokens, without space markers; whitespace as symbols.
 
-    Byte-level tokens are decoded, and parts of characters are shown as their bytes.
+    Byte-level tokens are decoded, and partial characters shown as bytes.
 
     >>> tokenizer = Tokenizer.load(kq.models.DECODER)
     >>> token_texts(tokenizer.encode("a café\\n"), tokenizer)[-1]
@@ -137,7 +137,7 @@ def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
 
 
 def of_bytes(tokenizer: Any) -> bool:
-    """Whether the names of tokens are symbols of bytes, a space Ġ among them.
+    """Whether a tokenizer is byte-level (with Ġ for a space).
 
     >>> of_bytes(Tokenizer.load(kq.models.DECODER))
     True

@@ -1,1 +1,1 @@
-"""Changes to a live model, and the way back: dial, project, swap."""
+"""Undoable interventions on a live model: dial, project, swap, distill."""

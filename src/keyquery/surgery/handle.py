@@ -1,4 +1,4 @@
-"""A change to a live model, and the way back."""
+"""An undoable change to a live model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ H = TypeVar("H", bound="Handle")
 
 
 class _Entry(property):
-    """A property that gives a handle's own way in, and is one itself where it is taken off the class.
+    """A property that returns a handle's own `__enter__`, and is callable when looked up on the class.
 
-    A `with` statement binds what it finds; `ExitStack.enter_context` calls it with the handle.
+    A `with` statement binds it; `ExitStack.enter_context` calls it with the handle.
     """
 
     def __call__(self, handle: Handle) -> Any:
@@ -29,10 +29,10 @@ class _Entry(property):
 
 
 class Handle:
-    """What undoes a change. It is a context, too: at its end, also after an exception, the change is undone.
+    """Undoes a change by `.undo()`, or as a context manager at its end, also after an exception.
 
     >>> layer = torch.nn.Linear(2, 2)
-    >>> with ExitStack() as changes:  # whatever goes wrong in here undoes what was done so far
+    >>> with ExitStack() as changes:  # an error in here undoes the changes so far
     ...     put(layer, "bias", None, changes)
     ...     handle = Handle(changes, "the bias")
     >>> layer.bias is None, handle.undo(), layer.bias is None
@@ -43,18 +43,18 @@ class Handle:
 
         def __enter__(self: H) -> H: ...
     else:
-        # In C throughout: an interrupt on a line of Python would fall between the change and the block that undoes it.
+        # Runs entirely in C: an interrupt in Python code could fall between the change and the block that undoes it.
         __enter__ = _Entry(attrgetter("_enter"))
 
     def __init__(self, changes: ExitStack, what: str) -> None:
         self._changes: ExitStack | None = changes.pop_all()
         self.what = what
         self.model: nn.Module | None = None
-        self._unentered = iter([ref(self)])  # used up when a block begins, which gets the handle that it holds
+        self._unentered = iter([ref(self)])  # exhausted when a block begins
         self._enter: Callable[[], Any] = partial(next, map(call, self._unentered))
 
     def undo(self) -> None:
-        """Give the model back as it was, bit for bit; where another thread uses it, after that."""
+        """Restore the model bit for bit; waits while another thread uses it."""
         self.require()
         if self.model is None:
             self._close()
@@ -65,7 +65,7 @@ class Handle:
     def _close(self) -> None:
         with uninterrupted():
             changes, self._changes, self.model = self._changes, None, None
-            self._enter = partial(_refuse, self.what)
+            self._enter = partial(_raise_undone, self.what)
             if changes is not None:
                 changes.close()
 
@@ -74,13 +74,13 @@ class Handle:
 
     @property
     def undone(self) -> bool:
-        """Whether the change was taken back."""
+        """Whether the change was undone."""
         return self._changes is None
 
     def require(self) -> None:
-        """Refuse to go on with what is undone."""
+        """Raise if the change is already undone."""
         if self.undone:
-            _refuse(self.what)
+            _raise_undone(self.what)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -88,24 +88,24 @@ class Handle:
         try:
             if not self.undone:
                 self.undo()
-        finally:  # once more, for an interrupt that came before signals were held
+        finally:  # again, for an interrupt before signals were deferred
             if not self.undone:
                 self.undo()
 
     def __del__(self) -> None:
-        """A block that an interrupt ended before the first line of `__exit__` undoes its change here."""
+        """Undo if an interrupt ended a block before the first line of `__exit__`."""
         if not self.undone and length_hint(self._unentered) == 0:
             self.undo()
 
 
-def _refuse(what: str) -> None:
-    raise RuntimeError(f"{what} is undone already")
+def _raise_undone(what: str) -> None:
+    raise RuntimeError(f"{what} is already undone")
 
 
 def lasting(model: nn.Module, change: Callable[[ExitStack], H]) -> H:
-    """Change a model, all of it or, after an error or an interrupt, nothing of it; the handle undoes it.
+    """Change a model atomically: after an error or an interrupt nothing is changed. Returns the handle.
 
-    `change` puts the way back on the stack that it is given, and makes the handle of it.
+    `change` pushes its undo on the stack that it gets, and returns a handle for it.
 
     >>> layer = torch.nn.Linear(2, 2)
     >>> def change(changes):
@@ -117,44 +117,44 @@ def lasting(model: nn.Module, change: Callable[[ExitStack], H]) -> H:
     >>> layer.bias is None
     False
     """
-    made: list[H] = []
+    handles: list[H] = []
     try:
         with alone(model), uninterrupted():
             with ExitStack() as changes:
-                made.append(change(changes))
-            made[0].model = model
-        return made[0]
+                handles.append(change(changes))
+            handles[0].model = model
+        return handles[0]
     except BaseException:
-        if made and not made[0].undone:
-            made[0].undo()
+        if handles and not handles[0].undone:
+            handles[0].undo()
         raise
 
 
 def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
-    """owner.name = value, with the way back in `changes`; an instance's own attribute hides one of its class."""
-    places = [getattr(owner, kind, {}) for kind in ("_parameters", "_buffers", "_modules")] + [vars(owner)]
-    place = next((place for place in places if name in place), None)
-    if place is None:
+    """Set owner.name = value, with the undo in `changes`; an instance attribute hides one of its class."""
+    tables = [getattr(owner, kind, {}) for kind in ("_parameters", "_buffers", "_modules")] + [vars(owner)]
+    table = next((table for table in tables if name in table), None)
+    if table is None:
         changes.callback(vars(owner).pop, name, None)
         vars(owner)[name] = value
     else:
-        changes.callback(place.__setitem__, name, place[name])  # in its old place among the others
-        place[name] = value
+        changes.callback(table.__setitem__, name, table[name])  # keeps the order of entries
+        table[name] = value
 
 
 def check_model(model: nn.Module) -> nn.Module:
-    """The bare model; refused is what cannot be operated on: no module, weights that are nowhere, dropout at work."""
+    """The bare model; raises for meta weights, active dropout, or anything that is not a module."""
     model = bare(model)
     if any(weight.is_meta for weight in model.parameters()):
-        raise ValueError("the model is on `meta`: it has no weights yet; load them first")
+        raise ValueError("the model is on the meta device: load its weights first")
     dropping = [name for name, module in model.named_modules() if module.training and _rate(module) > 0]
     if dropping:
-        raise ValueError(f"{dropping[0] or 'the model'} is in training with dropout: call model.eval() first")
+        raise ValueError(f"{dropping[0] or 'the model'} is in training mode with dropout: call model.eval() first")
     return model
 
 
 def _rate(module: nn.Module) -> float:
-    """How much a module drops: many attention modules keep it as a number."""
+    """The dropout rate of a module; many attention modules store it as a number."""
     if isinstance(module, nn.Dropout):
         return module.p
     rate = getattr(module, "attention_dropout", getattr(module, "dropout", 0.0))

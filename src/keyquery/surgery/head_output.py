@@ -1,4 +1,4 @@
-"""Whole heads out of a running model: their output is replaced by zero, or by its mean over data."""
+"""Ablation of whole heads in a running model: their output is replaced by zero, or by its mean over data."""
 
 from __future__ import annotations
 
@@ -29,34 +29,44 @@ def ablate_heads(
     data: Iterable[Batch] | None = None,
     means: Mapping[int, Tensor] | None = None,
 ) -> Handle:
-    """Replace the output of whole heads, before the output projection; weights stay untouched.
+    """Ablate whole heads: replace their output before the output projection by zero, or by its mean.
 
     Parameters
     ----------
     model
-        A live model in eval mode.
+        A live model in eval mode; its weights are not modified.
     kind
         "zero", or "mean": the mean over all tokens of `data`. Default: "zero".
     heads
-        Pairs (layer, head), or texts such as "3.*". Default: all.
+        Pairs (layer, head), or strings such as "3.*". Default: all.
     data
-        Batches that the mean is of.
+        Batches for the mean. Default: none.
     means
-        What `mean_outputs` gave, instead of `data`.
+        Means from `mean_outputs`, instead of `data`. Default: none.
 
     Returns
     -------
     Handle
-        A context, or a handle with `.undo()`.
+        A context manager, or a handle with `.undo()`.
+
+    Raises
+    ------
+    ValueError
+        If the model has active dropout, a head does not exist, or `kind="mean"` has neither `data` nor `means`.
 
     Examples
     --------
     >>> model, x = kq.Encoder(8, depth=1, heads=2).eval(), torch.randn(1, 5, 8)
     >>> before = model(x)
     >>> with kq.ablate_heads(model, heads="0.1"):
-    ...     without = model(x)
-    >>> torch.equal(model(x), before), torch.equal(without, before)
+    ...     ablated = model(x)
+    >>> torch.equal(model(x), before), torch.equal(ablated, before)
     (True, False)
+
+    See Also
+    --------
+    ablate : The change of the loss by such ablations.
+    dial : Scale parts of the scores instead.
     """
     model = check_model(model)
     check_choice("kind", kind, KINDS)
@@ -67,7 +77,7 @@ def ablate_heads(
         means = {index: torch.zeros(()) for index in chosen}
     elif means is None:
         if data is None:
-            raise ValueError('kind="mean" needs data: batches that the mean is of')
+            raise ValueError('kind="mean" needs data: batches for the mean')
         means = mean_outputs(model, data, names)
     outputs = means
 
@@ -84,19 +94,19 @@ def ablate_heads(
 def mean_outputs(
     model: nn.Module, data: Iterable[Batch], names: Mapping[int, str]
 ) -> dict[int, Float[Tensor, " width"]]:
-    """The mean of what enters each output projection, by layer."""
-    entered = activations(model, batches_of(data), list(dict.fromkeys(names.values())))
-    return {index: entered[name].double().mean(0) for index, name in names.items()}
+    """Mean input of each output projection, by layer."""
+    inputs = activations(model, batches_of(data), list(dict.fromkeys(names.values())))
+    return {index: inputs[name].double().mean(0) for index, name in names.items()}
 
 
 def output_name(model: nn.Module, site: Site) -> str:
-    """The module that heads are joined by."""
+    """The name of the output projection of a site."""
     modules, known = site.read().modules, dict(model.named_modules())
     name = modules.get("output")
     if isinstance(site.module, Attention):
         name = ".".join(part for part in (modules["module"], "output") if part)
     if name is None or name not in known or isinstance(site.module, nn.MultiheadAttention):
-        raise ValueError(f"{site.name} has no output projection of its own that is called: its heads cannot be ablated")
+        raise ValueError(f"{site.name} has no separate output projection: its heads cannot be ablated")
     return name
 
 

@@ -1,4 +1,4 @@
-"""Which heads are meant: pairs of numbers, or texts such as "3.*"."""
+"""Selection of heads: (layer, head) pairs, or strings such as "3.*"."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Selection = str | tuple[int, int] | Iterable["str | tuple[int, int]"] | None
 
 
 def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequence[str] = ()) -> dict[int, list[int]]:
-    """The chosen heads by layer, of those that are `known`; None chooses all.
+    """The selected heads per layer, among `known`; None selects all.
 
-    A text is LAYER.HEAD, each a number or *, several divided by commas. `labels` are those of all layers of the model,
-    also of those that are not known here; a layer may be named by its label.
+    A string is LAYER.HEAD, each a number or *, separated by commas. `labels` are those of all layers of the model;
+    a layer may be named by its label.
 
     >>> select("1.*,0.1", {0: [0, 1], 1: [0, 1]})
     {0: [1], 1: [0, 1]}
@@ -22,17 +22,19 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequenc
     if heads is None:
         return {layer: list(some) for layer, some in known.items()}
     if isinstance(heads, int):
-        raise ValueError(f'heads must be pairs (layer, head) or texts such as "{heads}.*", got {heads}')
-    asked = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
-    texts = [text for one in asked for text in (one.split(",") if isinstance(one, str) else [one])]
+        raise ValueError(f'heads must be pairs (layer, head) or strings such as "{heads}.*", got {heads}')
+    requested = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
+    texts = [
+        text for selector in requested for text in (selector.split(",") if isinstance(selector, str) else [selector])
+    ]
     chosen: dict[int, set[int]] = {}
-    for one in texts:
-        layer, head = _parts(one, labels)
+    for selector in texts:
+        layer, head = _parts(selector, labels)
         layer = _shared(layer, known, labels)
         label = labels[layer] if layer is not None and layer < len(labels) else str(layer)
-        called = f"{layer} ({label})" if label != str(layer) else label
-        for index in _matching(layer, list(known), f"there is no layer {called} of self-attention", one):
-            some = _matching(head, known[index], f"layer {index} has no head {head}", one)
+        label_text = f"{layer} ({label})" if label != str(layer) else label
+        for index in _matching(layer, list(known), f"there is no self-attention layer {label_text}", selector):
+            some = _matching(head, known[index], f"layer {index} has no head {head}", selector)
             chosen.setdefault(index, set()).update(some)
     if not chosen:
         raise ValueError("heads must name at least one head, got none")
@@ -40,34 +42,36 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequenc
 
 
 def _shared(layer: int | None, known: Mapping[int, Sequence[int]], labels: Sequence[str]) -> int | None:
-    """Of a latent head's two kernels, which are changed together, the one that is known."""
+    """The known one of the nope and rope layers of MLA, which are changed together."""
     if layer is None or layer in known or layer >= len(labels) or not labels[layer].endswith(" nope"):
         return layer
     other = labels[layer].removesuffix("nope") + "rope"
     return labels.index(other) if other in labels else layer
 
 
-def _parts(one: object, labels: Sequence[str]) -> tuple[int | None, int | None]:
-    """Layer and head, None for every one."""
-    if _is_pair(one):
-        return int(one[0]), int(one[1])  # type: ignore[index]
-    parts = one.strip().split(".") if isinstance(one, str) else []
+def _parts(selector: object, labels: Sequence[str]) -> tuple[int | None, int | None]:
+    """Layer and head; None stands for all."""
+    if _is_pair(selector):
+        return int(selector[0]), int(selector[1])  # type: ignore[index]
+    parts = selector.strip().split(".") if isinstance(selector, str) else []
     parts = [str(labels.index(parts[0])), *parts[1:]] if parts and parts[0] in labels else parts
     if len(parts) != 2 or not all(part == "*" or part.isdecimal() for part in parts):
-        raise ValueError(f'heads must be pairs (layer, head) or texts such as "3.*" or "0.1", got {one!r}')
+        raise ValueError(f'heads must be pairs (layer, head) or strings such as "3.*" or "0.1", got {selector!r}')
     layer, head = (None if part == "*" else int(part) for part in parts)
     return layer, head
 
 
-def _is_pair(one: object) -> bool:
-    numbers = isinstance(one, (tuple, list)) and len(one) == 2
-    return numbers and all(isinstance(part, Integral) and not isinstance(part, bool) for part in one)  # type: ignore[attr-defined]
+def _is_pair(value: object) -> bool:
+    numbers = isinstance(value, (tuple, list)) and len(value) == 2
+    return numbers and all(isinstance(part, Integral) and not isinstance(part, bool) for part in value)  # type: ignore[attr-defined]
 
 
-def _matching(wanted: int | None, known: Sequence[int], missing: str, asked: object) -> list[int]:
+def _matching(wanted: int | None, known: Sequence[int], missing: str, selector: object) -> list[int]:
     if wanted is None:
         return list(known)
     if wanted not in known:
-        there = f"{min(known)} to {max(known)}" if len(known) == max(known) - min(known) + 1 else str(list(known))[1:-1]
-        raise ValueError(f"{missing}, asked for by {asked!r}; there are {there}")
+        available = (
+            f"{min(known)} to {max(known)}" if len(known) == max(known) - min(known) + 1 else str(list(known))[1:-1]
+        )
+        raise ValueError(f"{missing}, requested by {selector!r}; available: {available}")
     return [wanted]

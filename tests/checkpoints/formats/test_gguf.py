@@ -121,7 +121,7 @@ def test_what_transformers_would_draw_at_random_is_not_run(tmp_path):
     model = tiny_model("phi3", **SIZE, vocab_size=32064)
     path = write(tmp_path / "model.gguf", model, "phi3")
     with pytest.raises(
-        ValueError, match=r"cannot be run: it lacks layers\.0\.mlp\.gate_up_proj\.weight, .* and 1 more"
+        ValueError, match=r"cannot be run: missing weights layers\.0\.mlp\.gate_up_proj\.weight, .* and 1 more"
     ):
         load_model(path)
 

@@ -98,7 +98,7 @@ def test_a_bare_name_suggests_the_full_one(hub, tmp_path, monkeypatch):
 
 
 def test_a_model_that_cannot_be_run_from_the_cache_is_said_not_to_be_there(hub):
-    with pytest.raises(FileNotFoundError, match="a hub model is run from the local cache, and is not in it"):
+    with pytest.raises(FileNotFoundError, match="a hub model is run from the local cache, where it was not found"):
         load_model("someone/decoder")
 
 

@@ -86,11 +86,11 @@ def test_several_texts_at_once():
 
 
 def test_a_model_without_an_eager_path():
-    with pytest.raises(ValueError, match="Linear gives no attention maps: it is no transformers model"):
+    with pytest.raises(ValueError, match="Linear returns no attention maps: it is neither a transformers model"):
         kq.causes(nn.Linear(2, 2), inputs={"input": torch.zeros(1, 2)})
     model = tiny_model("bert")
     model.set_attn_implementation = _refuse  # as those do that have no eager path
-    with pytest.raises(ValueError, match="BertModel gives no attention maps: it has no eager path"):
+    with pytest.raises(ValueError, match="BertModel returns no attention maps: it has no eager attention"):
         kq.causes(model, inputs={"input_ids": torch.zeros(1, 3, dtype=torch.long)})
 
 
@@ -113,7 +113,7 @@ def test_a_text_that_is_too_long():
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_a_text_without_words(text):
-    with pytest.raises(ValueError, match="text must hold words"):
+    with pytest.raises(ValueError, match="text must contain words"):
         kq.causes(kq.models.ENCODER, text=text)
 
 

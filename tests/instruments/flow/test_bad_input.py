@@ -211,7 +211,7 @@ def test_a_dialled_model_is_not_measured_as_if_it_were_plain():
     ids = {"input_ids": torch.randint(3, 60, (1, 4))}
     with (
         kq.dial(model, popularity=0.0, data=[ids], means="global"),
-        pytest.raises(ValueError, match="the model is dialled or projected already: undo that first"),
+        pytest.raises(ValueError, match="the model is already dialled or projected: undo that first"),
     ):
         kq.flow(model, LABELS, inputs=ids)
 
@@ -219,7 +219,7 @@ def test_a_dialled_model_is_not_measured_as_if_it_were_plain():
 def test_a_model_whose_maps_nobody_gets(monkeypatch):
     model = tiny_model("bloom")  # attends in a way of its own
     monkeypatch.setattr(model, "set_attn_implementation", _refuse)
-    with pytest.raises(ValueError, match="BloomModel gives no attention maps: it has no eager path"):
+    with pytest.raises(ValueError, match="BloomModel returns no attention maps: it has no eager attention"):
         kq.flow(model, LABELS, inputs={"input_ids": torch.randint(3, 60, (1, 4))})
 
 

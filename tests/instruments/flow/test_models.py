@@ -212,7 +212,7 @@ def test_families_whose_maps_are_not_read_say_why():
     reading = kq.flow(model, [0, 0, 0, 1, 1, 1], inputs=tiny_inputs("deepseek", model))
     assert reading.weighted is None
     assert len(reading.notes) == 1
-    assert "norm-weighted flow is not told" in reading.notes[0]
+    assert "norm-weighted flow is not available" in reading.notes[0]
 
 
 def test_a_tower_of_as_many_tokens_is_not_mistaken_for_the_joint_one():

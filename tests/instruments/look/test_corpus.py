@@ -128,7 +128,7 @@ def test_what_is_missing_is_told(tmp_path, counts):
         kq.look(kq.models.DECODER, corpus=few)
     empty = tmp_path / "empty.txt"
     empty.write_text("")
-    with pytest.raises(ValueError, match="texts hold no words"):
+    with pytest.raises(ValueError, match="texts contain no words"):
         kq.look(kq.models.DECODER, corpus=empty)
     with pytest.raises(FileNotFoundError):
         kq.look(kq.models.DECODER, corpus=tmp_path / "none.txt")

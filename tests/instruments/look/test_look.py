@@ -167,7 +167,7 @@ def test_a_model_with_weights_missing_is_not_run(missing, tmp_path):
     tensors = load_file(path / "model.safetensors")
     del tensors[missing]
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"cannot be run: it lacks {missing}".replace(".", r"\.")):
+    with pytest.raises(ValueError, match=rf"cannot be run: missing weights {missing}".replace(".", r"\.")):
         kq.look(path, text=text)
 
 

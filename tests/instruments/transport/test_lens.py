@@ -162,7 +162,7 @@ def test_around_any_training_the_optimiser_tells_the_steps():
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(NotADirectoryError, match="folder must be one that is there"):
+    with pytest.raises(NotADirectoryError, match="folder must be an existing folder"):
         kq.TransportLens(Small(), "body", inputs=data()[0], folder=tmp_path / "none")
 
 
@@ -372,17 +372,17 @@ def test_nan_names_the_step():
 
 def test_unequal_counts_are_told():
     lens = kq.TransportLens(Broken("fewer", 1), inputs=torch.ones(4, 2))
-    with pytest.raises(ValueError, match="Broken must give the same points again: 4 points at the start, 3 at epoch 1"):
+    with pytest.raises(ValueError, match="same number of points: 4 points at the start, 3 at epoch 1"):
         lens.step()
 
 
 def test_modules_that_are_not_there_or_never_run():
     x, _ = data()
-    with pytest.raises(ValueError, match="unused does not run on these inputs: there is nothing to follow"):
+    with pytest.raises(ValueError, match="unused is not called on these inputs: there is nothing to record"):
         kq.TransportLens(Small(), "unused", inputs=x)
     with pytest.raises(ValueError, match=r"Small has no module 'body\.block\.0'; did you mean 'body\.blocks\.0'\?"):
         kq.TransportLens(Small(), "body.block.0", inputs=x)
-    with pytest.raises(ValueError, match="module must be one of the modules of Small"):
+    with pytest.raises(ValueError, match="module must be a submodule of Small"):
         kq.TransportLens(Small(), nn.Linear(1, 1), inputs=x)
     model = Small()
     assert kq.TransportLens(model, model.body, inputs=x).probe.module == "body"
@@ -392,13 +392,13 @@ def test_modules_that_are_not_there_or_never_run():
     ("change", "words"),
     [
         ({"inputs": torch.ones(2, 4, 5)}, "Small does not run on these inputs: "),
-        ({"inputs": []}, "inputs must hold at least one batch, got none"),
-        ({"labels": [0, 1]}, r"labels must name the class of each of 24 instances in inputs, got shape \(2,\)"),
+        ({"inputs": []}, "inputs must contain at least one batch, got none"),
+        ({"labels": [0, 1]}, r"labels must have one class per instance in inputs, 24, got shape \(2,\)"),
         (
             {"tokens": "middle"},
             "tokens must be 'all', 'first', 'last', 'mean', a position or a list of them, got 'middle'",
         ),
-        ({"tokens": 4}, "tokens names the position 4, but there are 4 tokens"),
+        ({"tokens": 4}, "tokens contains position 4, but there are only 4 tokens"),
         ({"every": "step"}, "every must be 'epoch' or a number of steps, got 'step'"),
         ({"every": 0}, "every must be at least 1, got 0"),
         ({"points": 0}, "points must be at least 1, got 0"),
@@ -425,10 +425,10 @@ def test_what_is_no_model_is_told():
 
 def test_a_lens_that_saw_nothing_says_what_to_do():
     _, lens = made()
-    with pytest.raises(ValueError, match=r"the lens has recorded the start alone: call lens\.step\(\)"):
+    with pytest.raises(ValueError, match=r"the lens has recorded only the start: call lens\.step\(\)"):
         lens.reading()
     _, lens = made(every=2)
-    with lens, pytest.raises(ValueError, match="inside `with lens` the optimiser tells its steps"):
+    with lens, pytest.raises(ValueError, match="inside `with lens` steps are counted by the optimiser"):
         lens.step()
 
 

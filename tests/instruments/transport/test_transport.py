@@ -261,7 +261,7 @@ def test_it_has_a_picture(what):
             r"same points at every step: step 0 has shape \(4, 2\), step 1 \(3",
         ),
         (np.array([[[0.0]], [[1.0]], [[np.nan]]]), None, "at step 2, 1 of 1 points are NaN or infinite"),
-        (np.zeros((2, 4, 2)), [0, 1], r"labels must name the class of each of 4 points, got shape \(2,\)"),
+        (np.zeros((2, 4, 2)), [0, 1], r"labels must have one class per point, 4, got shape \(2,\)"),
         (np.zeros((2, 2, 2)), [0.0, np.nan], "labels must be finite"),
     ],
 )
@@ -272,7 +272,7 @@ def test_bad_paths_are_told(path, labels, words):
 
 def test_other_arguments_are_told():
     with pytest.raises(
-        TypeError, match=r"path must be an array \(steps \+ 1, points, dims\) or a list of clouds, got str"
+        TypeError, match=r"path must be an array \(steps \+ 1, points, dims\) or a list of point clouds, got str"
     ):
         kq.transport("path.npy")
     with pytest.raises(ValueError, match="frames must be at least 0, got -1"):
@@ -285,5 +285,5 @@ def test_labels_may_be_objects_and_every_point_has_one():
     start, names = torch.randn(6, 2), np.array(["u", "v"] * 3, dtype=object)
     assert [row["class"] for row in kq.transport([start, start + 1], names).classes] == ["u", "v"]
     names[0] = None
-    with pytest.raises(ValueError, match="labels must name the class of every point, got None or NaN"):
+    with pytest.raises(ValueError, match="labels must not contain None or NaN"):
         kq.transport([start, start + 1], names)

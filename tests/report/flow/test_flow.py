@@ -174,8 +174,8 @@ def test_the_command_on_two_texts():
     ("model", "arguments", "sentence"),
     [
         ("vilt", [], "give --text TEXT together"),
-        ("vilt", ["--text", "a cat"], "give a text and an image, or two texts, got 1"),
-        ("vilt", ["--text", "", "--image", "photograph.png"], "text must hold words"),
+        ("vilt", ["--text", "a cat"], "pass a text and an image, or two texts, got 1"),
+        ("vilt", ["--text", "", "--image", "photograph.png"], "text must contain words"),
         ("vilt", ["--text", "a cat", "--image", "none.png"], "there is no image"),
         (
             "vilt",

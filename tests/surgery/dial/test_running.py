@@ -91,11 +91,11 @@ def test_two_changes_of_one_model_stand_side_by_side_and_go_in_any_order():
         before = out()
         first, second = kq.dial(model, popularity=0, heads="0.*"), kq.dial(model, position=0, heads="1.*")
         both = out()
-        with pytest.raises(ValueError, match=r"head 0.0 is changed already"):
+        with pytest.raises(ValueError, match=r"head 0.0 is already changed"):
             kq.dial(model, skew=0)
         first.undo()
         alone = out()
-        with pytest.raises(RuntimeError, match="undone already"):
+        with pytest.raises(RuntimeError, match="already undone"):
             first.undo()
         second.undo()
         assert torch.equal(out(), before)
@@ -146,7 +146,10 @@ def test_a_family_that_ignores_the_name_is_found_out():
 
     model, inputs = decoder("llama"), text(1, 6)
     model.model.layers[1].self_attn.forward = Deaf().forward
-    with pytest.raises(RuntimeError, match=r"layers.1.self_attn never asked"), kq.dial(model, popularity=0):
+    with (
+        pytest.raises(RuntimeError, match=r"layers.1.self_attn: its attention was never called"),
+        kq.dial(model, popularity=0),
+    ):
         model(**inputs)
 
 
@@ -161,11 +164,11 @@ def test_a_cache_that_was_filled_elsewhere_is_refused():
 @pytest.mark.unchecked
 def test_bad_input_is_told_and_changes_nothing():
     model = decoder("llama")
-    with pytest.raises(ValueError, match=r"no layer 7 of self-attention, asked for by '7\.0'; there are 0 to 1"):
+    with pytest.raises(ValueError, match=r"no self-attention layer 7, requested by '7\.0'; available: 0 to 1"):
         kq.dial(model, heads="7.0")
     with pytest.raises(ValueError, match="layer 1 has no head 9"):
         kq.dial(model, heads=[(1, 9)])
-    with pytest.raises(ValueError, match=r'pairs \(layer, head\) or texts such as "3.\*"'):
+    with pytest.raises(ValueError, match=r'pairs \(layer, head\) or strings such as "3.\*"'):
         kq.dial(model, heads="three")
     with pytest.raises(ValueError, match="at least one head"):
         kq.dial(model, heads=[])
@@ -181,11 +184,11 @@ def test_bad_input_is_told_and_changes_nothing():
         kq.dial(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="on `meta`"):
         kq.dial(nn.MultiheadAttention(8, 2, device="meta"))
-    with pytest.raises(ValueError, match=r"in training with dropout: call model.eval\(\) first"):
+    with pytest.raises(ValueError, match=r"in training mode with dropout: call model.eval\(\) first"):
         kq.dial(kq.Attention(8, 2, dropout=0.1))
     with pytest.raises(ValueError, match="terms of their own"):
         kq.dial(tiny_model("deberta_v2"), position=0)
-    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="dialled or projected already: undo that first"):
+    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="already dialled or projected: undo that first"):
         kq.dial(model, heads="0.0", data=[text(1, 5)])
     assert model not in _CHANGED
 

@@ -126,12 +126,12 @@ def test_a_projected_model_is_given_back_bit_for_bit(name):
         before = model(**inputs)[0]
         handles = [kq.project(model, head=(1, 0), kernel="zero"), kq.project(model, head=(1, 1), kernel="psd")]
         assert not torch.allclose(model(**inputs)[0], before, atol=1e-4)
-        with pytest.raises(ValueError, match=r"head 1\.1 is changed already"):
+        with pytest.raises(ValueError, match=r"head 1\.1 is already changed"):
             kq.project(model, head=(1, 1))
         for handle in handles:
             handle.undo()
         assert torch.equal(model(**inputs)[0], before)
-    with pytest.raises(RuntimeError, match=r"the projection of head 1\.0 is undone already"):
+    with pytest.raises(RuntimeError, match=r"the projection of head 1\.0 is already undone"):
         handles[0].undo()
 
 
@@ -140,7 +140,7 @@ def test_bad_input_is_told():
     for options, said in (
         ({"head": (0, 7)}, "layer 0 has no head 7"),
         ({"head": (0, 0), "kernel": "round"}, "kernel"),
-        ({"head": (0, 0), "kernel": "general"}, "changes nothing: give a rank"),
+        ({"head": (0, 0), "kernel": "general"}, "needs a rank"),
         ({"head": (0, 0), "rank": 0}, "rank"),
         ({"head": (0, 0), "kernel": "skew", "rank": 3}, "rank must be even here"),
         ({"head": (0, 0), "data": []}, "no activations"),

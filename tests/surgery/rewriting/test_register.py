@@ -157,8 +157,8 @@ def test_an_implementation_without_masks_gets_none_under_a_dial_either():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (by_width, "gives something else where queries and keys are wider"),
-        (narrow, r"does not take queries of width \d+ \(head dimension must be at most 16\)"),
+        (by_width, "whose result changes with the width of queries and keys"),
+        (narrow, r"which does not take queries of width \d+ \(head dimension must be at most 16\)"),
     ],
 )
 def test_an_implementation_that_minds_the_width_is_refused(function, said):
@@ -169,7 +169,7 @@ def test_an_implementation_that_minds_the_width_is_refused(function, said):
             plain = model(**batch).logits
             with kq.dial(model):
                 assert torch.equal(model(**batch).logits, plain)
-            with kq.dial(model, **GAINS), pytest.raises(ValueError, match=f"attends by 'own', which {said}.*eager"):
+            with kq.dial(model, **GAINS), pytest.raises(ValueError, match=f"uses attention 'own', {said}.*eager"):
                 model(**batch)
             assert torch.equal(model(**batch).logits, plain)
 

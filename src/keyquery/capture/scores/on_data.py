@@ -1,4 +1,4 @@
-"""Run a model on data, and divide the variance of every head's scores among their parts."""
+"""Run a model on data, and split the variance of every head's scores into parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keyquery.capture.scores.position_means import LEAST, PositionMeans
 from keyquery.capture.scores.variance import FOLDS, ScoreVariance
 from keyquery.checkpoints import Heads, Layer
 
-SEQUENCES = 2 * FOLDS * LEAST  # that means by position need: half of them for the means, in folds
+SEQUENCES = 2 * FOLDS * LEAST  # needed for means by position: half of them for the means, in folds
 
 
 def position_means(
     model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1
 ) -> dict[int, PositionMeans]:
-    """Mean queries (scaled) and keys by position of every self-attention layer, by the layer's index."""
+    """Mean (scaled) queries and keys by position of every self-attention layer, by layer index."""
     means: dict[int, PositionMeans] = {}
     count = 0
 
@@ -41,10 +41,10 @@ def position_means(
 def score_variances(
     model: nn.Module, batches: Sequence[Batch], heads: Heads, watching: Callable[[Sequence[Batch]], Iterable[Batch]]
 ) -> dict[int, ScoreVariance]:
-    """Sums of the parts of every self-attention layer's scores, by the layer's index.
+    """Second moments of the score parts of every self-attention layer, by layer index.
 
-    Half of the sequences give the means, the other half the parts. With fewer than `SEQUENCES` sequences all of them
-    give both, and the means are over all positions.
+    Half of the sequences are used for the means, the other half for the parts. With fewer than `SEQUENCES` sequences
+    all are used for both, and means are over all positions.
     """
     first, second = halves(batches)
     by_position = sum(map(rows_of, first)) >= SEQUENCES // 2 and sum(map(rows_of, second)) >= SEQUENCES // 2
@@ -72,7 +72,7 @@ def score_variances(
 
 
 def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Every other batch; where that would be uneven, every other row of each, if all its tensors have rows.
+    """Every other batch; if that is uneven, every other row of each batch where possible.
 
     >>> [part[0]["x"].tolist() for part in halves([{"x": torch.arange(4)}])]
     [[0, 2], [1, 3]]
@@ -80,9 +80,9 @@ def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     first, second = list(batches[0::2]), list(batches[1::2])
     counts = [sum(map(rows_of, part)) for part in (first, second)]
     rows = [(_rows(batch, 0), _rows(batch, 1)) for batch in batches]
-    if min(counts) >= 0.8 * max(counts) or not all(one and other for one, other in rows):
+    if min(counts) >= 0.8 * max(counts) or not all(even and odd for even, odd in rows):
         return first, second
-    return [one for one, _ in rows if one], [other for _, other in rows if other]
+    return [even for even, _ in rows if even], [odd for _, odd in rows if odd]
 
 
 def _rows(batch: Batch, start: int) -> Batch | None:
@@ -94,7 +94,7 @@ def _rows(batch: Batch, start: int) -> Batch | None:
 
 
 def rows_of(batch: Batch) -> int:
-    """How many sequences a batch has."""
+    """Number of sequences in a batch."""
     return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 0)
 
 

@@ -1,4 +1,4 @@
-"""Queries, keys and the pairs of tokens that a running model really scores, layer by layer."""
+"""Queries, keys and the query-key pairs that a running model scores, per layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keyquery.layers import Attention
 
 @dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """One call of a self-attention layer: unrotated queries (scaled) and keys, and which pairs are scored."""
+    """One call of a self-attention layer: (scaled) queries and keys before RoPE, and which pairs are scored."""
 
     query: Float[Tensor, "batch heads n r"]
     key: Float[Tensor, "batch heads n r"]
@@ -37,10 +37,10 @@ Hear = Callable[[Layer, ScoredPairs], None]
 
 @contextmanager
 def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable[[Batch], Any]]:
-    """Within the context, the yielded function runs a batch; `hear` gets every call of every self-attention layer.
+    """Context whose function runs a batch; `hear` gets every call of every self-attention layer.
 
-    Which keys a query sees is what the model's own mask says, where it hands one to the layer (causal, sliding
-    window, padding, packed sequences, prefixes); else what is known of the layer, and the batch's padding.
+    Visible pairs follow the mask that the model passes to the layer (causal, sliding window, padding, packed sequences,
+    prefixes); without one, the layer's facts and the padding of the batch.
 
     >>> heard = []
     >>> model = kq.Attention(8, 2)
@@ -51,14 +51,14 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
     """
     model = bare(model)
     modules, thread = dict(model.named_modules()), get_ident()
-    arguments: dict[str, dict[str, Any]] = {}  # of the call at hand, by the name of the attention module
+    arguments: dict[str, dict[str, Any]] = {}  # of the current call, by attention module
     masks: dict[str, Tensor] = {}
     paired = has_two_sides(model)
     layers = [layer for layer in heads if layer.kind == "self"]
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if get_ident() != thread:  # somebody else's run of the same model
+            if get_ident() != thread:  # another thread's run of the same model
                 return
             try:
                 arguments[name] = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
@@ -100,38 +100,38 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
 
 
 def _module_name(layer: Layer, modules: Mapping[str, nn.Module]) -> str:
-    """The attention module of a layer; a latent head's two kernels have one."""
+    """The attention module of a layer; the nope and rope parts of MLA share one."""
     name = layer.name.removesuffix(" (nope)").removesuffix(" (rope)")
     return "" if name == "attention" and name not in modules else name
 
 
 def _scored(
-    layer: Layer, tokens: Tensor, given: Mapping[str, Any], real: Tensor | None, module: nn.Module | None
+    layer: Layer, tokens: Tensor, arguments: Mapping[str, Any], real: Tensor | None, module: nn.Module | None
 ) -> ScoredPairs:
     batch, n = tokens.shape[:2]
     query, key = layer.project(tokens)
     query = (query * layer.scale).flatten(1, 2)
     key = key.expand(*key.shape[:2], layer.heads // key.shape[1], *key.shape[3:]).flatten(1, 2)
     device = tokens.device
-    visible = _visible(layer, given, n, device, module)
-    for name in ("key_padding_mask", "mask"):  # what a module is given itself
-        own = given.get(name)
+    visible = _visible(layer, arguments, n, device, module)
+    for name in ("key_padding_mask", "mask"):  # masks passed to the module itself
+        own = arguments.get(name)
         if real is None and isinstance(own, Tensor) and own.shape == (batch, n):
             real = own == 0 if name == "key_padding_mask" else own.bool()
     real = torch.ones(batch, n, dtype=torch.bool, device=device) if real is None else real.to(device).bool()
     if not bool(real.all()):
         visible = visible & real[:, None, None, :] & real[:, None, :, None]
-    return ScoredPairs(query, key, _positions(given, batch, n, device), visible, real)
+    return ScoredPairs(query, key, _positions(arguments, batch, n, device), visible, real)
 
 
 def _visible(
-    layer: Layer, given: Mapping[str, Any], n: int, device: torch.device, module: nn.Module | None
+    layer: Layer, arguments: Mapping[str, Any], n: int, device: torch.device, module: nn.Module | None
 ) -> Bool[Tensor, "batch any n n"]:
-    """Which keys each query may see, padding aside."""
-    mask = next((m for name in ("attention_mask", "attn_mask", "mask") if (m := given.get(name)) is not None), None)
+    """Visible pairs, before padding."""
+    mask = next((m for name in ("attention_mask", "attn_mask", "mask") if (m := arguments.get(name)) is not None), None)
     causal = layer.causal
     if isinstance(module, Attention):
-        causal = bool(given.get("is_causal"))
+        causal = bool(arguments.get("is_causal"))
     pairs = torch.ones(1, 1, n, n, dtype=torch.bool, device=device)
     if isinstance(mask, Tensor) and mask.shape[-2:] == (n, n):
         if isinstance(module, nn.MultiheadAttention):
@@ -140,9 +140,9 @@ def _visible(
         if mask.ndim > 2:
             allowed = unmasked(mask if mask.ndim == 4 else mask.unsqueeze(1), n, n)
             pairs = pairs if allowed is None else pairs & allowed
-            if not isinstance(module, Attention):  # whose mask and `is_causal` both hold; a model's own mask is whole
+            if not isinstance(module, Attention):  # combines mask and `is_causal`; other masks are complete
                 return pairs
-    far = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None]  # key less query
+    far = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None]  # key minus query
     if causal:
         pairs = pairs & (far <= 0)
     if layer.window is not None:
@@ -151,16 +151,16 @@ def _visible(
 
 
 def _of_torch(mask: Tensor) -> Tensor:
-    """nn.MultiheadAttention's masks are True, or −∞, where a query may not look."""
+    """nn.MultiheadAttention's masks are True, or −∞, where attention is not allowed."""
     return ~mask if mask.dtype == torch.bool else mask > -torch.inf
 
 
-def _positions(given: Mapping[str, Any], batch: int, n: int, device: torch.device) -> Int[Tensor, "batch n"]:
-    """Where the tokens are: what the layer is told, else 0 to n − 1."""
+def _positions(arguments: Mapping[str, Any], batch: int, n: int, device: torch.device) -> Int[Tensor, "batch n"]:
+    """Positions of the tokens: those passed to the layer, else 0 to n − 1."""
     for name in ("position_ids", "positions"):
-        at = given.get(name)
+        at = arguments.get(name)
         if isinstance(at, Tensor) and at.shape in ((n,), (1, n), (batch, n)) and not at.is_floating_point():
             at = at.reshape(-1, n).to(device)
-            if bool((at >= 0).all()) and int(at.max()) < 4 * n:  # else nothing could be told apart by position
+            if bool((at >= 0).all()) and int(at.max()) < 4 * n:  # otherwise too sparse for means by position
                 return at.long()
     return torch.arange(n, device=device)[None]

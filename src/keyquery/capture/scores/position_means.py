@@ -1,4 +1,4 @@
-"""The mean query and the mean key at each position of a sequence, in folds of the data that are kept apart."""
+"""Mean query and mean key at each position, in independent folds of the data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LEAST = 4  # sequences per fold that a position must have for its mean to be use
 
 
 class PositionMeans:
-    """Streaming means of queries and keys by position, float64; sequences belong to one of several folds.
+    """Running means of queries and keys by position, float64; each sequence belongs to one fold.
 
-    Means from different folds are independent, so that products of the two have no bias from their noise.
+    Means of different folds are independent, so that products of the two are not biased by noise.
 
     >>> means = PositionMeans(folds=1)
     >>> query = torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1)  # two sequences of one token, one head of width 1
@@ -35,7 +35,7 @@ class PositionMeans:
         real: Bool[Tensor, "batch n"],
         fold: Int[Tensor, " batch"],
     ) -> None:
-        """Add a batch of sequences; tokens that are not `real` do not count."""
+        """Add a batch of sequences; only `real` (non-padding) tokens count."""
         joint = torch.stack((query, key), 1).permute(0, 3, 1, 2, 4).double()  # (batch, n, 2, heads, r)
         self._reserve(int(positions[real].max()) + 1 if bool(real.any()) else 0, joint)
         assert self._sums is not None
@@ -47,7 +47,7 @@ class PositionMeans:
         self.sequences += torch.bincount(fold.cpu(), minlength=self.folds)
 
     def _reserve(self, length: int, like: Float[Tensor, "batch n two heads r"]) -> None:
-        """Make room for positions up to `length`."""
+        """Allocate positions up to `length`."""
         had = 0 if self._counts is None else self._counts.shape[1]
         if had >= length and self._counts is not None:
             return
@@ -59,19 +59,19 @@ class PositionMeans:
 
     @property
     def known(self) -> Bool[Tensor, " positions"]:
-        """At which positions every fold has enough sequences."""
+        """Positions at which every fold has enough sequences."""
         counts, _ = self._filled()
         return (counts >= LEAST).all(0)
 
     @property
     def counts(self) -> Float[Tensor, "folds positions"]:
-        """How many sequences of each fold reach each position."""
+        """Number of sequences per fold that reach each position."""
         return self._filled()[0]
 
     def at(
         self, positions: Int[Tensor, "batch n"], fold: int | None = None
     ) -> tuple[Float[Tensor, "batch heads n r"], Float[Tensor, "batch heads n r"]]:
-        """Mean query and key at each position, of one fold or (None) of all; beyond the last one, the last one's."""
+        """Mean query and key at each position, of one fold or (None) of all; clamped to the last position."""
         means = self._means(fold)
         at = means[positions.to(means.device).clamp(max=len(means) - 1)]  # (batch, n, 2, heads, r)
         query, key = at.permute(2, 0, 3, 1, 4)
@@ -91,5 +91,5 @@ class PositionMeans:
 
     def _filled(self) -> tuple[Tensor, Tensor]:
         if self._counts is None or self._sums is None:
-            raise ValueError("no activations have come in yet")
+            raise ValueError("no activations have been added yet")
         return self._counts, self._sums

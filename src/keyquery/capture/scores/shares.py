@@ -1,4 +1,4 @@
-"""Shares of the variance of scores, with standard errors over sequences, out of the sums of `ScoreVariance`."""
+"""Shares of the variance of scores with standard errors over sequences, from the sums of `ScoreVariance`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keyquery.forms.shares import part_ranks
 
 
 class Estimate(NamedTuple):
-    """A number per head, with its standard error over sequences (NaN where there are too few)."""
+    """A value per head, with its standard error over sequences (NaN if there are too few)."""
 
     value: Float64[Tensor, " heads"]
     error: Float64[Tensor, " heads"]
@@ -25,14 +25,14 @@ class Estimate(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How much a number varies from sample to sample: its variance, and how many degrees of freedom that has."""
+    """Sampling variance of a value, and its degrees of freedom."""
 
     variance: Float64[Tensor, " heads"]
     freedom: Float64[Tensor, " heads"]
 
 
 class Shares(NamedTuple):
-    """What `score_shares` returns: estimates by name, and how each pair of parts covaries."""
+    """Estimates by name, and covariances between parts; returned by `score_shares`."""
 
     estimates: dict[str, Estimate]
     half: dict[str, Estimate]  # over the pairs within the first half of each window
@@ -42,11 +42,11 @@ class Shares(NamedTuple):
 def score_shares(sums: ScoreVariance) -> Shares:
     """Shares of the parts, `interaction`, `symmetry`, `sink` and ranks of every head.
 
-    Shares of the parts and the interaction sum to 1. Errors follow from how much each sequence moves a share (its
-    influence), directly and through the means, which come from other sequences.
+    Shares of the parts and the interaction sum to 1. Errors come from the influence of each sequence on a
+    share, directly and through the means, which come from other sequences.
     """
     if not sums.products:
-        raise ValueError("no pair of tokens is at positions that enough sequences reach")
+        raise ValueError("no token pair is at positions that enough sequences reach")
     numbers = sorted(sums.products)
     products = torch.stack([sums.products[number] for number in numbers], 1)  # (2, sequences, heads, parts, parts)
     sinks = torch.stack([sums.sinks[number] for number in numbers])
@@ -76,12 +76,12 @@ def _estimates(
         if moves is not None:
             through[chosen, :, POPULARITY], through[chosen, :, QUERY_ONLY] = moves[:, 0], moves[:, 1]
     through /= _safe(total.mean(0))[:, None]
-    given = int(sums.means.sequences.sum())
+    sequences = int(sums.means.sequences.sum())
 
-    def estimate(figure: Callable[[Tensor], Tensor], slope: Tensor) -> Estimate:
-        """Of a function of the shares, (..., heads, parts); `slope` is its derivative."""
-        by_means = _spread((through[chosen] * slope).sum(-1), given) if int(chosen.sum()) > 2 else None
-        return jackknife(squares, total, figure, by_means)
+    def estimate(function: Callable[[Tensor], Tensor], slope: Tensor) -> Estimate:
+        """Estimate a function of the shares, (..., heads, parts); `slope` is its derivative."""
+        by_means = _spread((through[chosen] * slope).sum(-1), sequences) if int(chosen.sum()) > 2 else None
+        return jackknife(squares, total, function, by_means)
 
     unit = torch.eye(len(PARTS), dtype=torch.float64)
     out = {name: estimate(itemgetter((..., at)), unit[at]) for at, name in enumerate(PARTS)}
@@ -99,47 +99,47 @@ def _symmetry(share: Float64[Tensor, "*batch parts"]) -> Float64[Tensor, "*batch
 def jackknife(
     parts: Float64[Tensor, "sequences heads p"],
     total: Float64[Tensor, "sequences heads"],
-    figure: Callable[[Tensor], Tensor] = lambda share: share[..., 0],
+    function: Callable[[Tensor], Tensor] = lambda share: share[..., 0],
     by_means: Spread | None = None,
 ) -> Estimate:
-    """A function of the ratios Σ parts/Σ total over sequences: leaving out each gives its bias and its error.
+    """Jackknife estimate of a function of the ratios Σ parts/Σ total over sequences.
 
-    `by_means` is what other sequences add to the spread, through the means that came from them.
+    `by_means` is the further variance from the sequences that the means were computed on.
 
     >>> ones = torch.ones(4, 1, dtype=torch.float64)
     >>> jackknife(ones[..., None] / 4, ones).value
     tensor([0.2500], dtype=torch.float64)
     """
     count, sums, whole = len(parts), parts.sum(0), total.sum(0)
-    value = figure(sums / _safe(whole)[:, None])
+    value = function(sums / _safe(whole)[:, None])
     if count < 3:
         return _unsure(value)
-    without = figure((sums - parts) / _safe(whole - total)[..., None])
+    without = function((sums - parts) / _safe(whole - total)[..., None])
     return _estimate(count * value - (count - 1) * without.mean(0), without, by_means)
 
 
 def _estimate(value: Tensor, without: Float64[Tensor, "left_out heads"], by_means: Spread | None = None) -> Estimate:
-    """A number with its error, out of its values with each sequence left out."""
+    """A value with its standard error, from its leave-one-out values."""
     count = len(without)
     spread = _spread(-(count - 1) * without, count)
     if by_means is not None:
         variance = spread.variance + by_means.variance
-        # Welch and Satterthwaite: the freedom of a sum of two variances.
+        # Welch–Satterthwaite degrees of freedom of a sum of two variances.
         unsure = spread.variance.square() / spread.freedom + by_means.variance.square() / by_means.freedom
         spread = Spread(variance, variance.square() / _safe(unsure))
     return Estimate(value, spread.variance.sqrt(), spread.freedom)
 
 
-def _spread(influences: Float64[Tensor, "n heads"], given: int) -> Spread:
-    """Of a mean over `given` sequences, from how much each of n sequences moves it.
+def _spread(influences: Float64[Tensor, "n heads"], sequences: int) -> Spread:
+    """Variance of a mean over `sequences`, from the influence of each of n sequences.
 
-    The more often large ones occur (kurtosis), the less a variance is known: its freedom is 2·mean²/variance of it.
+    Its degrees of freedom shrink with the kurtosis of the influences: 2·mean²/variance of the variance.
     """
     count, away = len(influences), influences - influences.mean(0)
     second, fourth = away.square().mean(0), away.pow(4).mean(0)
     excess = (fourth / _safe(second.square()) - 3).clamp(min=0)
     freedom = 2 / (2 / (count - 1) + excess / count)
-    return Spread(second * count / (count - 1) / given, freedom)
+    return Spread(second * count / (count - 1) / sequences, freedom)
 
 
 def _unsure(value: Tensor) -> Estimate:
@@ -147,19 +147,19 @@ def _unsure(value: Tensor) -> Estimate:
 
 
 def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
-    """Effective ranks of symmetric and skew part, weighted by the covariance of the contents; jack-knifed."""
+    """Effective ranks of symmetric and skew part, weighted by the covariance of the contents, with jackknife errors."""
     assert sums.contents is not None
     filled = [group for group in range(GROUPS) if sums.tokens[group] > 0]
     whole = torch.stack(part_ranks(sums.contents.sum(0) / sums.tokens.sum()))
-    found = [_unsure(each) for each in whole]
+    estimates = [_unsure(each) for each in whole]
     if len(filled) > 2:
         left = sums.contents.sum(0) - sums.contents[filled]
         tokens = sums.tokens.sum() - sums.tokens[filled]
         without = torch.stack(
-            [torch.stack(part_ranks(one / count)) for one, count in zip(left, tokens, strict=True)], 1
+            [torch.stack(part_ranks(moment / count)) for moment, count in zip(left, tokens, strict=True)], 1
         )
-        found = [_estimate(each, those) for each, those in zip(whole, without, strict=True)]
-    return dict(zip(("effective_rank_symmetric", "effective_rank_skew"), found, strict=True))
+        estimates = [_estimate(each, those) for each, those in zip(whole, without, strict=True)]
+    return dict(zip(("effective_rank_symmetric", "effective_rank_skew"), estimates, strict=True))
 
 
 def _safe(total: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
-"""How the variance of a head's scores divides among their parts, over the pairs that the model really scores.
+"""Variance of a head's scores by part, over the query-key pairs that the model scores.
 
-Every query's own mean over the keys it sees is removed first: softmax does not see it. The means that separate position
-from content come from other sequences (`PositionMeans`, four folds 0 to 3), and every part is computed twice, with
+The mean of each query over its visible keys is subtracted first: softmax is invariant to it. The means that separate
+position from content come from other sequences (`PositionMeans`, four folds 0 to 3), and every part is computed
+twice, with
 
     the mean query of fold 0 and the mean key of fold 1,      the mean query of fold 2 and the mean key of fold 3.
 
-These four are independent, so that the product of the two parts has the part's square as its expectation: noise in the
-means adds nothing to any part, however few sequences they are of. The folds change their roles from sequence to
-sequence, in all twelve ways, so that this noise averages out over pairs of folds.
+These four are independent, so that the product of the two versions is an unbiased estimate of the part's square,
+however few sequences the means are of. The folds exchange roles from sequence to sequence, in all twelve ways, so that
+the remaining noise averages out.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from keyquery.capture.scores.position_means import PositionMeans
 from keyquery.forms.parts import PARTS, Rotated
 from keyquery.forms.rope import Rope
 
-CELLS = 2**18  # scores of one part that are in memory at a time: what fits into a cache is faster
-FOLDS = 4  # of the sequences that means are of
-# Folds of (mean query, mean key, mean query, mean key); the two ways to compute a part may be exchanged.
+CELLS = 2**18  # scores of one part in memory at a time: fits the cache
+FOLDS = 4  # of the sequences used for means
+# Folds of (mean query, mean key, mean query, mean key); the two versions of a part are interchangeable.
 ROLES = [order for order in permutations(range(FOLDS)) if order[0] < order[2]]
-GROUPS = 8  # of sequences, for the jack-knife of ranks
+GROUPS = 8  # groups of sequences, for the jackknife of ranks
 # From pairs and swapped pairs to symmetric and skew.
 SPLIT = torch.eye(len(PARTS), dtype=torch.float64)
 SPLIT[:2, :2] = torch.tensor([[0.5, 0.5], [0.5, -0.5]])
@@ -37,16 +38,16 @@ Means = list[tuple[Float[Tensor, "heads n r"], Float[Tensor, "heads n r"]]]
 
 
 class ScoreVariance:
-    """Sums of squares and products of the parts of every head's scores, sequence by sequence.
+    """Second moments of the score parts of every head, per sequence.
 
-    `means` has four folds, or one: then it is the mean over all positions that separates parts, and noise in it counts.
+    `means` has four folds, or one: then parts are separated by the mean over all positions, with its noise.
     """
 
     def __init__(self, means: PositionMeans, rope: Rope | None = None, bias: Bias | None = None) -> None:
         self.means, self._rope, self._bias = means, rope, bias
         self.by_position = means.folds == FOLDS
         # By sequence: products of parts (2, heads, parts, parts) of whole and half window; squares due to the first
-        # key (heads,); how much the sequence moves popularity and query-only through the means (2, heads).
+        # key (heads,); influence of the sequence on popularity and query-only through the means (2, heads).
         self.products: dict[int, Tensor] = {}
         self.sinks: dict[int, Tensor] = {}
         self.moves: dict[int, Tensor] = {}
@@ -55,7 +56,7 @@ class ScoreVariance:
         self._followed = 0
         self.contents: Float64[Tensor, "groups heads two_r two_r"] | None = None
         self.tokens = torch.zeros(GROUPS, dtype=torch.float64)
-        self.pairs = self.left_out = 0  # visible pairs that count, and those at positions that too few sequences reach
+        self.pairs = self.left_out = 0  # visible pairs counted, and excluded for positions that too few sequences reach
 
     def add(
         self,
@@ -65,9 +66,9 @@ class ScoreVariance:
         visible: Bool[Tensor, "#batch any n n"],
         sequences: list[int],
     ) -> None:
-        """Add sequences, each with its number; queries are scaled, and neither they nor the keys are rotated.
+        """Add sequences by number; queries are scaled, and queries and keys are before RoPE.
 
-        A sequence that comes again (a block that several layers share) adds to what it was.
+        A repeated number (a block shared by several layers) adds to its sums.
         """
         slopes = None if self._slopes is None else self._slopes / self._followed
         for row, sequence in enumerate(sequences):
@@ -85,7 +86,7 @@ class ScoreVariance:
         return (at < len(known)) & known[at.clamp(max=len(known) - 1)]
 
     def _add(self, query: Tensor, key: Tensor, at: Tensor, seen: Tensor, sequence: int, slopes: Tensor | None) -> None:
-        """One sequence, some heads at a time."""
+        """Add one sequence, some heads at a time."""
         heads, n, rank = query.shape
         means = self._means_at(at, query, ROLES[sequence % len(ROLES)])
         products, sinks, moves = [], [], []
@@ -110,7 +111,7 @@ class ScoreVariance:
         self._add_contents(query, key, means, sequence % GROUPS)
 
     def _means_at(self, at: Int[Tensor, " n"], like: Tensor, folds: tuple[int, ...]) -> Means:
-        """Mean queries and keys at each token, for the two ways to compute a part."""
+        """Mean queries and keys at each token, for the two versions of a part."""
         if not self.by_position:
             query, key = (mean[:, None].to(like).expand(-1, len(at), -1) for mean in self.means.everywhere())
             return [(query, key)] * 2
@@ -135,7 +136,7 @@ class ScoreVariance:
         return out, vectors
 
     def _reserve(self, length: int, heads: int, rank: int, like: Tensor) -> None:
-        """Slopes for positions up to `length`."""
+        """Allocate slopes for positions up to `length`."""
         had = 0 if self._slopes is None else len(self._slopes)
         if had < length:
             longer = like.new_zeros(length, 2, heads, rank)
@@ -146,10 +147,10 @@ class ScoreVariance:
     def _follow(
         self, parts: Tensor, vectors: Rotated, at: Tensor, chosen: slice, slopes: Tensor | None
     ) -> Float64[Tensor, "2 heads"]:
-        """Add to the slopes of popularity by the mean query and of query-only by the mean key.
+        """Accumulate the derivatives of popularity by the mean query and of query-only by the mean key.
 
-        Returns how much this sequence would move the two if it were one of those that the means are of: 2·q′·slope,
-        with the mean slope of the sequences before it.
+        Returns the influence of this sequence on the two if it were used for the means: 2·q′·slope, with the mean slope
+        of the sequences before it.
         """
         assert self._slopes is not None
         self._slopes[at, 0, chosen] += (parts[:, POPULARITY] @ vectors.key).transpose(0, 1)
@@ -157,7 +158,7 @@ class ScoreVariance:
         if slopes is None:
             return torch.zeros(2, len(parts), dtype=torch.float64)
         inside = at < len(slopes)
-        # Of a position that few sequences reach, each moves the mean more.
+        # At positions that few sequences reach, each has more influence on the mean.
         weight = self.means.sequences.sum() / self.means.counts.sum(0)[at[inside]]
         own = slopes[at[inside]][:, :, chosen].permute(1, 2, 0, 3) * weight[:, None].to(slopes)
         contents = torch.stack((vectors.query, vectors.key))[:, :, inside]
@@ -175,7 +176,7 @@ class ScoreVariance:
 
 
 def _products(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n n"]) -> Float64[Tensor, "2 heads p p"]:
-    """Products of the parts, each centred per query, over the visible pairs, and over those of the half window."""
+    """Products of the parts, centred per query, over visible pairs, and over those within the half window."""
     half = first.shape[-1] // 2
     shorter = [part[..., :half, :half].clone() for part in (first, second)]
     out = []
@@ -193,13 +194,13 @@ def _products(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n n"]) -> F
 def _sink(
     first: Float[Tensor, "heads n n"], second: Float[Tensor, "heads n n"], at: Tensor, seen: Bool[Tensor, "any n n"]
 ) -> Float64[Tensor, " heads"]:
-    """How much of position's square is due to the key at the first position, against all others of the same query."""
+    """The share of the position part's square due to the first key, against all others of the same query."""
     start = seen & (at == at.min())
     among, count = start.sum(-1), seen.sum(-1)
     others = (count - among).clamp(min=1)
-    one, other = ((part * start).sum(-1) for part in (first, second))
+    first_sum, second_sum = ((part * start).sum(-1) for part in (first, second))
     # Rows sum to 0: m₁ keys with mean a leave the others −m₁a/(m − m₁), squares m₁a²·m/(m − m₁) in all.
-    squares = one * other / among.clamp(min=1) * count / others * (count > among)
+    squares = first_sum * second_sum / among.clamp(min=1) * count / others * (count > among)
     return squares.sum(-1).double().cpu()
 
 

@@ -1,4 +1,4 @@
-"""Pairs of words counted while texts stream by: memory grows with the pairs that differ, not with the texts."""
+"""Streaming counts of word pairs: memory grows with the number of distinct pairs, not with the texts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from keyquery.forms.counts import count_pairs, merge_pairs
 from keyquery.support.files import count_pieces, text_pieces
 from keyquery.support.progress import Progress
 
-CHUNK = 2**16  # tokens that are counted at a time
-LETTERS = 2**16  # of a text that are looked through at a time, and of a word that may wait for its end
-HOLE = -1  # a token that is not counted, and keeps its place
+CHUNK = 2**16  # tokens counted at a time
+LETTERS = 2**16  # characters scanned at a time, and largest length of an unfinished word
+HOLE = -1  # a token that is not counted, but keeps its position
 Pairs = tuple[Int[ndarray, " pairs"], Int[ndarray, " pairs"]]
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text, in lower case: runs of letters and digits, and runs of other signs.
+    """The words of a text in lower case: runs of letters and digits, and runs of other characters.
 
     >>> words_in("The river’s bank, flooded.")
     ['the', 'river’s', 'bank', ',', 'flooded', '.']
@@ -31,7 +31,7 @@ def words_in(text: str) -> list[str]:
 
 
 class Tally:
-    """Counts of words and of directed pairs within a window; windows never reach from one text into another.
+    """Counts of words and of directed pairs within a window; windows do not cross texts.
 
     >>> tally = Tally(window=1)
     >>> for piece in ("a rose is a ro", "se"):
@@ -43,19 +43,19 @@ class Tally:
     """
 
     def __init__(self, window: int, vocabulary: Sequence[str] | None = None, encode: Any = None) -> None:
-        """Words as `words_in` finds them, all or those of a vocabulary; or what `encode` makes of a text, numbers."""
+        """Count words of `words_in`, all or those of a vocabulary; or token ids from `encode(text)`."""
         self.window, self.words = window, list(vocabulary or [])
         self.tokens = 0
-        self.open, self._encode = vocabulary is None, encode  # open: it grows with what is read
+        self.open, self._encode = vocabulary is None, encode  # open: the vocabulary grows
         self._known = {word: number for number, word in enumerate(self.words)}
         self._rest, self._text = "", 0
         self._waiting: list[Int[ndarray, " n"]] = []
-        self._carried = np.zeros((2, 0), dtype=np.int64)  # the last tokens before those that wait, and their texts
+        self._carried = np.zeros((2, 0), dtype=np.int64)  # the last tokens before the pending ones, and their texts
         self._runs: list[Pairs] = []  # sorted, each at least twice as long as the next
         self._seen = np.zeros(0, dtype=np.int64)
 
     def add(self, piece: str) -> None:
-        """More of the text that is open; what may be half a word waits, up to `LETTERS` letters or blanks."""
+        """Add to the current text; an unfinished word is buffered, up to `LETTERS` characters."""
         for start in range(0, len(piece), LETTERS):
             self._add(piece[start : start + LETTERS])
 
@@ -63,33 +63,33 @@ class Tally:
         text = self._rest + piece
         long = len(text) >= LETTERS
         last = max(text.rfind(sign) for sign in " \n\t")
-        end = len(text[:last].rstrip()) if last >= 0 else 0  # blanks go with the word behind them
-        if not end and long:  # one word, or blanks without one
+        end = len(text[:last].rstrip()) if last >= 0 else 0  # whitespace belongs to the following word
+        if not end and long:  # a single word, or whitespace only
             end = last + 1 or len(text)
         self._rest = text[end:]
         self._take(text[:end])
 
     def end(self) -> None:
-        """The text that is open ends here."""
+        """End the current text."""
         self._take(self._rest)
         self._rest, self._text = "", self._text + 1
 
     def take(self, ids: Int[ndarray, " n"]) -> None:
-        """More of the text that is open, as numbers."""
+        """Add token ids to the current text."""
         self.tokens += len(ids)
         self._waiting.append(np.stack((ids, np.full(len(ids), self._text, dtype=np.int64))))
         if sum(part.shape[1] for part in self._waiting) >= CHUNK:
             self._count()
 
     def pairs(self) -> Pairs:
-        """Keys a·2³² + b in rising order, and how often each was seen."""
+        """Sorted keys a·2³² + b, and the count of each."""
         self._count()
         while len(self._runs) > 1:
             self._runs.append(merge_pairs(self._runs.pop(), self._runs.pop()))
         return self._runs[0] if self._runs else (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
     def frequency(self) -> Int[ndarray, " words"]:
-        """How often each word was seen."""
+        """Count of each word."""
         self._count()
         return np.pad(self._seen, (0, max(len(self.words) - len(self._seen), 0)))[: len(self.words)]
 
@@ -100,16 +100,16 @@ class Tally:
     def _ids(self, text: str) -> Int[ndarray, " n"]:
         if self._encode is not None:
             return np.asarray(self._encode(text), dtype=np.int64)
-        found = words_in(text)
+        words = words_in(text)
         if self.open:
-            new = set(found) - self._known.keys()
+            new = set(words) - self._known.keys()
             self._known.update(zip(new, range(len(self.words), len(self.words) + len(new)), strict=True))
             self.words += new
-            return np.fromiter(map(self._known.__getitem__, found), np.int64, len(found))
-        return np.fromiter((self._known.get(word, HOLE) for word in found), np.int64, len(found))
+            return np.fromiter(map(self._known.__getitem__, words), np.int64, len(words))
+        return np.fromiter((self._known.get(word, HOLE) for word in words), np.int64, len(words))
 
     def _count(self) -> None:
-        """Count what waits, and merge runs of about the same length."""
+        """Count the pending tokens, and merge runs of similar length."""
         if not self._waiting:
             return
         both = np.concatenate((self._carried, *self._waiting), axis=1)
@@ -126,39 +126,65 @@ class Tally:
 
 
 def read_into(tally: Tally, texts: Any, watch: Progress) -> None:
-    """Every text into a tally: a text, a Path to a file of one, packed or not, or several of these.
+    """Add texts to a tally: a string, a Path to a text file (compressed or not), or several of these.
 
     >>> tally = Tally(window=2)
     >>> read_into(tally, ["a rose", "is a rose"], lambda items, what, total: items)
     >>> tally.tokens
     5
     """
-    given = [texts] if isinstance(texts, (str, Path)) else texts
-    if not isinstance(given, Iterable):
-        raise TypeError(f"texts must be a text, a pathlib.Path, or several of these, got {type(texts).__name__}")
-    if isinstance(given, Sequence) and all(isinstance(one, Path) for one in given):
-        total = sum(count_pieces(one) for one in given)
-        for _ in watch(_steps(tally, given), "counting", total):
+    sources = [texts] if isinstance(texts, (str, Path)) else texts
+    if not isinstance(sources, Iterable):
+        raise TypeError(f"texts must be a string, a pathlib.Path, or several of these, got {type(texts).__name__}")
+    if isinstance(sources, Sequence) and all(isinstance(source, Path) for source in sources):
+        total = sum(count_pieces(source) for source in sources)
+        for _ in watch(_steps(tally, sources), "counting", total):
             pass
         return
-    for one in watch(given, "counting", len(given)) if isinstance(given, Sequence) else given:
-        if not isinstance(one, (str, Path)):
-            raise TypeError(f"texts must hold texts or pathlib.Paths, got {type(one).__name__}")
-        for _ in _steps(tally, [one]):
+    for source in watch(sources, "counting", len(sources)) if isinstance(sources, Sequence) else sources:
+        if not isinstance(source, (str, Path)):
+            raise TypeError(f"texts must contain strings or pathlib.Paths, got {type(source).__name__}")
+        for _ in _steps(tally, [source]):
             pass
 
 
 def _steps(tally: Tally, texts: Iterable[str | Path]) -> Iterator[None]:
-    """One step for each piece of a file, or for each text."""
-    for one in texts:
-        if isinstance(one, str) and _is_file(one):
-            raise ValueError(f"texts: {one} is a file; give pathlib.Path({one!r})")
-        for piece in text_pieces(one) if isinstance(one, Path) else (one,):
+    """One step per chunk of a file, or per text."""
+    for text in texts:
+        if isinstance(text, str) and _is_file(text):
+            raise ValueError(f"texts: {text} is a file; pass pathlib.Path({text!r})")
+        for piece in text_pieces(text) if isinstance(text, Path) else (text,):
             tally.add(piece)
             yield
         tally.end()
 
 
 def _is_file(text: str) -> bool:
-    """Whether what is given as a text is rather the name of a file."""
+    """Whether a string names an existing file."""
     return len(text) < 256 and "\0" not in text and Path(text).is_file()
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text without special tokens, by a transformers tokenizer or keyquery's own."""
+    if hasattr(tokenizer, "num_special_tokens_to_add"):
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(tokenizer(text)["input_ids"])
+
+
+def tokens_of(tokenizer: Any) -> list[str]:
+    """Every token by its id; unnamed and duplicate tokens are named by their number."""
+    numbers: dict[str, int] = {}
+    for number, word in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))):
+        numbers[f"#{number}" if word is None or word in numbers else word] = number
+    return list(numbers)
+
+
+def require_words(tally: Tally) -> None:
+    """Raise if the texts have too few words or no pairs."""
+    seen = np.flatnonzero(tally.frequency())
+    if len(seen) == 0:
+        raise ValueError("texts contain no words" + (" of the vocabulary" if tally.words else ""))
+    if len(seen) == 1:
+        raise ValueError(f"texts must contain at least two different words, got only {tally.words[int(seen[0])]!r}")
+    if not len(tally.pairs()[0]):
+        raise ValueError("no two words co-occur within the window in any text")

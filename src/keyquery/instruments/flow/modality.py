@@ -157,7 +157,7 @@ def patch_order(model: nn.Module) -> Iterator[list[Tensor]]:
         return
     original = owner.visual_embed
 
-    def heard(*args: Any, **options: Any) -> Any:
+    def recording(*args: Any, **options: Any) -> Any:
         out = original(*args, **options)
         orders.append(out[-1][0][0].cpu())
         return out

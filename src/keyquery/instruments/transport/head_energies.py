@@ -1,4 +1,4 @@
-"""The symmetric and the skew energy of every head of a model in training, step by step."""
+"""Symmetric and skew energy of every head of a model during training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SKEW = -0.1
 
 
 class Energies:
-    """‖S‖² and ‖A‖² of every head at each recorded step; `missing` says why where the model cannot be read.
+    """‖S‖² and ‖A‖² of every head at each recorded step; `missing` is the reason if the model cannot be read.
 
     >>> energies = Energies(torch.nn.MultiheadAttention(8, 2))
-    >>> energies.add(); [(head["layer"], head["head"]) for head in energies.told([0], [0])]
+    >>> energies.add(); [(head["layer"], head["head"]) for head in energies.rows([0], [0])]
     [(0, 0), (0, 1)]
     """
 
@@ -32,23 +32,25 @@ class Energies:
             self.missing = str(error).split("\n")[0]
 
     def add(self) -> None:
-        """Every head, now."""
+        """Record all heads."""
         if not self.missing:
             self._values.append(self._measure())
 
-    def told(self, records: Sequence[int], steps: Sequence[int]) -> list[dict[str, Any]]:
-        """One row per head: its energies and symmetry at some records, and since which of all `steps` it is skew.
+    def rows(self, records: Sequence[int], steps: Sequence[int]) -> list[dict[str, Any]]:
+        """One row per head: energies and symmetry at some records, and `since` which of all `steps` it is skew.
 
-        `since` is the first recorded step from which on its symmetry stays at SKEW or below, None if it ends
-        above.
+        `since` is the first recorded step from which on its symmetry stays at SKEW or below; None if it ends above.
         """
         rows = []
         for at, place in enumerate(self._places if self._values else []):
             every = [values[at] for values in self._values]
             shown = [every[record] for record in records]
-            points = [_symmetry(*values) <= SKEW for values in every]
-            first = next((k for k in range(len(points)) if all(points[k:])), None)
-            curves = {"symmetric_energy": [one for one, _ in shown], "skew_energy": [two for _, two in shown]}
+            is_skew = [_symmetry(*values) <= SKEW for values in every]
+            first = next((k for k in range(len(is_skew)) if all(is_skew[k:])), None)
+            curves = {
+                "symmetric_energy": [symmetric for symmetric, _ in shown],
+                "skew_energy": [skew for _, skew in shown],
+            }
             curves["symmetry"] = [_symmetry(*values) for values in shown]
             rows.append({**place, **curves, "since": None if first is None else steps[first]})
         return rows

@@ -1,4 +1,4 @@
-"""`TransportLens`: follows what a module gives for the same inputs through training."""
+"""`TransportLens`: records a module's outputs for the same inputs during training."""
 
 from __future__ import annotations
 
@@ -26,31 +26,60 @@ from keyquery.support.progress import Progress
 
 
 class TransportLens:
-    """Follows the points that a module of a model gives for `inputs`, from now on, until training ends.
+    """Record the outputs of a module for fixed inputs during training, and compare their path with optimal transport.
 
-    `module` is a name, such as "encoder.blocks.0", or a module of the model itself; the model's own output unless
-    given. `inputs` is a batch, or a list of them: a tensor, a tuple or a mapping, as the model takes it; `labels` name
-    the class of each instance. Of outputs (batch, tokens, width), `tokens` are taken: "all" real ones, the "first", the
-    "last", their "mean", a position or several. Of all points `points` are kept, drawn by `seed`; they lie on disk as
-    float16, in `folder` or where temporary files do. The start is recorded here, and then
+    The start is recorded on construction. Then `lens.step()` in a training loop records after each epoch (or every
+    `every` calls); `with lens:` records every `every` steps of the model's optimiser, and at the end;
+    `lens.callback()` does either in the transformers Trainer. A record runs `inputs` in eval mode without gradients,
+    and restores modes, random states and buffers. Needs the extra `transport`.
 
-    - `lens.step()` in the training loop records after each epoch, or, if `every` is a number, after as many calls;
-    - `with lens:` around any training records after every so many steps of its optimiser, if `every` is a number, and
-      after the last;
-    - `lens.callback()` does either in the Trainer of transformers.
+    Parameters
+    ----------
+    model
+        The model that is trained.
+    module
+        Name of a module, such as "encoder.blocks.0", or the module. Default: the model's own output.
+    inputs
+        A batch or a list of batches: a tensor, a tuple of arguments, or a mapping of them.
+    labels
+        Class of each instance. Default: one class.
+    every
+        "epoch", or a number of steps. Default: "epoch".
+    tokens
+        For outputs (batch, tokens, width): "all" non-padding tokens, "first", "last", "mean", or positions.
+        Default: "all".
+    points
+        How many points to keep, drawn at random; None keeps all. Default: 2000.
+    heads
+        Also record the symmetric and skew energy of every attention head. Default: True.
+    seed
+        Seed of the draw. Default: 0.
+    folder
+        Where positions are stored, as float16. Default: that of temporary files.
+    name
+        Name of the model. Default: that of its class.
 
-    A record runs `inputs` in eval mode, without gradients, and leaves modes, random states and buffers as they were. It
-    also takes the symmetric and the skew energy of every attention head, where the model can be read; `heads=False`
-    leaves that out. Needs the extra `transport`.
+    Raises
+    ------
+    ImportError
+        Without the extra `transport`.
+    ValueError
+        If the module is unknown, does not run on `inputs`, or gives NaN or infinity.
 
+    Examples
+    --------
     >>> model, x = torch.nn.Linear(2, 2), torch.randn(8, 2)
     >>> lens = kq.TransportLens(model, inputs=x)
     >>> for epoch in range(3):
-    ...     _ = model.weight.data.mul_(0.5)                     # training
+    ...     _ = model.weight.data.mul_(0.5)  # training
     ...     lens.step()
     >>> reading = lens.reading()
-    >>> reading.steps, round(reading.efficiency, 6)             # every point went straight ahead
+    >>> reading.steps, round(reading.efficiency, 6)  # every point moved straight ahead
     ([0, 1, 2, 3], 1.0)
+
+    See Also
+    --------
+    transport : The same for a path that is already recorded.
     """
 
     def __init__(
@@ -81,7 +110,7 @@ class TransportLens:
         self._all = len(start)
         drawn = torch.randperm(self._all, generator=torch.Generator().manual_seed(seed))
         self._kept = drawn[: points or self._all].sort().values
-        check_installed(len(self._kept))  # now, not after hours of training
+        check_installed(len(self._kept))  # fail now, not after training
         self.labels = self._labels(labels)
         self.store = Store(start[self._kept], folder, device_of(self.probe.model))
         self._energies = Energies(self.probe.model) if heads else None
@@ -92,30 +121,30 @@ class TransportLens:
 
     @property
     def steps(self) -> list[int]:
-        """Steps, or epochs, that are recorded; 0 is the start."""
+        """Recorded steps or epochs; 0 is the start."""
         return list(self.store.steps)
 
     @property
     def unit(self) -> str:
-        """What is counted: "epoch" or "step"."""
+        """The unit of `steps`: "epoch" or "step"."""
         return "epoch" if self.every == "epoch" else "step"
 
     @property
     def heads(self) -> list[dict[str, Any]]:
-        """One row per head: symmetric and skew energy and symmetry at every record, and `since` when it is skew.
+        """One row per head: symmetric and skew energy and symmetry at every record, and `since` which step it is skew.
 
         `since` is the first recorded step from which on its symmetry stays at −0.1 or below; None if it ends above.
         """
-        return [] if self._energies is None else self._energies.told(range(len(self.steps)), self.steps)
+        return [] if self._energies is None else self._energies.rows(range(len(self.steps)), self.steps)
 
     def step(self) -> None:
-        """Tell the lens that an epoch, or a step, is over: it records if it is the turn of this one."""
+        """Signal the end of an epoch or step; records if it is due."""
         if self._hook is not None:
-            raise ValueError("inside `with lens` the optimiser tells its steps: leave out lens.step()")
+            raise ValueError("inside `with lens` steps are counted by the optimiser: omit lens.step()")
         self._count()
 
     def path(self) -> Tensor:
-        """Places of all points at every record, (records, points, width), float32."""
+        """Positions of all points at every record, (records, points, width), float32."""
         return torch.stack([self.store.place(record).float() for record in range(len(self.steps))])
 
     def reading(
@@ -127,14 +156,14 @@ class TransportLens:
         exact_limit: int = EXACT,
         progress: Progress | None = None,
     ) -> Transport:
-        """What `kq.transport` says of the path so far, with curves over steps and the heads; options are its own."""
+        """The reading of `kq.transport` for the path so far, with head energies; options as there."""
         if len(self.steps) < 2:
-            seen = f" after {self.count} of {self.every} steps" if self.count else ""
-            ways = "call lens.step() after each epoch, or give every=100 and train inside `with lens`"
-            raise ValueError(f"the lens has recorded the start alone{seen}: {ways}")
+            progress_so_far = f" after {self.count} of {self.every} steps" if self.count else ""
+            ways = "call lens.step() after each epoch, or pass every=100 and train inside `with lens`"
+            raise ValueError(f"the lens has recorded only the start{progress_so_far}: {ways}")
         last = len(self.steps) - 1
-        shown = frames_of(last, frames)
-        heads = [] if self._energies is None else self._energies.told(shown, self.steps)
+        selected = frames_of(last, frames)
+        heads = [] if self._energies is None else self._energies.rows(selected, self.steps)
         facts: dict[str, Any] = {
             "records": last + 1,
             "every": self.every,
@@ -144,11 +173,11 @@ class TransportLens:
         if self._energies is not None and self._energies.missing:
             facts["heads"] = f"not read: {self._energies.missing}"
         model = {"name": self.name, "module": self.probe.module}
-        told = {"model": model, "unit": self.unit, "heads": heads, "provenance": provenance(**facts)}
-        return measured(self.store, self.labels, published, frames, points, exact_limit, progress, told)
+        reading_facts = {"model": model, "unit": self.unit, "heads": heads, "provenance": provenance(**facts)}
+        return measured(self.store, self.labels, published, frames, points, exact_limit, progress, reading_facts)
 
     def callback(self) -> Any:
-        """A TrainerCallback that records after each epoch, or every so many steps of the optimiser (extra `hf`)."""
+        """A TrainerCallback that records after each epoch, or every `every` optimiser steps (extra `hf`)."""
         base = optional("transformers", "callback").TrainerCallback
         lens = self
 
@@ -174,11 +203,11 @@ class TransportLens:
         if self._hook is not None:
             self._hook.remove()
             if kind is None and self.count > self.steps[-1]:
-                self._record()  # the end of training, whichever step it is
+                self._record()  # the end of training
         self._hook = self._optimiser = None
 
     def _stepped(self, optimiser: Optimizer, *given: Any) -> None:
-        """After a step of any optimiser: the first that has a parameter of the model is the one that counts."""
+        """After a step of any optimiser: only the first with a parameter of the model counts."""
         if self._optimiser is None:
             own = {id(weight) for weight in self.probe.model.parameters()}
             if any(id(weight) in own for group in optimiser.param_groups for weight in group["params"]):
@@ -196,7 +225,7 @@ class TransportLens:
         place = self._points(when)
         if len(place) != self._all:
             then, now = f"{self._all} points at the start", f"{len(place)} at {when}"
-            raise ValueError(f"{self.probe.module or self.name} must give the same points again: {then}, {now}")
+            raise ValueError(f"{self.probe.module or self.name} must give the same number of points: {then}, {now}")
         self.store.add(self.count, place[self._kept])
         if self._energies is not None:
             self._energies.add()
@@ -210,11 +239,11 @@ class TransportLens:
         return points
 
     def _labels(self, labels: Any) -> np.ndarray | None:
-        """The class of every point that is kept."""
+        """The class of every kept point."""
         if labels is None:
             return None
         array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
         if array.shape != (self.probe.instances,):
             shape, count = array.shape, self.probe.instances
-            raise ValueError(f"labels must name the class of each of {count} instances in inputs, got shape {shape}")
+            raise ValueError(f"labels must have one class per instance in inputs, {count}, got shape {shape}")
         return array[self.probe.owners[self._kept].numpy()]

@@ -1,4 +1,4 @@
-"""A course: where the same points were at every recorded step, and how long each one's way there was."""
+"""Positions of the same points at every recorded step, and their path lengths."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from keyquery.reading import digest
 
 @runtime_checkable
 class Course(Protocol):
-    """What an instrument asks of a path; records are counted from 0."""
+    """A recorded path; records are counted from 0."""
 
     count: int  # of points
 
     @property
     def steps(self) -> Sequence[int]:
-        """The number of every record in training."""
+        """The training step of every record."""
         ...
 
     def place(self, record: int) -> Float[Tensor, "n d"]:
-        """Where the points are at a record, float64."""
+        """Positions of the points at a record, float64."""
         ...
 
     def gone(self, record: int) -> Float[Tensor, " n"]:
-        """How long each point's way up to a record is, float64."""
+        """Path length of each point up to a record, float64."""
         ...
 
 
 def ends(course: Course) -> dict[str, str]:
-    """Digests of the start and of the end, as they are in float64."""
+    """Digests of the first and last positions, in float64."""
     return {name: digest(course.place(at).double()) for name, at in (("start", 0), ("end", len(course.steps) - 1))}
 
 
 class ArrayCourse:
-    """The course of a path that lies in memory, or in a memory map: one step at a time is float64.
+    """A path in memory or in a memory map, converted to float64 one step at a time.
 
     >>> course = ArrayCourse([torch.zeros(3, 2), torch.ones(3, 2)])
     >>> course.steps, course.gone(1)
@@ -50,7 +50,7 @@ class ArrayCourse:
     def __init__(self, path: Any) -> None:
         if not isinstance(path, (Tensor, ndarray, list, tuple)):
             raise TypeError(
-                f"path must be an array (steps + 1, points, dims) or a list of clouds, got {type(path).__name__}"
+                f"path must be an array (steps + 1, points, dims) or a list of point clouds, got {type(path).__name__}"
             )
         shapes = [tuple(np.shape(cloud)) for cloud in path]
         if len(shapes) < 2:
@@ -64,16 +64,16 @@ class ArrayCourse:
         self._path, self.count = path, shapes[0][0]
         self.steps = range(len(shapes))
         before = self.place(0)
-        gone = torch.zeros(self.count, dtype=torch.float64, device=before.device)
-        self._lengths = [gone]
+        lengths = torch.zeros(self.count, dtype=torch.float64, device=before.device)
+        self._lengths = [lengths]
         for step in self.steps[1:]:
             now = self.place(step)
-            gone = gone + (now - before).norm(dim=-1)
-            self._lengths.append(gone)
+            lengths = lengths + (now - before).norm(dim=-1)
+            self._lengths.append(lengths)
             before = now
 
     def place(self, record: int) -> Float[Tensor, "n d"]:
-        """Where the points are at a step."""
+        """Positions of the points at a step."""
         cloud = self._path[record]
         here = (cloud.detach() if isinstance(cloud, Tensor) else torch.from_numpy(np.array(cloud))).double()
         if not here.isfinite().all():
@@ -82,5 +82,5 @@ class ArrayCourse:
         return here
 
     def gone(self, record: int) -> Float[Tensor, " n"]:
-        """How long each point's way up to a step is."""
+        """Path length of each point up to a step."""
         return self._lengths[record]

@@ -1,4 +1,4 @@
-"""A course in two dimensions, small enough to draw."""
+"""A path projected to two dimensions, small enough to draw."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from keyquery.instruments.transport.path import Course
 from keyquery.reading import plain, short
 
 DIGITS = 4
-ROUNDS, BESIDE = 30, 6  # of subspace iteration, and directions that it carries along besides the two
+ROUNDS, BESIDE = 30, 6  # iterations, and oversampling of the subspace
 
 
 def sketch(
     course: Course, records: Sequence[int], groups: Mapping[Any, Tensor], target: Float[Tensor, "n d"], points: int
 ) -> dict[str, Any]:
-    """Some points at some records, on the two principal directions of all of them.
+    """Some points at some records, projected on their two principal components.
 
-    `frames` holds x₀, y₀, x₁, y₁, … of each record, `targets` where optimal transport would have sent each point;
-    `classes` the number of each point's class, `shares` of the variance that each of the two directions shows.
+    `frames` holds x₀, y₀, x₁, y₁, … of each record, `targets` the optimal target of each point, `classes` the class
+    index of each point, `shares` the variance explained by each component.
     """
     some = torch.randperm(course.count, generator=torch.Generator().manual_seed(0))[:points].sort().values
     number = torch.zeros(course.count, dtype=torch.long)
@@ -43,17 +43,17 @@ def sketch(
 def principal(rows: Float[Tensor, "n d"]) -> Float[Tensor, "d 2"]:
     """The two leading right singular vectors of centred rows; with one column the second direction is zero.
 
-    By subspace iteration from a fixed start: widths of thousands take as many products, and no random state is touched.
+    By subspace iteration with its own generator: fast for large widths, and leaves the global random state alone.
 
     >>> principal(torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]).double()).abs().round()
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
     width = rows.shape[1]
-    drawn = torch.randn(width, min(2 + BESIDE, width), generator=torch.Generator().manual_seed(0), dtype=rows.dtype)
-    basis = torch.linalg.qr(drawn).Q
+    start = torch.randn(width, min(2 + BESIDE, width), generator=torch.Generator().manual_seed(0), dtype=rows.dtype)
+    basis = torch.linalg.qr(start).Q
     for _ in range(ROUNDS):
         basis = torch.linalg.qr(rows.mT @ (rows @ basis)).Q
-    _, _, turned = torch.linalg.svd(rows @ basis, full_matrices=False)
-    found = (basis @ turned.mT)[:, :2]
-    return torch.nn.functional.pad(found, (0, 2 - found.shape[1]))
+    _, _, right = torch.linalg.svd(rows @ basis, full_matrices=False)
+    components = (basis @ right.mT)[:, :2]
+    return torch.nn.functional.pad(components, (0, 2 - components.shape[1]))

@@ -1,4 +1,4 @@
-"""Where the same points were at many steps, on disk: 16 bits a number, however long training takes."""
+"""Positions of the same points at many steps, stored on disk in 16 bits per number."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class Store:
-    """The places of n points at every recorded step.
+    """The positions of n points at every recorded step.
 
-    Start and latest place are kept as they are, float32, and lengths of ways are summed up as points come in. What lies
-    between is written to a file without a name, as float16 differences from the start in units of the largest one: each
-    is known to three digits of how far its point has gone. The file is gone when the store is.
+    The first and latest positions are kept in float32, and path lengths are accumulated in float64. Steps in between
+    are written to an anonymous temporary file as float16 differences from the start, scaled by the largest one: about
+    three significant digits of the displacement. The file is deleted with the store.
 
     >>> store = Store(torch.zeros(2, 3))
     >>> store.add(1, torch.ones(2, 3)); store.add(2, torch.zeros(2, 3))
@@ -27,7 +27,7 @@ class Store:
     """
 
     def __init__(self, start: Float[Tensor, "n d"], folder: str | Path | None = None, device: Any = "cpu") -> None:
-        """`folder` is where the file lies, `device` where places are handed out."""
+        """`folder` is where the file is created, `device` where positions are returned."""
         self.start = self.last = start.float()
         self.device = device
         self.steps = [0]
@@ -36,13 +36,13 @@ class Store:
         self._gone = torch.zeros(self.count, dtype=torch.float64)
         self._record = np.dtype([("moved", "<f2", (self.count, width)), ("gone", "<f8", (self.count,))])
         if folder is not None and not Path(folder).is_dir():
-            raise NotADirectoryError(f"folder must be one that is there, and {folder} is none")
+            raise NotADirectoryError(f"folder must be an existing folder, and {folder} is not")
         # Closed with the store.
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._close = weakref.finalize(self, self._file.close)
 
     def add(self, step: int, place: Float[Tensor, "n d"]) -> None:
-        """The points at one more step."""
+        """Add the points at a further step."""
         place = place.float()
         moved = place - self.start
         scale = float(moved.abs().max()) or 1.0
@@ -57,7 +57,7 @@ class Store:
         self.last = place
 
     def place(self, record: int) -> Float[Tensor, "n d"]:
-        """Where the points were at a record, float64; 0 is the start."""
+        """Positions of the points at a record, float64; 0 is the start."""
         if record == 0:
             return self.start.to(self.device).double()
         if record == len(self.steps) - 1:
@@ -66,7 +66,7 @@ class Store:
         return (self.start.double() + moved * self._scales[record - 1]).to(self.device)
 
     def gone(self, record: int) -> Float[Tensor, " n"]:
-        """How long each point's way up to a record was, float64."""
+        """Path length of each point up to a record, float64."""
         if record == 0:
             return torch.zeros_like(self._gone, device=self.device)
         return torch.from_numpy(np.array(self._read("gone", record))).to(self.device)

@@ -1,8 +1,7 @@
-"""`transport`: how far points went through training, beside how far they would have had to go.
+"""`transport`: how far points moved during training, compared with optimal transport.
 
-A path is the places of the same points at every step, p₀ to p_K. Optimal transport between its start and its end is
-the cheapest way from the one cloud to the other, whichever point goes where. What training did beyond that is the Monge
-gap; detours on the way are what efficiency counts.
+A path holds the positions of the same points at every step, p₀ to p_K. Optimal transport between its start and its end
+is the cheapest matching of the two clouds. The excess cost of training is the Monge gap; detours lower the efficiency.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, silent
 
-FRAMES, POINTS = 25, 300  # steps that curves have and a page shows, and points that it shows
+FRAMES, POINTS = 25, 300  # steps of curves and of the page, and points on the page
 CURVES = ("distance", "wasserstein", "optimality", "path_length", "efficiency")
 TOLD = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transport(Reading, kind="transport"):
-    """A path of points beside the optimal transport from its start to its end, overall and for each class.
+    """A path of points compared with the optimal transport from its start to its end, overall and per class.
 
-    Every class has the figures of the whole, its `points`, and `least`, which its W₂ is proven to be at least: that is
-    less than `wasserstein` where Sinkhorn stood in for the exact coupling. `curves` hold figures of the path up to each
-    of `steps`; `heads` what the parts of each head were at these; `sketch` the cloud in two dimensions.
+    Every class has the same metrics, its `points`, and `least`, a lower bound of its W₂, below `wasserstein` where
+    Sinkhorn replaced the exact coupling. `curves` hold metrics of the path up to each of `steps`; `heads` the energies
+    of each head at these steps; `sketch` the points in two dimensions.
     """
 
     units: ClassVar[Mapping[str, str]] = {
         "distance": "T = √(mean ‖p₀ − p_K‖²)",
         "wasserstein": "W₂ = √(min over matchings of the same mean); never across classes",
-        "random": "√(mean over all pairs of a class ‖p₀ᵢ − p_Kⱼ‖²): T of partners drawn by lot",
+        "random": "√(mean over all pairs of a class ‖p₀ᵢ − p_Kⱼ‖²): T under random matching",
         "monge_gap": "T − W₂",
-        "optimality": "W₂/T, 0 to 1; none where T = 0",
+        "optimality": "W₂/T, 0 to 1; None if T = 0",
         "path_length": "mean of Σ ‖p_k+1 − p_k‖",
-        "efficiency": "mean ‖p₀ − p_K‖ / path length, 0 to 1; none where nothing moved",
-        "matched": "share of points whose optimal partner is themselves",
+        "efficiency": "mean ‖p₀ − p_K‖ / path length, 0 to 1; None if nothing moved",
+        "matched": "share of points matched to themselves",
         "bures": "W₂ between Gaussians of the same means and covariances",
         "symmetry": "(‖S‖² − ‖A‖²)/‖M‖² of a head's weights, −1 skew to 1 symmetric",
     }
@@ -71,7 +70,7 @@ class Transport(Reading, kind="transport"):
     heads: Sequence[Mapping[str, Any]] = ()
 
     def records(self) -> list[dict[str, Any]]:
-        """One row for the whole, and one a class where there are several."""
+        """One row overall, and one per class if there are several."""
         rows = [{"class": "all", **{name: getattr(self, name) for name in TOLD}}]
         several = self.classes if len(self.classes) > 1 else ()
         return rows + [{"class": row["class"], **{name: row[name] for name in TOLD}} for row in several]
@@ -88,27 +87,62 @@ def transport(
     name: str = "a path",
     progress: Progress | None = None,
 ) -> Transport:
-    """How a path of points compares with the optimal transport from its start to its end, as a Reading.
+    """Compare a path of points with the optimal transport from its start to its end.
 
-    `path` has shape (steps + 1, points, dims): a tensor, an array, also a memory map, or a list of clouds. Points of
-    one of `labels` are matched among themselves; squares of overall figures are means of the classes' over all points.
-    All is in float64. `published` gives the numbers of the released code instead, for comparison: sums over points and
-    classes, and an efficiency that divides a root of summed squares by a sum of lengths.
+    T = √(mean ‖p₀ − p_K‖²), W₂ = min of the same over matchings, Monge gap = T − W₂, optimality = W₂/T,
+    efficiency = mean ‖p₀ − p_K‖ / mean path length. All in float64.
 
-    Curves have at most `frames` steps, each of which takes a coupling, and the page that many, of at most `points`
-    points. Classes of more than `exact_limit` points are coupled by Sinkhorn. Needs the extra `transport`.
+    Parameters
+    ----------
+    path
+        Positions (steps + 1, points, dims): a tensor, an array, a memory map, or a list of point clouds.
+    labels
+        Class of each point; points are matched within classes only. Squared overall metrics are averages over points.
+        Default: one class.
+    published
+        Compute the numbers of the released code instead: sums over points and classes, and an efficiency that divides
+        a root of summed squares by a sum of lengths. Default: False.
+    frames
+        Largest number of steps in curves and on the page; each needs a coupling. Default: 25.
+    points
+        Largest number of points on the page. Default: 300.
+    exact_limit
+        Classes with more points are coupled by Sinkhorn. Default: 5000.
+    name
+        Name of the path. Default: "a path".
+    progress
+        Wraps iterables in progress bars. Default: none.
 
+    Returns
+    -------
+    Transport
+        Metrics overall and per class, and curves over steps.
+
+    Raises
+    ------
+    ImportError
+        Without the extra `transport`.
+    TypeError, ValueError
+        If `path` has the wrong shape or is not finite, or `labels` do not fit.
+
+    Examples
+    --------
     >>> cloud = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
-    >>> straight = kq.transport([cloud, cloud + 1, cloud + 3])              # together, and straight ahead
+    >>> straight = kq.transport([cloud, cloud + 1, cloud + 3])  # a translation
     >>> straight.optimality, round(straight.efficiency, 12)
     (1.0, 1.0)
-    >>> turned = kq.transport([cloud, cloud.roll(1, 0)])                    # three points that changed places
-    >>> turned.wasserstein, round(turned.distance, 3), turned.matched
+    >>> permuted = kq.transport([cloud, cloud.roll(1, 0)])  # three points exchange positions
+    >>> permuted.wasserstein, round(permuted.distance, 3), permuted.matched
     (0.0, 1.826, 0.0)
+
+    See Also
+    --------
+    TransportLens : Record such a path during training.
+    monge_gap : The Monge gap of one map.
     """
-    course = ArrayCourse(path)
-    told = {"model": {"name": name}, "provenance": provenance(records=len(course.steps), tensors=ends(course))}
-    return measured(course, labels, published, frames, points, exact_limit, progress, told)
+    recorded = ArrayCourse(path)
+    facts = {"model": {"name": name}, "provenance": provenance(records=len(recorded.steps), tensors=ends(recorded))}
+    return measured(recorded, labels, published, frames, points, exact_limit, progress, facts)
 
 
 def measured(
@@ -119,37 +153,37 @@ def measured(
     points: int,
     exact_limit: int,
     progress: Progress | None,
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> Transport:
-    """The reading of a course, whoever recorded it; `told` is what is known of it besides."""
+    """The reading of a recorded path; `facts` are further fields of the reading."""
     check_count("points", points)
     groups = groups_of(labels, course.count)
     last = len(course.steps) - 1
-    shown = frames_of(last, frames)
-    start, end, gone = course.place(0), course.place(last), course.gone(last)
+    selected = frames_of(last, frames)
+    start, end, lengths = course.place(0), course.place(last), course.gone(last)
     target, parts = torch.empty_like(start), []
     for rows in groups.values():
-        part, target[rows] = _class(start[rows], end[rows], gone[rows], exact_limit)
+        part, target[rows] = _class(start[rows], end[rows], lengths[rows], exact_limit)
         parts.append(part)
-    classes = [{"class": name, **_figures([part], published)} for name, part in zip(groups, parts, strict=True)]
+    classes = [{"class": name, **_metrics([part], published)} for name, part in zip(groups, parts, strict=True)]
     curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
-    for at in (progress or silent)(shown, "coupling steps", len(shown)):
+    for at in (progress or silent)(selected, "coupling steps", len(selected)):
         pieces = parts
         if at != last:
             place, length = course.place(at), course.gone(at)
             pieces = [_way(start[rows], place[rows], length[rows], exact_limit)[0] for rows in groups.values()]
-        now = _figures(pieces, published)
+        now = _metrics(pieces, published)
         for name, values in curves.items():
             values.append(now[name])
-    drawn = sketch(course, shown, groups, target, points) if frames else None
-    steps = [course.steps[at] for at in shown]
-    whole = _figures(parts, published)
-    del whole["least"]  # that of the classes is told with each
-    return Transport(**told, **whole, published=published, classes=classes, steps=steps, curves=curves, sketch=drawn)
+    drawn = sketch(course, selected, groups, target, points) if frames else None
+    steps = [course.steps[at] for at in selected]
+    whole = _metrics(parts, published)
+    del whole["least"]  # reported per class
+    return Transport(**facts, **whole, published=published, classes=classes, steps=steps, curves=curves, sketch=drawn)
 
 
 def frames_of(last: int, frames: int) -> list[int]:
-    """At most so many records, evenly from the first to the last.
+    """At most `frames` records, evenly spaced from first to last.
 
     >>> frames_of(10, 4)
     [0, 3, 7, 10]
@@ -159,7 +193,7 @@ def frames_of(last: int, frames: int) -> list[int]:
 
 
 def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
-    """The rows of each class, in order of their names; one class of all where there are no labels.
+    """The rows of each class, sorted by name; a single class "all" without labels.
 
     >>> groups_of(["b", "a", "b"], 3)
     {'a': tensor([1]), 'b': tensor([0, 2])}
@@ -168,12 +202,12 @@ def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
         return {"all": torch.arange(count)}
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.shape != (count,):
-        raise ValueError(f"labels must name the class of each of {count} points, got shape {array.shape}")
+        raise ValueError(f"labels must have one class per point, {count}, got shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("labels must be finite, got NaN or infinite ones")
+        raise ValueError("labels must be finite, got NaN or infinity")
     if array.dtype == object:
         if any(name is None or name != name for name in array):
-            raise ValueError("labels must name the class of every point, got None or NaN")
+            raise ValueError("labels must not contain None or NaN")
         array = np.array([str(name) for name in array])
     names, index = np.unique(array, return_inverse=True)
     return {name.item(): torch.from_numpy(np.flatnonzero(index == at)) for at, name in enumerate(names)}
@@ -181,7 +215,7 @@ def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A class: its points, T², W₂² and its bound, mean ‖p₀ − p_K‖, path length, and what curves do without."""
+    """Statistics of a class: points, T², W₂² and its lower bound, mean ‖p₀ − p_K‖, path length."""
 
     points: int
     square: float
@@ -195,17 +229,17 @@ class _Part:
     exact: bool = True
 
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 def _way(
     start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], gone: Float[Tensor, " n"], limit: int
 ) -> tuple[_Part, Any]:
-    """What a curve needs of a class, and the coupling."""
+    """Statistics of a class for curves, and the coupling."""
     moved = (start - end).norm(dim=-1)
     coupling = match(start, end, exact_limit=limit)
     square = float((start - end).square().sum(-1).mean())
-    best = min(float(coupling.cost), square)  # staying with oneself is a coupling, too
+    best = min(float(coupling.cost), square)  # the identity is a coupling, too
     least = min(float(coupling.least), best)
     part = _Part(len(start), square, best, least, float(moved.mean()), float(gone.mean()), exact=coupling.exact)
     return part, coupling
@@ -214,7 +248,7 @@ def _way(
 def _class(
     start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], gone: Float[Tensor, " n"], limit: int
 ) -> tuple[_Part, Float[Tensor, "n d"]]:
-    """All of a class, and where each point would have gone."""
+    """All statistics of a class, and the optimal target of each point."""
     part, coupling = _way(start, end, gone, limit)
     own = torch.arange(len(start), device=coupling.partner.device)
     more = {"matched": float((coupling.partner == own).double().mean()), "bures": float(gaussian(start, end))}
@@ -223,8 +257,8 @@ def _class(
     return _Part(**{**vars(part), **more}), coupling.target
 
 
-def _figures(parts: Sequence[_Part], published: bool) -> Figures:
-    """The figures of some classes together, ours or as published."""
+def _metrics(parts: Sequence[_Part], published: bool) -> Metrics:
+    """Metrics of some classes together, ours or as published."""
     count = sum(part.points for part in parts)
 
     def mean(of: Callable[[_Part], float]) -> float:
@@ -254,7 +288,7 @@ def _figures(parts: Sequence[_Part], published: bool) -> Figures:
         "monge_gap": distance - wasserstein,
         "optimality": wasserstein / distance if distance else None,
         "path_length": length,
-        "efficiency": min(straight / length, 1.0) if length else None,  # above it by rounding alone
+        "efficiency": min(straight / length, 1.0) if length else None,  # above 1 only by rounding
         "matched": mean(lambda part: part.matched),
         "bures": bures,
         "least": least,

@@ -1,11 +1,11 @@
-"""The dial: parts of any head's scores scaled in a running model, its weights untouched.
+"""`dial`: scale parts of attention scores in a running model, without changing its weights.
 
-With the mean query q̄ᵢ and the mean key k̄ⱼ at each position, and contents q′ = q − q̄ and k′ = k − k̄, all rotated as the
-model does, the score of query i and key j is exactly the sum of the parts of `forms.parts`. With gains on them
+With the mean query q̄ᵢ and the mean key k̄ⱼ at each position, and contents q′ = q − q̄ and k′ = k − k̄, all rotated as in
+the model, the score of query i and key j is exactly the sum of the parts of `forms.parts`. With gains on them
 
     symmetric α      skew β      popularity γ      query_only ε      position δ
 
-it is still one product, q̃·k̃, of vectors up to three times as wide (x̂ is x rotated the other way):
+it is still one product, q̃·k̃, of vectors up to three times as wide (x̂ is x rotated by the negative angle):
 
     q̃ = [½(α+β)q′ + γq̄ , ½(α−β)k̂′ , εq′ + δq̄]      k̃ = [k′ , q̂′ , k̄]
 """
@@ -32,13 +32,13 @@ from keyquery.surgery.rewriting.attach import check_unchanged, rewrite, sites_of
 from keyquery.surgery.rewriting.sites import Call, Site, labels_of
 from keyquery.surgery.selection import Selection, select
 
-MOST = 1e4  # beyond, scores of short floats overflow
+MOST = 1e4  # larger gains overflow in half precision
 POSITION = PARTS.index("position")
 MEANS = ("position", "global")
 
 
 class SiteMeans:
-    """The mean query and key of one site, unrotated: one for each position, or (`places` 1) one for all."""
+    """Mean query and key of one site before RoPE: one per position, or (`places` 1) one for all."""
 
     def __init__(self, query: Float[Tensor, "places heads r"], key: Float[Tensor, "places heads r"]) -> None:
         self.query, self.key = query, key
@@ -48,14 +48,15 @@ class SiteMeans:
     def at(
         self, call: Call, sign: int = 1
     ) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
-        """Both, at the place of every token of a call and rotated to it; the other way for `sign` −1."""
+        """Both means at the position of every token, rotated to it; by the negative angle for `sign` −1."""
         if self.query.shape[-1] != call.keys.shape[-1]:
-            raise ValueError("an rbf kernel takes the means of the batch at hand: leave data out")
+            raise ValueError("an rbf kernel uses the means of the current batch: omit data")
         places = call.places.long().clamp(min=0) if self.by_position else torch.zeros_like(call.places).long()
         last = len(self.query) - 1
         if self.by_position and not self._warned and int(places.max()) > last:
             warnings.warn(
-                f"means were measured at positions 0 to {last}: beyond, those of position {last} are used", stacklevel=2
+                f"means were measured at positions 0 to {last}; later positions use those of position {last}",
+                stacklevel=2,
             )
             self._warned = True
         at = places.clamp(max=last)
@@ -73,32 +74,32 @@ class Gains:
         self.set(gains)
 
     def set(self, gains: Float[Tensor, "5 heads"]) -> None:
-        """Other gains from now on."""
+        """Set new gains."""
         self.gains = self._near = gains
         self._idle, self._across = bool((gains == 1).all()), not torch.equal(gains[0], gains[1])
 
     def __call__(self, call: Call) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
         """q̃ of the new tokens and k̃ of all."""
         queries, keys = self._own(call.queries), self._own(call.keys)
-        if self._idle:  # a sweep turns a few heads at a time: all others go as they always do
+        if self._idle:  # unchanged heads keep their original path
             return queries[..., -call.new :, :], keys
-        self._near = self._near.to(keys.device)  # moved once, not at every call
+        self._near = self._near.to(keys.device)  # moved once
         by_position = self._means is not None and self._means.by_position
-        # Else the same for every key, and softmax does not see it.
+        # Otherwise constant per query, and softmax is invariant to it.
         placed = call.turn.rope is not None or call.constants or by_position
         at_query, at_key = self._at(call)
         swapped = self._swapped(call, queries, keys) if self._across and call.turn.rope is not None else None
         return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed, swapped)
 
     def _swapped(self, call: Call, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Contents q̂′ and k̂′, rotated the other way."""
+        """Contents q̂′ and k̂′, rotated by the negative angle."""
         at_query, at_key = self._at(call, -1)
         places = call.places.unsqueeze(1)
         query, key = (call.turn.there(call.turn.back(x, places), -places) for x in (queries, keys))
         return query - at_query, key - at_key
 
     def _at(self, call: Call, sign: int = 1) -> tuple[Tensor, Tensor]:
-        """The means of its heads at every place; those of data are rotated once while places stay the same."""
+        """Means of its heads at every position; cached while positions stay the same."""
         if self._means is None:
             means = SiteMeans(*(mean[None] for mean in call.means()))
             query, key = (self._own(mean) for mean in means.at(call, sign))
@@ -110,16 +111,16 @@ class Gains:
         return kept[1:]
 
     def _own(self, x: Tensor) -> Tensor:
-        """Of its heads; all of them need no copy."""
+        """Select its heads; without a copy if all."""
         return x if len(self.heads) == x.shape[1] else x[:, self.heads]
 
     def bias_gain(self) -> Float[Tensor, " heads"]:
-        """A bias by position is part of position."""
+        """A position bias belongs to the position part."""
         return self.gains[POSITION]
 
 
 class Dial(Handle):
-    """A dialled model: `turn` sets other gains, `undo` or the end of the context gives the model back."""
+    """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model."""
 
     def __init__(self, changes: ExitStack, gains: dict[int, Gains]) -> None:
         super().__init__(changes, "the dial")
@@ -135,7 +136,7 @@ class Dial(Handle):
         query_only: float = 1.0,
         position: float = 1.0,
     ) -> None:
-        """Set the gains of some of the dialled heads (default: all); all others go back to 1.
+        """Set the gains of some of the dialled heads; all others are reset to 1. Default: all heads.
 
         >>> model = kq.Encoder(8, depth=2, heads=2).eval()
         >>> with kq.dial(model) as dial:
@@ -161,48 +162,60 @@ def dial(
     data: Iterable[Batch] | Means | None = None,
     means: str | None = None,
 ) -> Dial:
-    """Scale the parts of a running model's attention scores; 1 is as it was, 0 is off. Weights stay untouched.
+    """Scale the parts of attention scores in a running model; its weights are not modified.
+
+    score = α·symmetric + β·skew + γ·popularity + ε·query_only + δ·position, with all gains 1 in the original model.
 
     Parameters
     ----------
     model
         A live model in eval mode.
     symmetric, skew, popularity, query_only, position
-        Gains on the parts of `docs/decomposition.md`. Default: 1.
+        Gains on the parts (`docs/decomposition.md`); 0 ablates a part. Default: 1.
     heads
-        Pairs (layer, head), or texts such as "3.*" and "0.1". Default: all.
+        Pairs (layer, head), or strings such as "3.*" and "0.1". Default: all.
     data
-        Batches that the means are measured on, or `Means` that were. Default: the means are those of each batch at
-        hand, over all its tokens, so that what a text gives depends on what it is batched with.
+        Batches on which the means are measured, or `Means`. Default: the means of each batch, over all its tokens, so
+        that results depend on how texts are batched.
     means
-        "position": one mean for each position, as `look` has them; "global": one for all positions. Default:
-        "position" if `data` has at least 32 sequences, else "global".
+        "position": one mean per position, as in `kq.look`; "global": one for all positions. Default: "position" if
+        `data` has at least 32 sequences, else "global".
 
     Returns
     -------
     Dial
-        A context, or a handle with `.undo()`.
+        A context manager, or a handle with `.turn()` and `.undo()`.
+
+    Raises
+    ------
+    ValueError
+        If the model has active dropout, a head does not exist or is already changed, or a gain is out of range.
 
     Examples
     --------
     >>> model, x = kq.Encoder(8, depth=1, heads=2).eval(), torch.randn(1, 5, 8)
     >>> before = model(x)
     >>> with kq.dial(model, skew=0):
-    ...     without = model(x)
-    >>> torch.equal(model(x), before), torch.equal(without, before)
+    ...     ablated = model(x)
+    >>> torch.equal(model(x), before), torch.equal(ablated, before)
     (True, False)
+
+    See Also
+    --------
+    ablate : The change of the loss with each part ablated.
+    project : Replace the QK form of one head.
     """
     model = check_model(model)
     values = _checked(symmetric, skew, popularity, query_only, position)
     if means is not None:
         check_choice("means", means, MEANS)
     if data is None and means == "position":
-        raise ValueError('means="position" are measured on data: give data, batches that the model takes')
+        raise ValueError('means="position" needs data: batches for the model')
     sites = sites_of(model)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
     if moved and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
-        raise ValueError(f"{odd.name} scores positions by terms of their own, which the dial does not reach")
+        raise ValueError(f"{odd.name} has disentangled position terms, which the dial cannot scale")
     measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
     gains = {
         index: Gains(
@@ -219,10 +232,10 @@ def dial(
 
 
 class Means:
-    """Mean queries and keys of every layer over data, to be used by several dials of one model.
+    """Mean queries and keys of every layer over data, reusable for several dials of one model.
 
-    `kind` is "position" (one mean for each position) or "global" (one for all). Default: "position"; "global", with a
-    warning, where data has fewer than 32 sequences.
+    `kind` is "position" (one mean per position) or "global" (one for all). Default: "position"; "global", with a
+    warning, if data has fewer than 32 sequences.
     """
 
     def __init__(self, model: nn.Module, data: Iterable[Batch], kind: str | None = None) -> None:
@@ -234,22 +247,22 @@ class Means:
         if kind is None and batches and count < SEQUENCES:
             warnings.warn(
                 f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, "
-                'and learned positions count as popularity; means="global" or "position" says which is wanted',
+                'and learned positions count as popularity; pass means="global" or "position" to choose',
                 stacklevel=3,
             )
             kind = "global"
         kind = kind or "position"
         self.kind = kind
-        found = next(iter(sites_of(model).values())).found
-        self._scales = {layer.index: layer.scale for layer in found}
-        self._of = position_means(model, batches, found)
+        layers = next(iter(sites_of(model).values())).found
+        self._scales = {layer.index: layer.scale for layer in layers}
+        self._of = position_means(model, batches, layers)
 
     def of(self, site: Site) -> SiteMeans:
-        """A site's mean query and key, unrotated."""
+        """Mean query and key of a site before RoPE."""
         query, key = self._read(site.index)
         if not site.turn.start:
             return SiteMeans(query, key)
-        # A latent head: its two kernels side by side, and pairs sorted as the module sorts them.
+        # MLA: nope and rope concatenated, and pairs permuted as in the module.
         if site.sorted:
             query, key = (torch.cat((t[..., 0::2], t[..., 1::2]), -1) for t in (query, key))
         still = self._read(site.index - 1)

@@ -1,6 +1,6 @@
 """Wide queries and keys whose product is a score with gains on its parts; see `dial` for the equation.
 
-The reference and the Triton kernel have one signature. Where a gradient has to pass, it is the reference.
+The reference and the Triton kernel have the same signature. With gradients, the reference is used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ def widen(
     swapped: tuple[Float[Tensor, "batch heads m r"], Float[Tensor, "batch heads m r"]] | None = None,
     impl: str = "auto",
 ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
-    """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, rotated to every place.
+    """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, rotated to every position.
 
-    The block of swapped contents is there if `across`, which it need not be where the gains on symmetric and skew are
-    alike; that of position if `placed`. `swapped` are the contents of queries and keys rotated the other way; default:
-    as they are, which is right where nothing rotates.
-    "auto" takes the kernel on a GPU, where no gradient has to pass, but for float64.
+    The block of swapped contents is present if `across`, not needed if the gains on symmetric and skew are equal; that
+    of position if `placed`. `swapped` are the contents of queries and keys rotated by the negative angle. Default:
+    unrotated, which is right without RoPE. "auto" uses the kernel on a GPU without gradients, except for float64.
 
     >>> q, k = torch.randn(2, 1, 1, 3, 4)
     >>> wide_q, wide_k = widen(q, k, 0 * q, 0 * k, torch.tensor([[1.0], [0.0], [1.0], [1.0], [1.0]]), 3, True, False)
@@ -41,20 +40,20 @@ def widen(
     True
     """
     check_choice("impl", impl, IMPLEMENTATIONS)
-    given = (queries, keys, at_query, at_key)
-    needed = given if swapped is None else (*given, *swapped)
+    inputs = (queries, keys, at_query, at_key)
+    all_inputs = inputs if swapped is None else (*inputs, *swapped)
     why = no_kernels(queries)
     if queries.dtype == torch.float64:
         why = "is not for float64, since it sums in float32"
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in needed):
-        why = "passes no gradient"
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in all_inputs):
+        why = "has no backward"
     if impl == "triton" and why is not None:
-        raise RuntimeError(f'impl="triton" {why}; impl="auto" takes the reference there')
+        raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
     if impl == "triton" or (impl == "auto" and queries.is_cuda and why is None):
-        from keyquery.surgery.dial.widen_triton import widen as fast  # imports triton, which not everybody has
+        from keyquery.surgery.dial.widen_triton import widen as fast  # imports triton, an optional dependency
 
-        return fast(*given, gains, new, across, placed, swapped)
-    return _reference(*given, gains, new, across, placed, swapped)
+        return fast(*inputs, gains, new, across, placed, swapped)
+    return _reference(*inputs, gains, new, across, placed, swapped)
 
 
 def _reference(
@@ -89,7 +88,7 @@ def _reference(
 
 
 def _side_by_side(blocks: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """gain·x + shift of every block, along the last dimension; written in place where no gradient has to pass."""
+    """gain·x + shift of every block, concatenated; written in place without gradients."""
     if torch.is_grad_enabled() and any(t.requires_grad for block in blocks for t in block):
         return torch.cat([torch.addcmul(shift, gain, x) for gain, x, shift in blocks], -1)
     width = blocks[0][1].shape[-1]

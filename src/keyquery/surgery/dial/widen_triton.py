@@ -1,4 +1,4 @@
-"""Wide queries and keys in one pass over queries and keys, as a Triton kernel; the signature is that of `wide`."""
+"""Wide queries and keys in one pass, as a Triton kernel with the signature of `widen`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keyquery.layers.triton_support import kernel
 
-BLOCK = 32  # tokens of a program
+BLOCK = 32  # tokens per program
 
 
 @kernel
@@ -28,7 +28,7 @@ def _widen(
     from_key = batch.to(tl.int64) * key_batch + head * key_head + row[:, None].to(tl.int64) * key_row
     q = tl.load(query + from_query + column[None, :], mask=inside, other=0.0).to(tl.float32)
     k = tl.load(key + from_key + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    own = head if SHARED else tl.program_id(1)  # means of places that all sequences share are there once
+    own = head if SHARED else tl.program_id(1)  # means at shared positions are stored once
     mean = (own.to(tl.int64) * m + row[:, None]) * RANK + column[None, :]
     mean_q = tl.load(at_query + mean, mask=inside, other=0.0).to(tl.float32)
     mean_k = tl.load(at_key + mean, mask=inside, other=0.0).to(tl.float32)
@@ -36,7 +36,7 @@ def _widen(
     popularity, query_only = tl.load(gains + 2 * heads + head), tl.load(gains + 3 * heads + head)
     position = tl.load(gains + 4 * heads + head)
     other_q, other_k = q - mean_q, k - mean_k
-    if TURNED:  # contents that were rotated the other way
+    if TURNED:  # contents rotated by the negative angle
         at = (tl.program_id(1).to(tl.int64) * m + row[:, None]) * RANK + column[None, :]
         other_q = tl.load(swapped_query + at, mask=inside, other=0.0).to(tl.float32)
         other_k = tl.load(swapped_key + at, mask=inside, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""A head's form as a sum of components in [q; k], the largest first: what it keeps when it keeps only some of them."""
+"""A head's QK form as a sum of components in [q; k], largest first, for low-rank projection."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ class Component(NamedTuple):
 def components(kernel: str, gram: Float[Tensor, "n n"], rope: Rope | None = None) -> list[Component]:
     """The components of a head M, or of its "symmetric", "psd" or "skew" part, by falling share of ‖M‖².
 
-    `gram` is that of [Q; K], or the covariance of [q; k]. Without rotations they are the singular vectors. A rotary
-    plane is a complex number, M_p = conj(q_p)·k_p, and planes do not meet: their singular vectors have two dimensions
-    each, and shares are means over all rotations.
+    `gram` is that of [Q; K], or the covariance of [q; k]. Without RoPE they are the singular vectors. A rotary plane is
+    a complex number, M_p = conj(q_p)·k_p, and planes do not interact: their singular vectors have two dimensions each,
+    and shares are averages over all rotations.
 
     >>> tied = torch.tensor([[1.0, 1.0], [1.0, 1.0]])  # q = k
-    >>> [round(one.share, 4) for one in components("psd", tied)], components("skew", tied)
+    >>> [round(part.share, 4) for part in components("psd", tied)], components("skew", tied)
     ([1.0], [])
     """
     rank, gram = gram.shape[-1] // 2, gram.detach().double()
-    turned = 0 if rope is None else rope.dims
-    rest = torch.arange(turned, rank)
-    found, whole = [], 0.0
+    rotated = 0 if rope is None else rope.dims
+    rest = torch.arange(rotated, rank)
+    parts, total = [], 0.0
     if len(rest):
         both = torch.cat((rest, rest + rank))
         form = Form.from_gram(gram[both[:, None], both])
         matrix = form.query.mT @ form.key
-        whole += float(matrix.square().sum())
+        total += float(matrix.square().sum())
         left, sizes, right = _svd(matrix, kernel, torch.cat((form.query, form.key)))
         for size, query, key in zip(sizes.tolist(), left, right, strict=True):
             rows = torch.zeros(2, 1, 2 * rank, dtype=gram.dtype)
             rows[0, 0, both], rows[1, 0, both] = query, key
-            found.append((size**2, *rows))
+            parts.append((size**2, *rows))
     if rope is not None:
         first, second = pairs(rope, gram.device)
-        mean = rope.factor**4 / 2  # over rotations, of (Re e^{iθ}w)²/|w|²
+        mean = rope.factor**4 / 2  # mean over rotations of (Re e^{iθ}w)²/|w|²
         for a, b, rows in zip(first, second, plane_rows(gram, first, second), strict=True):
             matrix = rows[:1].mH @ rows[1:]
-            whole += mean * float(matrix.abs().square().sum())
+            total += mean * float(matrix.abs().square().sum())
             left, sizes, right = _svd(matrix, kernel, rows)
             for size, query, key in zip(sizes.tolist(), left, right, strict=True):
-                found.append((mean * size**2, _real(query, a, b, rank), _real(key, a, b, rank)))
-    found.sort(key=lambda one: -one[0])
-    least = torch.finfo(gram.dtype).eps * rank * whole
-    return [Component(energy / whole, query, key) for energy, query, key in found if energy > least]
+                parts.append((mean * size**2, _real(query, a, b, rank), _real(key, a, b, rank)))
+    parts.sort(key=lambda part: -part[0])
+    least = torch.finfo(gram.dtype).eps * rank * total
+    return [Component(energy / total, query, key) for energy, query, key in parts if energy > least]
 
 
 def _svd(matrix: Tensor, kernel: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +77,7 @@ def _svd(matrix: Tensor, kernel: str, rows: Tensor) -> tuple[Tensor, Tensor, Ten
 def _real(row: Shaped[Tensor, 2], a: Tensor, b: Tensor, rank: int) -> Float[Tensor, "2 n"]:
     """Complex coefficients of (q_p, k_p) as two rows on [q; k]."""
     out = torch.zeros(2, 2 * rank, dtype=torch.float64)
-    zero, one = torch.tensor([0]), torch.tensor([1])
+    first, second = torch.tensor([0]), torch.tensor([1])
     for side, number in enumerate(row):
-        fill(out, zero, one, a[None] + side * rank, b[None] + side * rank, number[None])
+        fill(out, first, second, a[None] + side * rank, b[None] + side * rank, number[None])
     return out

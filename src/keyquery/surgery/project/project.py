@@ -1,4 +1,4 @@
-"""One head made symmetric, skew, PSD, of a given rank, or zero, in a running model."""
+"""`project`: replace the QK form of one head by its symmetric, skew, PSD or low-rank part in a running model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNELS = ("general", "symmetric", "psd", "skew", "zero")
 
 
 class Maps(NamedTuple):
-    """q̃ = query·[q; k] and k̃ = key·[q; k] of a head, and the share of ‖M‖² that they leave out."""
+    """q̃ = query·[q; k] and k̃ = key·[q; k] of a head, and the share of ‖M‖² that is lost."""
 
     query: Float[Tensor, "w n"]
     key: Float[Tensor, "w n"]
@@ -42,12 +42,12 @@ class Linear:
         return both[..., -call.new :, :] @ query.mT, both @ key.mT
 
     def bias_gain(self) -> Float[Tensor, " heads"]:
-        """A bias by position is no part of the form: it stays."""
+        """A position bias is not part of the QK form, and stays."""
         return torch.ones(1, dtype=torch.float64)
 
 
 class Projection(Handle):
-    """A projected head; `lost` is the share of ‖M‖² that is gone, of its weights or, with data, on data."""
+    """A projected head; `lost` is the lost share of ‖M‖², for the weights or, with data, on data."""
 
     def __init__(self, changes: ExitStack, what: str, lost: float) -> None:
         super().__init__(changes, what)
@@ -62,19 +62,46 @@ def project(
     *,
     data: Iterable[Batch] | None = None,
 ) -> Projection:
-    """Give one head (layer, number) another kernel while the model runs; a context, or a handle with `.undo()`.
+    """Replace the QK form of one head while the model runs.
 
     "symmetric" is ½(s_ij + s_ji) and "skew" ½(s_ij − s_ji), exactly, by vectors of twice the width; "psd" is the
-    positive part of the symmetric one, "zero" no score at all. `rank` keeps that many dimensions, those that carry
-    most ("general" keeps the form itself otherwise); what carries most is a matter of the weights, or of `data`.
-    Biases by position stay. Under rotary positions all this holds for tokens that change places with their positions,
-    and dimensions are kept in pairs.
+    positive part of the symmetric one, "zero" removes the score, "general" keeps the form, at a lower rank.
 
+    Parameters
+    ----------
+    model
+        A live model in eval mode.
+    head
+        A pair (layer, head), or a string such as "0.1".
+    kernel
+        "general", "symmetric", "psd", "skew" or "zero". Default: "symmetric".
+    rank
+        Keep only this many dimensions, by their share of ‖M‖². Under RoPE dimensions are kept in pairs. Default: all.
+    data
+        Batches; shares are then weighted by the covariance of queries and keys. Default: shares of the weights.
+
+    Returns
+    -------
+    Projection
+        A context manager, or a handle with `.undo()`; `.lost` is the lost share of ‖M‖². Position biases stay.
+
+    Raises
+    ------
+    ValueError
+        If `head` does not select exactly one head, or `rank` does not fit the kernel.
+
+    Examples
+    --------
     >>> layer, x = kq.Attention(16, heads=2), torch.randn(1, 5, 16)
     >>> with kq.project(layer, head=(0, 1), kernel="general", rank=2) as projection:
     ...     _ = layer(x)
     >>> 0 < projection.lost < 1
     True
+
+    See Also
+    --------
+    dial : Scale parts of the scores.
+    swap : Replace whole attention layers.
     """
     model = check_model(model)
     check_choice("kernel", kernel, KERNELS)
@@ -82,7 +109,7 @@ def project(
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = [(i, h) for i, some in select([head], known, labels_of(sites)).items() for h in some]
     if len(chosen) != 1:
-        raise ValueError(f"head must name one head, got {head!r}, which names {len(chosen)}")
+        raise ValueError(f"head must select one head, got {head!r}, which selects {len(chosen)}")
     index, number = chosen[0]
     site = sites[index]
     maps = _maps(site, kernel, rank, _gram(model, site, number, data))
@@ -95,7 +122,7 @@ def project(
 
 
 def _gram(model: nn.Module, site: Site, head: int, data: Iterable[Batch] | None) -> Float[Tensor, "n n"]:
-    """What [q; k] of a head are like: the Gram matrix of their weights, or their covariance on data."""
+    """The Gram matrix of [Q; K] of a head, or the covariance of [q; k] on data."""
     if data is not None:
         check_unchanged(model)
         return joint_moments(model, batches_of(data), site.found)[site.index].covariance[head].cpu()
@@ -107,24 +134,22 @@ def _maps(site: Site, kernel: str, rank: int | None, gram: Float[Tensor, "n n"])
     rope, dims = site.turn.rope, gram.shape[-1] // 2
     check_count("rank", rank, 1, 2 * dims, optional=True)
     if site.turn.start and (rank is not None or kernel == "psd"):
-        raise ValueError(
-            f"{site.name} is a latent head: only symmetric, skew and zero, without a rank, are exact there"
-        )
+        raise ValueError(f"{site.name} is an MLA head: only symmetric, skew and zero, without a rank, are supported")
     if rank is None and kernel == "general":
-        raise ValueError('kernel "general" changes nothing: give a rank')
+        raise ValueError('kernel "general" needs a rank')
     if rank is not None and rank % 2 and (rope is not None or kernel == "skew"):
-        raise ValueError(f"rank must be even here, since dimensions turn in pairs, got {rank}")
-    blank = torch.zeros(1, 2 * dims, dtype=torch.float64)  # also where a head has no such part at all
+        raise ValueError(f"rank must be even here, since dimensions come in rotation pairs, got {rank}")
+    blank = torch.zeros(1, 2 * dims, dtype=torch.float64)  # also if a head has no such part
     if kernel == "zero":
         return Maps(blank, blank, 1.0)
     kept: list[Component] = []
-    for one in components(kernel, gram, rope):
-        if rank is None or sum(len(other.query) for other in kept) + len(one.query) <= rank:
-            kept.append(one)
-    lost = 1 - sum(one.share for one in kept)
-    if rank is None and kernel in ("symmetric", "skew"):  # the same without the rounding of components
+    for component in components(kernel, gram, rope):
+        if rank is None or sum(len(earlier.query) for earlier in kept) + len(component.query) <= rank:
+            kept.append(component)
+    lost = 1 - sum(component.share for component in kept)
+    if rank is None and kernel in ("symmetric", "skew"):  # exact, without the rounding of components
         query, key = torch.eye(2 * dims, dtype=torch.float64).split(dims)
         sign = 1 if kernel == "symmetric" else -1
         return Maps(torch.cat((query, sign * key)) / 2, torch.cat((key, query)), lost)
-    query, key = (torch.cat([blank, *(getattr(one, side) for one in kept)]) for side in ("query", "key"))
+    query, key = (torch.cat([blank, *(getattr(component, side) for component in kept)]) for side in ("query", "key"))
     return Maps(query, key, lost)

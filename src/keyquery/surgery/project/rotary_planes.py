@@ -1,4 +1,4 @@
-"""Rotary planes as complex numbers: q_p and k_p, which a rotation multiplies by one factor."""
+"""Rotary planes as complex numbers: a rotation multiplies q_p and k_p by a phase."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def fill(matrix: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, number: Ten
 
 
 def inverse(rows: Tensor) -> Tensor:
-    """The pseudo-inverse of rows V√Λ, whose columns are orthogonal; those of length 0 stay 0."""
+    """The pseudo-inverse of rows V√Λ, whose columns are orthogonal; zero columns stay 0."""
     sizes = rows.abs().square().sum(-2, keepdim=True)
     return (rows / torch.where(sizes > 0, sizes, torch.inf)).mH
 
 
 def _plane_gram(gram: Tensor, first: Tensor, second: Tensor) -> Complex[Tensor, "*batch pairs 2 2"]:
-    """E[u u*] of u = (q_p, k_p), complex, for every plane p: what a rotation of both leaves as it is."""
+    """E[u u*] of u = (q_p, k_p), complex, for every plane p; invariant under a joint rotation."""
     rank = gram.shape[-1] // 2
     real, imaginary = (torch.stack((index, index + rank), -1) for index in (first, second))
 

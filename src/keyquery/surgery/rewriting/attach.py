@@ -1,7 +1,7 @@
-"""Getting between a module's queries and keys and its scores, in the four ways that modules attend.
+"""Intercepts a module's queries and keys before the scores, for the four ways in which modules compute attention.
 
-kq.Attention and modules that ask transformers' attention interface go on with fused attention over the rewritten
-queries and keys; all others see `beside`.
+kq.Attention and modules on transformers' attention interface continue with fused attention over the rewritten queries
+and keys; for all others see `beside`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from keyquery.surgery.rewriting.sites import Rewrite, Run, Site, find_sites, rep
 
 @dataclass(eq=False)
 class Changed:
-    """A model's sites while something is done to them, and the way back."""
+    """The sites of a model under intervention, and its undo stack."""
 
     sites: dict[int, Site]
     attached: ExitStack
@@ -40,30 +40,30 @@ _CHANGED: WeakKeyDictionary[nn.Module, Changed] = WeakKeyDictionary()
 
 
 def check_unchanged(model: nn.Module) -> None:
-    """Refuse a model to which something is done: what is measured of it would not be its own."""
+    """Raise if the model is dialled or projected: measurements would not be of the original."""
     if model in _CHANGED or _shares_sites(model):
-        raise ValueError("the model is dialled or projected already: undo that first")
+        raise ValueError("the model is already dialled or projected: undo that first")
 
 
 def _shares_sites(model: nn.Module) -> bool:
-    """Whether something is done to this model's attention as that of another one, which it is part of or around."""
+    """Whether this model's attention is changed through another model that contains it or is contained in it."""
     parts = set(model.modules())
     others = [changed for other, changed in list(_CHANGED.items()) if other is not model]
     return any(site.module in parts for changed in others for site in changed.sites.values())
 
 
 def sites_of(model: nn.Module) -> dict[int, Site]:
-    """The sites of a model, those at work if something is done to it already."""
+    """The sites of a model; the active ones if it is already changed."""
     changed = _CHANGED.get(bare(model))
     return find_sites(bare(model)) if changed is None else changed.sites
 
 
 def rewrite(model: nn.Module, sites: dict[int, Site], rewrites: Mapping[int, Rewrite], changes: ExitStack) -> None:
-    """Put rewrites in place, by layer; all is checked before anything is changed."""
+    """Install rewrites per layer; everything is validated before any change."""
     model = bare(model)
     with temporarily(model), uninterrupted():
         changed = _CHANGED.get(model)
-        sites = sites if changed is None else changed.sites  # another thread may have been first
+        sites = sites if changed is None else changed.sites  # another thread may have changed it
         _check(model, sites, rewrites)
         if changed is None:
             with ExitStack() as stack:
@@ -78,11 +78,13 @@ def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Mapping[int, R
     for index, new in rewrites.items():
         taken = {head for old in sites[index].rewrites for head in old.heads}
         if both := sorted(taken & set(new.heads)):
-            raise ValueError(f"head {index}.{both[0]} is changed already: undo that first")
+            raise ValueError(f"head {index}.{both[0]} is already changed: undo that first")
     if _shares_sites(model):
-        raise ValueError("a part of the model, or a model around it, is dialled or projected: undo that first")
+        raise ValueError(
+            "a submodule of the model, or a model that contains it, is dialled or projected: undo that first"
+        )
     if not {site.module for site in sites.values()} <= set(model.modules()):
-        raise RuntimeError("the model's attention was replaced while it was read: do that after the other")
+        raise RuntimeError("the model's attention was replaced while it was being read: run one after the other")
 
 
 def _remove(model: nn.Module, site: Site, old: Rewrite) -> None:
@@ -112,7 +114,7 @@ def _attach(model: nn.Module, sites: Mapping[int, Site], changes: ExitStack) -> 
 
 
 def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: ExitStack) -> None:
-    """Hear of masks, positions and caches, and see to it that what was changed is really called."""
+    """Hooks that record masks, positions and caches, and check that changed modules are called."""
     hooks: list[Any] = []
     for module in [model, *(part for part in model.modules() if part is not model and _is_model(part))]:
         hooks.append(module.register_forward_pre_hook(_Begin(inspect.signature(module.forward), run), with_kwargs=True))
@@ -121,34 +123,34 @@ def _listen(model: nn.Module, sites: Mapping[int, Site], run: Run, changes: Exit
     def note(site: Site) -> Callable[..., None]:
         def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             values = [*args, *kwargs.values()]
-            found = next((v for v in values if isinstance(v, Cache) or hasattr(v, "get_seq_length")), None)
-            site.cache = getattr(found, "past", found)  # a swapped layer wraps the model's own anew for each call
+            cache = next((v for v in values if isinstance(v, Cache) or hasattr(v, "get_seq_length")), None)
+            site.cache = getattr(cache, "past", cache)  # a swapped layer wraps the model's cache at each call
             if kwargs.get("offsets") is not None:
-                raise ValueError("packed sequences cannot be changed: give them as a batch with a mask")
+                raise ValueError("packed sequences are not supported here: pass a batch with a mask")
             own = kwargs.get("positions", kwargs.get("position_ids"))
             if isinstance(own, Tensor):
                 run.positions = own if own.ndim == 2 else own[None]
 
         return eagerly(hear)
 
-    def turned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        at = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
-        run.positions = at if isinstance(at, Tensor) else None
+    def record_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+        run.positions = positions if isinstance(positions, Tensor) else None
 
     hooks += [site.module.register_forward_pre_hook(note(site), with_kwargs=True) for site in sites.values()]
     rotary = [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
-    hooks += [module.register_forward_pre_hook(eagerly(turned), with_kwargs=True) for module in rotary]
+    hooks += [module.register_forward_pre_hook(eagerly(record_positions), with_kwargs=True) for module in rotary]
     for hook in hooks:
         changes.callback(hook.remove)
 
 
 def _is_model(module: nn.Module) -> bool:
-    """A model of transformers within another, which may be called by itself."""
+    """Whether a module is a transformers model, which may be called on its own."""
     return hasattr(module, "main_input_name")
 
 
 class Bound:
-    """What belongs to one model and cannot be copied with it: the copy would go on with the original's weights."""
+    """State bound to one model that must not be copied: a copy would use the original's weights."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise RuntimeError("a changed model cannot be copied: undo the change first")
@@ -158,7 +160,7 @@ class Bound:
 
 
 class _Begin(Bound):
-    """Hears which tokens are real, when a model is called."""
+    """Pre-hook that records padding masks when a model is called."""
 
     def __init__(self, signature: inspect.Signature, run: Run) -> None:
         self._signature, self._run = signature, run
@@ -170,14 +172,14 @@ class _Begin(Bound):
 
     def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            given = self._signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # the call itself will say it better
-            given = kwargs
-        self._run.masks.append(masks_of({**given, **given.get("kwargs", {})}))
+            arguments = self._signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # the call itself raises a better error
+            arguments = kwargs
+        self._run.masks.append(masks_of({**arguments, **arguments.get("kwargs", {})}))
 
 
 class _End(Bound):
-    """Forgets them again, and sees to it that what was changed was really called."""
+    """Post-hook that drops the masks, and checks that changed modules were called."""
 
     def __init__(self, sites: Mapping[int, Site], run: Run) -> None:
         self._sites, self._run = sites, run
@@ -190,25 +192,25 @@ class _End(Bound):
     def _end(self, out: Any) -> None:
         if self._run.masks:
             self._run.masks.pop()
-        if out is None or self._run.masks:  # an exception is on its way, or a model around this one goes on
+        if out is None or self._run.masks:  # an exception is propagating, or an outer model is still running
             return
         self._run.positions = None
-        unheard = [site.name for site in self._sites.values() if site.rewrites and site.calls == 0]
-        if unheard:
+        uncalled = [site.name for site in self._sites.values() if site.rewrites and site.calls == 0]
+        if uncalled:
             raise RuntimeError(
-                f"{unheard[0]} never asked for its attention: the change has no effect on this model (a model of "
-                "transformers that was compiled asks nobody: use it uncompiled)"
+                f"{uncalled[0]}: its attention was never called, so the change has no effect (compiled transformers "
+                "models bypass it: use the uncompiled model)"
             )
 
 
 class Replaced(Bound):
-    """A function in the place of a module's own."""
+    """A replacement for a module's method."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = eagerly(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the function."""
+        """Call the function."""
         return self._function(*args, **kwargs)
 
 
@@ -222,7 +224,7 @@ def _own(module: Attention, site: Site, run: Run) -> Callable[..., Any]:
             return Attention._attend(module, query, key, value, real, visible, is_causal)
         plain = query, key, value
         key, value = (repeated(t, query.shape[1]) for t in (key, value))
-        if module.kernel == "rbf":  # what it takes off is a dimension of the key, where the query has 1
+        if module.kernel == "rbf":  # −‖k‖²/2 as a further key dimension, with 1 in the query
             query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
             key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
         wide = site.widen(query, key, run.places(query.shape[-2]), real)

@@ -1,7 +1,7 @@
-"""Between transformers' attention interface and the functions in it: a place where queries and keys can be rewritten.
+"""A hook between transformers' attention interface and its functions, where queries and keys can be rewritten.
 
-The model keeps the implementation that it has, under its own name and with its own masks, since only that knows its
-sinks and caps: what is replaced is the table that a family's modules ask for their function.
+The model keeps its implementation, with its name and masks, since only that handles its sinks and soft caps: what is
+replaced is the table in which an architecture's modules look up their attention function.
 """
 
 from __future__ import annotations
@@ -24,18 +24,35 @@ from keyquery.support.extras import optional
 from keyquery.surgery.rewriting.sites import Run, Site, repeated
 
 FUSED, EAGER = "keyquery", "keyquery_eager"
-# Modules whose queries and keys are rewritten; all others attend as they always do.
+# Modules whose queries and keys are rewritten; all others are unaffected.
 ACTIVE: WeakKeyDictionary[nn.Module, tuple[Site, Run]] = WeakKeyDictionary()
 
 
 def register() -> str:
-    """Make "keyquery" and "keyquery_eager" known to transformers: its own fused and eager attention, with their masks.
+    """Register the attention implementations "keyquery" and "keyquery_eager" with transformers.
 
-    No operation needs it: `kq.dial` and `kq.project` rewrite queries and keys under whichever implementation a model
-    has. An implementation without a mask function of the same name gets no mask, not even the causal one.
+    They are transformers' own fused and eager attention with their masks. No intervention needs them: `kq.dial` and
+    `kq.project` work with any implementation. An implementation without a mask function of the same name would get no
+    mask, not even the causal one.
 
+    Returns
+    -------
+    str
+        The name of the fused one, "keyquery".
+
+    Raises
+    ------
+    ImportError
+        Without transformers (extra `hf`).
+
+    Examples
+    --------
     >>> kq.register()
     'keyquery'
+
+    See Also
+    --------
+    dial, project : Interventions on attention scores.
     """
     utils, masks = (optional(f"transformers.{part}", "register") for part in ("modeling_utils", "masking_utils"))
     with uninterrupted():
@@ -51,14 +68,16 @@ def _sdpa() -> Any:
 
 
 def _eager(module: nn.Module, *args: Any, **rest: Any) -> Any:
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **rest)  # each family's own
+    return sys.modules[type(module).__module__].eager_attention_forward(
+        module, *args, **rest
+    )  # each architecture has its own
 
 
 def intercept(module: nn.Module, changes: ExitStack) -> None:
-    """Make what a module asks for its attention function give ours, which calls the one that it would have got."""
+    """Make a module's lookup of its attention function return ours, which calls the original."""
     names = unwrapped(module).__globals__
     names = names if TABLE in names else vars(optional("transformers.modeling_utils", "register"))
-    hold(("interface", id(names)), partial(_replace, names), changes)  # models may be of one family
+    hold(("interface", id(names)), partial(_replace, names), changes)  # models may share an architecture
 
 
 def _replace(names: dict[str, Any]) -> Callable[[], None]:
@@ -68,18 +87,18 @@ def _replace(names: dict[str, Any]) -> Callable[[], None]:
 
 
 def eagerly(function: Any) -> Any:
-    """A function that torch.compile leaves alone: what it reads, changes with every turn of a dial."""
+    """Exclude a function from torch.compile: the state it reads changes with every `Dial.turn`."""
     return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
 
 
 class Intercepted(Mapping[str, Any]):
-    """Transformers' table of attention functions, each of which sees rewritten queries and keys."""
+    """Transformers' table of attention functions, each wrapped to get rewritten queries and keys."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
 
     def get_interface(self, name: Any, default: Any) -> Any:
-        """The function of an implementation; `default` is the family's eager one."""
+        """The function of an implementation; `default` is the architecture's eager one."""
         return partial(eagerly(_attend), self._table.get_interface(name, default), name, default)
 
     def __getitem__(self, name: str) -> Any:
@@ -111,7 +130,7 @@ def _attend(
         return inner(module, query, key, value, attention_mask, **rest)
     scaled = query
     if rest.get("scaling") is not None and rest["scaling"] != site.scale:
-        scaled = query * (rest["scaling"] / site.scale)  # some families scale their queries themselves
+        scaled = query * (rest["scaling"] / site.scale)  # some architectures scale their queries themselves
     keys, values = (repeated(t, query.shape[1]) for t in (key, value))
     known = inner is eager or inner is _sdpa()
     constants = not known or any(rest.get(constant) is not None for constant in ("softcap", "s_aux"))
@@ -124,7 +143,7 @@ def _attend(
         rest["position_bias"] = bias * gains.to(query)[:, None, None]
     call = partial(inner, Ungrouped(module), attention_mask=attention_mask, **{**rest, "scaling": site.scale})
     if not known and inner not in site.proven:
-        _prove(call, site, name, (scaled, keys, values), wide_query.shape[-1])
+        _check_padding(call, site, name, (scaled, keys, values), wide_query.shape[-1])
         site.proven.add(inner)
     if inner is not eager:
         values = as_wide(values, wide_query.shape[-1]) if known else _padded(values, wide_query.shape[-1])
@@ -137,20 +156,20 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def _prove(call: Any, site: Site, name: Any, like: tuple[Tensor, Tensor, Tensor], width: int) -> None:
-    """Refuse a function for which wider queries and keys of the same products are not the same.
+def _check_padding(call: Any, site: Site, name: Any, like: tuple[Tensor, Tensor, Tensor], width: int) -> None:
+    """Raise if a function's result changes when queries and keys are zero-padded to a larger width.
 
-    One that takes the scale of scores from the width of queries, say. It is tried on random ones with large scores.
+    For example, if it derives the scale of the scores from the width. Tested on random inputs with large scores.
     """
     source = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(t.shape, generator=source).to(t) for t in like)
     query = query * (4 / (site.scale * query.shape[-1] ** 0.5))
-    advice = f'{site.name} attends by {name!r}, %s: call model.set_attn_implementation("eager") first'
+    advice = f'{site.name} uses attention {name!r}, %s: call model.set_attn_implementation("eager") first'
     try:
         plain = call(query, key, value)[0]
         wide = call(*(_padded(t, width) for t in (query, key, value)))[0][..., : value.shape[-1]]
-    except Exception as error:  # whatever somebody's function, or its kernel, stumbles over
+    except Exception as error:  # a custom function or kernel may raise anything
         raise ValueError(advice % f"which does not take queries of width {width} ({first_line(error)})") from error
     near = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
     if plain.shape != wide.shape or not bool(((plain - wide).abs() <= near).all()):
-        raise ValueError(advice % "which gives something else where queries and keys are wider")
+        raise ValueError(advice % "whose result changes with the width of queries and keys")

@@ -1,7 +1,7 @@
-"""The attention modules of a live model, and what is done to their queries and keys on the way to the scores.
+"""The attention modules of a live model, and rewrites of their queries and keys on the way to the scores.
 
-A rewrite takes the queries and keys of some heads as the scores use them, rotated, and gives others, wider ones
-perhaps: the score of a query and a key is their product, whatever their width, so that fused attention can go on.
+A rewrite maps the queries and keys of some heads, rotated as in the scores, to new ones, possibly wider: the score is
+their inner product at any width, so that fused attention still works.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keyquery.forms import Rope
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """How a module turns queries and keys: a rope from dimension `start` on, or not at all."""
+    """The rotation of a module's queries and keys: RoPE from dimension `start` on, or none."""
 
     rope: Rope | None = None
     start: int = 0
@@ -42,13 +42,13 @@ class Turn:
             return x
         turned = slice(self.start, self.start + self.rope.dims)
         size = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
-        size[turned] = self.rope.factor**-2  # once for each way
+        size[turned] = self.rope.factor**-2  # once per direction
         return self.there(x * size, -places)
 
 
 @dataclass
 class Past:
-    """What a cache's tokens were, of one module: their queries, which no cache keeps, and the means of the first."""
+    """Cached tokens of a module: also their queries, which KV caches do not keep, and the initial means."""
 
     queries: Tensor
     keys: Tensor
@@ -58,27 +58,27 @@ class Past:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an attention module: the new queries are those of the last n of the m tokens that keys are of.
+    """One call of an attention module: new queries of the last n of the m tokens that have keys.
 
-    Queries and keys are as scores use them: rotated, and one key for each query head.
+    Queries and keys are as in the scores: rotated, and one key per query head.
     """
 
     queries: Float[Tensor, "batch heads m r"]  # of all m tokens
     keys: Float[Tensor, "batch heads m r"]
     new: int
     places: Shaped[Tensor, "#batch m"]
-    real: Bool[Tensor, "batch m"] | None  # None: all tokens are
+    real: Bool[Tensor, "batch m"] | None  # non-padding; None: all
     turn: Turn
-    constants: bool  # whether what is added to all scores of a query matters: sinks and caps see it
+    constants: bool  # whether a constant per query matters, as with sinks and soft caps
     past: Past
 
     def at(self, mean: Float[Tensor, "heads r"]) -> Float[Tensor, "#batch heads m r"]:
-        """A mean query or key, turned to the place of every token."""
+        """A mean query or key, rotated to the position of every token."""
         m = self.keys.shape[-2]
         return self.turn.there(mean.to(self.keys)[None, :, None].expand(-1, -1, m, -1), self.places.unsqueeze(1))
 
     def means(self) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
-        """Mean query and key, unturned, over the real tokens; of those that a cache began with, if there is one."""
+        """Mean query and key before RoPE over non-padding tokens; with a cache, over its first call."""
         if self.past.means is None:
             self.past.means = self._mean(self.queries), self._mean(self.keys)
         return self.past.means
@@ -87,14 +87,14 @@ class Call:
         wide = torch.promote_types(x.dtype, torch.float32)
         count = x.shape[0] * x.shape[2] if self.real is None else self.real.sum()
         x = x if self.real is None else x * self.real[:, None, :, None]
-        if len(self.places) == 1:  # all sequences stand in the same places: their sum is turned back, not each of them
+        if len(self.places) == 1:  # shared positions: rotate back the sum instead of each sequence
             x = x.sum(0, keepdim=True, dtype=wide)
         return self.turn.back(x, self.places.unsqueeze(1)).sum((0, 2), dtype=wide) / count
 
 
 @runtime_checkable
 class Rewrite(Protocol):
-    """Other queries and keys for some of a module's heads."""
+    """New queries and keys for some heads of a module."""
 
     heads: list[int]
 
@@ -103,7 +103,7 @@ class Rewrite(Protocol):
         ...
 
     def bias_gain(self) -> Float[Tensor, " heads"]:
-        """What a bias by position, which some models add to the score, is multiplied by."""
+        """Gain on an additive position bias, such as ALiBi."""
         ...
 
 
@@ -116,30 +116,30 @@ class Site:
         self.position, self.scale, self.module, self.turn = layer.position, layer.scale, module, turn
         self.rewrites: list[Rewrite] = []
         self.calls = 0
-        self.heard: Callable[[Tensor, Tensor], None] | None = None  # hears the queries and keys that are used
-        self.proven: set[Any] = set()  # attention functions that do not mind how wide queries and keys are
+        self.heard: Callable[[Tensor, Tensor], None] | None = None  # callback for the queries and keys in use
+        self.proven: set[Any] = set()  # attention functions verified to accept wider queries and keys
         self._now = threading.local()
-        self.sorted = False  # whether the module sorts interleaved pairs into halves before it turns them
-        self.longest: int | None = None  # tokens up to which its rotations are those that were read
+        self.sorted = False  # whether the module permutes interleaved pairs into halves before RoPE
+        self.longest: int | None = None  # sequence length up to which its RoPE frequencies are known
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
 
     @property
     def cache(self) -> Any:
-        """The cache of the call at hand, of which every thread has its own."""
+        """The cache of the current call, per thread."""
         return getattr(self._now, "cache", None)
 
     @cache.setter
     def cache(self, found: Any) -> None:
-        """Of this thread."""
+        """Set for this thread."""
         self._now.cache = found
 
     @property
     def placed(self) -> bool:
-        """Whether positions enter its scores, by rotations or a bias that the dial reaches."""
+        """Whether positions enter its scores by RoPE, or by a bias that the dial can scale."""
         return self.turn.rope is not None or self.position in ("alibi", "scaled alibi", "t5")
 
     def read(self) -> Layer:
-        """The layer as its weights are now, also where they were replaced by others."""
+        """The layer with its current weights, also if they were replaced."""
         now = [id(weight) for weight in self.module.parameters()]
         model = self._model()
         if now != self._weights and model is not None:
@@ -155,15 +155,15 @@ class Site:
         real: Bool[Tensor, "batch m"] | None,
         constants: bool = False,
     ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
-        """Queries and keys of all heads, rewritten where somebody asked for it; if all stay as they are, the same two.
+        """Queries and keys of all heads with rewrites applied; the same tensors if nothing changes.
 
-        So that what changes nothing is told from what does, and the module can go on as it always does.
+        The caller can then use the module's original path.
         """
         self.calls += 1
         if self.longest is not None and key.shape[-2] > self.longest:
             raise ValueError(
-                f"{self.name} turns otherwise in texts of more than {self.longest} tokens, got {key.shape[-2]}: "
-                "its rotations there are not known"
+                f"{self.name} changes its RoPE frequencies beyond {self.longest} tokens, got {key.shape[-2]}: "
+                "not supported"
             )
         call = self._call(query, key, places, real, constants)
         parts = [(rewrite.heads, *rewrite(call)) for rewrite in self.rewrites]
@@ -174,7 +174,7 @@ class Site:
         return query, key
 
     def _same(self, own: Tensor, heads: list[int], new: Tensor) -> bool:
-        """Whether some heads' vectors are still their own: the same memory, mostly, else the same numbers."""
+        """Whether the vectors of some heads are unchanged: the same memory, or equal values."""
         if own.shape[-1] != new.shape[-1] or torch.compiler.is_compiling():
             return False
         own = own if len(heads) == self.count else own[:, heads]
@@ -183,11 +183,11 @@ class Site:
     def _joined(
         self, query: Tensor, key: Tensor, parts: list[tuple[list[int], Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """All heads' queries and keys in one width, the rewritten ones in their places."""
+        """Queries and keys of all heads at one width, with the rewritten ones inserted."""
         if len(parts) == 1 and len(parts[0][0]) == self.count:
             return parts[0][1], parts[0][2]
         width = max(query.shape[-1], *(wide.shape[-1] for _, wide, _ in parts))
-        width = -(-width // 8) * 8  # as fused kernels want it
+        width = -(-width // 8) * 8  # alignment for fused kernels
         query, key = (nn.functional.pad(t, (0, width - t.shape[-1])) for t in (query, key))
         for heads, wide_query, wide_key in parts:
             blank = width - wide_query.shape[-1]
@@ -195,14 +195,14 @@ class Site:
         return query, key
 
     def bias_gains(self) -> Float[Tensor, " heads"]:
-        """What each head's bias by position is multiplied by."""
+        """Gain on each head's position bias."""
         gains = torch.ones(self.count, dtype=torch.float64)
         for rewrite in self.rewrites:
             gains[rewrite.heads] = rewrite.bias_gain()
         return gains
 
     def known(self) -> Past | None:
-        """What is known of the cache at hand."""
+        """The recorded tokens of the current cache."""
         return None if self.cache is None else self._pasts.get(self.cache)
 
     def _call(self, query: Tensor, key: Tensor, places: Tensor | None, real: Tensor | None, constants: bool) -> Call:
@@ -215,8 +215,8 @@ class Site:
             known = past is not None and past.keys.shape[-2] >= old
             if past is None or not (known and torch.equal(past.keys[..., -old:, :], key[..., :old, :])):
                 raise ValueError(
-                    f"{self.name}: the cache holds keys whose queries are unknown; it must grow under this change, "
-                    "without beam search, static caches or cuts: else run with use_cache=False"
+                    f"{self.name}: the cache has keys whose queries are unknown; it must be filled under this change, "
+                    "without beam search, static caches or cropping; otherwise use use_cache=False"
                 )
             queries = torch.cat((past.queries[..., -old:, :], query), -2)
             places = torch.cat((past.places[:, -old:].expand(len(places), -1), places), -1)
@@ -229,78 +229,78 @@ class Site:
 
 @lru_cache(maxsize=8)
 def _one_by_one(start: int, end: int, device: torch.device) -> Shaped[Tensor, "1 n"]:
-    """Tokens one after the other; the same tensor for the same places, so that what is turned to them can be kept."""
+    """Consecutive positions; cached, so that means rotated to them can be reused."""
     return torch.arange(start, end, device=device)[None]
 
 
 def labels_of(sites: Mapping[int, Site]) -> list[str]:
-    """The labels of all layers of a model, those of its sites among them."""
+    """Labels of all layers of a model."""
     return next(iter(sites.values())).found.labels()
 
 
 def repeated(x: Float[Tensor, "batch kv m r"], heads: int) -> Float[Tensor, "batch heads m r"]:
-    """One key or value for each query head."""
+    """One key or value per query head (expands GQA)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def find_sites(model: nn.Module) -> dict[int, Site]:
     """The self-attention modules of a live model, by the index of their layer."""
-    found, modules = read(model), dict(model.named_modules())
+    heads, modules = read(model), dict(model.named_modules())
     sites: dict[int, Site] = {}
-    unturned = 0
-    for layer in found:
+    unrotated = 0
+    for layer in heads:
         if layer.kind != "self":
             continue
-        if layer.name.endswith(" (nope)"):  # a latent head's two kernels stand side by side in one query and key
-            unturned = layer.weights.query.shape[2]
+        if layer.name.endswith(" (nope)"):  # MLA: nope and rope dimensions are concatenated in one query and key
+            unrotated = layer.weights.query.shape[2]
             continue
         name, turn, sorted_ = layer.name, Turn(layer.rope), False
         if name.endswith(" (rope)"):
             sorted_ = layer.rope is not None and layer.rope.interleaved
-            name, turn = name.removesuffix(" (rope)"), Turn(_halved(layer.rope), unturned)
+            name, turn = name.removesuffix(" (rope)"), Turn(_halved(layer.rope), unrotated)
         module = modules.get("" if name == "attention" and name not in modules else name)
         if module is None:
-            raise ValueError(f"{type(model).__name__} has no module {name}, which its attention should be")
+            raise ValueError(f"{type(model).__name__} has no attention module {name}")
         if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
-            raise ValueError(f"{name} has keys that are no tokens (add_zero_attn or add_bias_kv): it cannot be changed")
-        sites[layer.index] = Site(model, found, layer, module, turn)
-        sites[layer.index].sorted, sites[layer.index].longest = sorted_, _longest(found.config, layer)
+            raise ValueError(f"{name} has extra keys (add_zero_attn or add_bias_kv): it cannot be changed")
+        sites[layer.index] = Site(model, heads, layer, module, turn)
+        sites[layer.index].sorted, sites[layer.index].longest = sorted_, _longest(heads.config, layer)
     if not sites:
         raise ValueError(f"{type(model).__name__} has no self-attention that can be changed")
     return sites
 
 
 def _longest(config: Mapping[str, Any], layer: Layer) -> int | None:
-    """How many tokens have the rotary frequencies that were read; some models change them for longer texts."""
-    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if layer.rope is None or said.get("rope_type", said.get("type")) not in ("dynamic", "longrope", "su"):
+    """Sequence length up to which RoPE frequencies are fixed; some models change them for longer texts."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if layer.rope is None or scaling.get("rope_type", scaling.get("type")) not in ("dynamic", "longrope", "su"):
         return None
-    original = said.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     longest = original or config.get("max_position_embeddings")
     return int(longest) if longest else None
 
 
 def _halved(rope: Rope | None) -> Rope | None:
-    """Latent heads sort interleaved pairs into halves before they turn them."""
+    """MLA permutes interleaved pairs into halves before RoPE."""
     return rope and Rope(rope.dims, rope.base, False, rope.frequencies, rope.factor)
 
 
 class Run(threading.local):
-    """What a running model says of its tokens: which are real, and where they stand; in every thread by itself."""
+    """Masks and positions of a running model, per thread."""
 
     def __init__(self, paired: bool = False) -> None:
-        self.masks: list[dict[str, Tensor]] = []  # of every model that is being run, the innermost last
+        self.masks: list[dict[str, Tensor]] = []  # of every running model, innermost last
         self.positions: Tensor | None = None
         self._paired = paired
 
     def real(self, batch: int, tokens: int, module: str) -> Bool[Tensor, "batch m"] | None:
-        """Which tokens of a module are real, as far as masks say."""
+        """Non-padding tokens of a module; None without a mask."""
         for masks in reversed(self.masks):
-            if (found := mask_for(masks, (batch, tokens), module, self._paired)) is not None:
-                return found
+            if (mask := mask_for(masks, (batch, tokens), module, self._paired)) is not None:
+                return mask
         return None
 
     def places(self, tokens: int) -> Shaped[Tensor, "#batch n"] | None:
-        """Where the new tokens stand, if the model said so."""
+        """Positions of the new tokens, if the model passed any."""
         at = self.positions
         return at if at is not None and at.ndim == 2 and at.shape[-1] == tokens else None

@@ -1,4 +1,4 @@
-"""kq.Attention in the place of a model's own attention: called as the model calls it, and put there with a way back."""
+"""Adapters that call kq.Attention with the interface of a model's own attention, and their undoable insertion."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from keyquery.checkpoints import Layer
 from keyquery.layers import Attention, Cache
 from keyquery.surgery.handle import put
 
-# Where families keep the share of attention weights that they drop: a number, or an nn.Dropout.
+# Names of the attention dropout of architectures: a number, or an nn.Dropout.
 DROPOUTS = ("attn_dropout", "attention_dropout", "dropout")
-# What transformers hangs on a model's modules when it is first asked for inner outputs, and its sign that it did.
+# The module of transformers' output-recording hooks, and the flag that they are installed.
 RECORDERS, RECORDED = "transformers.utils.output_capturing", "_output_capturing_hooks_installed"
 
 
 class Swapped(nn.Module):
-    """A kq.Attention that is called as the module whose place it took; what that module said of itself stays said."""
+    """A kq.Attention with the interface and attributes of the module it replaces."""
 
     def __init__(self, attention: Attention, old: nn.Module, layer: Layer) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class TransformersAttention(Swapped):
         layer_past: Any = None,
         **_: Any,
     ) -> tuple[Float[Tensor, "batch n d"], None]:
-        """As transformers' own sdpa attention: causal where no mask is given, and several tokens are."""
+        """As transformers' sdpa attention: causal if there is no mask and more than one token."""
         batch, n = hidden_states.shape[:2]
         visible = None if attention_mask is None else _visible(attention_mask, batch, n)
         causal = n > 1 and visible is None and (self.is_causal if is_causal is None else is_causal)
@@ -67,7 +67,7 @@ class TransformersAttention(Swapped):
 class TorchAttention(Swapped):
     """For nn.MultiheadAttention: self-attention only, and no attention weights."""
 
-    # What nn.TransformerEncoderLayer asks for: without in_proj_bias it does not go past the module.
+    # Read by nn.TransformerEncoderLayer: None disables its fused path, which would bypass the module.
     in_proj_weight = in_proj_bias = None
 
     def forward(
@@ -81,16 +81,18 @@ class TorchAttention(Swapped):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "... d"], None]:
-        """As nn.MultiheadAttention, whose masks are True, or −∞, where attention may not go; weights are None."""
+        """As nn.MultiheadAttention, whose masks are True, or −∞, where attention is not allowed; weights are None."""
         if key is not query or value is not query:
-            raise ValueError("a swapped nn.MultiheadAttention is self-attention: query, key and value must be one")
+            raise ValueError(
+                "swapped nn.MultiheadAttention is self-attention: query, key and value must be the same tensor"
+            )
         apart = query.ndim == 3 and not self.batch_first
         x = query.transpose(0, 1) if apart else query if query.ndim == 3 else query.unsqueeze(0)
         out = self.attention(x, self._mask(x, key_padding_mask, attn_mask), is_causal and attn_mask is None)
         return (out.transpose(0, 1) if apart else out if query.ndim == 3 else out.squeeze(0)), None
 
     def _mask(self, x: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """True where attention may go, (batch, n, n) or (batch, heads, n, n); queries at padding go on as before."""
+        """True where attention is allowed, (batch, n, n) or (batch, heads, n, n); padding queries are unaffected."""
         batch, n = x.shape[:2]
         real = None if padding is None else ~_hidden(padding).reshape(batch, 1, n).expand(batch, n, n)
         if mask is None:
@@ -101,36 +103,36 @@ class TorchAttention(Swapped):
 
 
 class Borrowed(Cache):
-    """A cache of transformers, in the place of our own."""
+    """A transformers cache with the interface of kq.Cache."""
 
     def __init__(self, past: Any, layer: Any, visible: Tensor | None, first: int | None) -> None:
         super().__init__()
         self.past, self._layer, self._first = getattr(past, "self_attention_cache", past), layer, first
-        # A static cache has room for tokens that are still to come, as its masks know.
+        # A static cache is preallocated; its length follows from the mask.
         known = None if visible is None else visible.shape[-1] - visible.shape[-2]
         self._old = int(self.past.get_seq_length(layer)) if known is None else known
 
     @property
     def length(self) -> int:
-        """How many tokens stand before the new ones."""
+        """Number of cached tokens."""
         return self._old
 
     def append(
         self, layer: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add new tokens; of an empty static cache, only these are there yet."""
+        """Append tokens; from an empty static cache, only these are returned."""
         key, value = self.past.update(key, value, self._layer)
         return key[:, :, : self._first], value[:, :, : self._first], mask
 
 
 def rate_of(module: nn.Module, names: tuple[str, ...] = DROPOUTS) -> float:
-    """The dropout rate that a module keeps under one of these names; 0 where it keeps none."""
+    """The dropout rate of a module under one of these names; 0 if there is none."""
     kept: Any = next((getattr(module, name) for name in names if hasattr(module, name)), 0.0)
     return float(getattr(kept, "p", kept))
 
 
 def replace(model: nn.Module, name: str, new: Swapped, changes: ExitStack) -> None:
-    """Put `new` where the module `name` is; the model itself, "", becomes it and stays the same object."""
+    """Replace the module `name` by `new`; the model itself, "", is converted in place."""
     if name:
         owner, _, own = name.rpartition(".")
         old = model.get_submodule(name)
@@ -142,7 +144,7 @@ def replace(model: nn.Module, name: str, new: Swapped, changes: ExitStack) -> No
 
 
 def unnest(model: nn.Module, names: list[str], changes: ExitStack) -> None:
-    """Keep nn.TransformerEncoder from handing packed tokens to swapped layers."""
+    """Keep nn.TransformerEncoder from passing nested tensors to swapped layers."""
     for prefix, encoder in model.named_modules():
         if not isinstance(encoder, nn.TransformerEncoder):
             continue
@@ -154,7 +156,7 @@ def unnest(model: nn.Module, names: list[str], changes: ExitStack) -> None:
 
 
 def unrecord(model: nn.Module, changes: ExitStack) -> None:
-    """Recorders that come while layers are swapped miss the modules that come back: they go then, to come again."""
+    """Remove recording hooks installed during the swap at its undo: they would miss the restored modules."""
     before = {module for module in model.modules() if vars(module).get(RECORDED)}
     changes.callback(_unrecord, model, before)
 
@@ -169,7 +171,7 @@ def _unrecord(model: nn.Module, before: set[nn.Module]) -> None:
 
 
 def _nest(encoder: Any) -> None:
-    """As it was, once the last swapped layer in it has gone, whichever swap that was."""
+    """Restore the setting when the last swapped layer in it is removed."""
     last = not any(isinstance(module, Swapped) for module in encoder.modules())
     if last and "nested_before_swap" in vars(encoder):
         encoder.use_nested_tensor = vars(encoder).pop("nested_before_swap")
@@ -182,13 +184,13 @@ def _become(model: Any, kind: type, state: dict[str, Any]) -> None:
 
 
 def _follow(old: nn.Module, new: nn.Module) -> None:
-    """A model that was put into training, or out of it, stays there when it is given back."""
+    """Carry a change of training mode over to the restored module."""
     if old.training != new.training:
         old.train(new.training)
 
 
 def _visible(mask: Tensor, batch: int, n: int) -> Bool[Tensor, "batch ..."]:
-    """Where attention may go, (batch, n, m) or (batch, heads, n, m), of a mask that transformers makes."""
+    """Visible pairs, (batch, n, m) or (batch, heads, n, m), of a transformers mask."""
     if mask.ndim != 4 or mask.shape[-2] != n:
         raise ValueError(f"attention_mask must be (batch, heads or 1, {n}, keys), got {tuple(mask.shape)}")
     visible = mask if mask.dtype == torch.bool else ~_hidden(mask)
@@ -197,10 +199,10 @@ def _visible(mask: Tensor, batch: int, n: int) -> Bool[Tensor, "batch ..."]:
 
 
 def _hidden(mask: Tensor) -> Bool[Tensor, ...]:
-    """Where a mask lets no attention pass: True, or as good as −∞."""
+    """Masked positions: True, or (nearly) −∞."""
     if mask.dtype == torch.bool:
         return mask
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     if not bool((hidden | (mask == 0)).all()):
-        raise ValueError("a mask may add 0 or −∞ to scores; swapped attention keeps no other values")
+        raise ValueError("masks of swapped attention must add 0 or −∞ to the scores")
     return hidden

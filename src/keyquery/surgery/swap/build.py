@@ -1,4 +1,4 @@
-"""From a layer of a trained model to the kq.Attention that takes its place, or the reason why none can."""
+"""Builds the kq.Attention that replaces a layer of a trained model, or raises with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keyquery.layers.kernels import Diagonal, Pairwise, Split
 from keyquery.surgery.swap.adapters import Swapped, TorchAttention, TransformersAttention, rate_of
 from keyquery.surgery.swap.nearest import nearest
 
-# Families whose attention is called as TransformersAttention is: tests prove each of them.
+# Architectures whose attention has the interface of TransformersAttention; each is tested.
 FAMILIES = (
     "bert",
     "clip",
@@ -33,34 +33,34 @@ FAMILIES = (
     "roberta",
     "vit",
 )
-# Frequencies that change with the length of the text, which kq.Rope does not know.
+# RoPE frequencies that depend on the sequence length, which kq.Rope does not support.
 CHANGING = ("dynamic", "longrope", "su")
 
 
 def place_of(layer: Layer) -> str:
-    """The name of the module that a layer's kq.Attention takes the place of."""
+    """The name of the module that a layer's kq.Attention replaces."""
     return layer.modules.get("module", layer.name)
 
 
 def check_layer(model: nn.Module, heads: Heads, layer: Layer) -> None:
-    """Refuse a layer whose scores a kq.Attention cannot keep, or whose calls it does not understand."""
+    """Raise if a kq.Attention cannot reproduce a layer's scores, or has another call interface."""
     if isinstance(layer, LatentLayer):
-        raise ValueError(f"layer {layer.index} ({layer.name}) cannot be swapped: a kq.Attention has no latents")
+        raise ValueError(f"layer {layer.index} ({layer.name}) cannot be swapped: kq.Attention does not support MLA")
     module = model.get_submodule(place_of(layer))
     owner = model.get_submodule(place_of(layer).rpartition(".")[0])
     if isinstance(owner, Swapped):
-        raise ValueError(f"layer {layer.index} ({layer.name}) is swapped already: undo that first")
+        raise ValueError(f"layer {layer.index} ({layer.name}) is already swapped: undo that first")
     if isinstance(module, Attention):
-        raise ValueError(f"layer {layer.index} ({layer.name}) is a kq.Attention: build it with another kernel")
+        raise ValueError(f"layer {layer.index} ({layer.name}) is already a kq.Attention: build it with another kernel")
     if "forward" in vars(module):
-        raise ValueError(f"layer {layer.index} ({layer.name}): its forward was replaced by something else")
-    for why, holds in _strangers(module, layer, heads).items():
+        raise ValueError(f"layer {layer.index} ({layer.name}): its forward was already replaced")
+    for why, holds in _unsupported(module, layer, heads).items():
         if holds:
             raise ValueError(f"layer {layer.index} ({layer.name}) cannot be swapped: {why}")
 
 
-def _strangers(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, bool]:
-    """What a kq.Attention does not have or know."""
+def _unsupported(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, bool]:
+    """Features that kq.Attention does not support, and whether the layer has them."""
     rope = heads.config.get("rope_scaling") or heads.config.get("rope_parameters") or {}
     changing = rope.get("rope_type", rope.get("type")) if layer.rope is not None else None
     torch_own = isinstance(module, nn.MultiheadAttention)
@@ -68,24 +68,25 @@ def _strangers(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, bool]
     known = torch_own or (others and heads.family.name in FAMILIES)
     return {
         "it is cross-attention": layer.kind != "self",
-        f"a kq.Attention adds no position bias ({layer.position})": layer.position != "none",
-        "a kq.Attention has no norms of queries and keys": layer.query_norm is not None or layer.key_norm is not None,
-        f"a kq.Attention has no window ({layer.window} tokens)": layer.window is not None,
-        f"its rotary positions change with the length of the text ({changing})": changing in CHANGING,
-        "it has keys that are no tokens": torch_own and (module.bias_k is not None or bool(module.add_zero_attn)),
+        f"kq.Attention has no position bias ({layer.position})": layer.position != "none",
+        "kq.Attention has no QK-norm": layer.query_norm is not None or layer.key_norm is not None,
+        f"kq.Attention has no sliding window ({layer.window} tokens)": layer.window is not None,
+        f"its RoPE frequencies depend on the sequence length ({changing})": changing in CHANGING,
+        "it has extra keys (add_zero_attn or add_bias_kv)": torch_own
+        and (module.bias_k is not None or bool(module.add_zero_attn)),
         "; ".join(layer.notes): bool(layer.notes),
-        f"how {type(module).__name__} ({heads.family.name}) is called is not known; known are nn.MultiheadAttention "
+        f"{type(module).__name__} ({heads.family.name}) is not supported; supported are nn.MultiheadAttention "
         f"and, of transformers, {', '.join(FAMILIES)}": not known,
     }
 
 
 def build(model: nn.Module, heads: Heads, layer: Layer, kernel: str, symmetric_dims: int | float) -> Attention:
-    """A kq.Attention with the layer's values and outputs; its kernel starts at random."""
+    """A kq.Attention with the layer's value and output projections, and a randomly initialised kernel."""
     carried, weights = heads.values(layer.index), layer.weights
     groups, shared, rank, dim = weights.query.shape
     if carried.value.shape[-1] != dim or carried.output.shape[-1] != dim:
         raise ValueError(
-            f"layer {layer.index} ({layer.name}) cannot be swapped: its values or outputs are not {dim} wide"
+            f"layer {layer.index} ({layer.name}) cannot be swapped: its value or output projection is not {dim} wide"
         )
     module = model.get_submodule(place_of(layer))
     options: dict[str, Any] = {"device": weights.query.device, "dtype": weights.query.dtype}
@@ -97,7 +98,7 @@ def build(model: nn.Module, heads: Heads, layer: Layer, kernel: str, symmetric_d
         bias=biased,
         dropout=rate_of(module),
         head_dim=rank,
-        kv_heads=groups if kernel == "general" else groups * shared,  # heads that share a z could not all be near
+        kv_heads=groups if kernel == "general" else groups * shared,  # heads that share z could not all be approximated
         rope=layer.rope,
         symmetric_dims=symmetric_dims,
         **options,
@@ -108,7 +109,7 @@ def build(model: nn.Module, heads: Heads, layer: Layer, kernel: str, symmetric_d
 
 
 def carried_state(carried: Values, attention: Attention) -> dict[str, Tensor]:
-    """Values and outputs of a trained layer, as a kq.Attention names them."""
+    """State dict of the value and output projections of a trained layer, for kq.Attention."""
     repeats = attention.kv_heads // carried.value.shape[0]
     state = {
         "value.weight": carried.value.repeat_interleave(repeats, 0).flatten(0, 2),
@@ -127,8 +128,8 @@ def carried_state(carried: Values, attention: Attention) -> dict[str, Tensor]:
 def start_nearest(
     attention: Attention, layer: Layer, covariance: Float[Tensor, "heads n n"] | None = None
 ) -> Float[Tensor, " heads"]:
-    """Set the kernel to the nearest one of the trained heads; the share of ‖M‖² that it cannot keep, (heads,)."""
-    # Scores are scaled by 1/√r there: what the model does beyond that goes to queries and keys alike.
+    """Set the kernel to the one nearest to the trained heads; returns the lost share of ‖M‖², (heads,)."""
+    # kq.Attention scales scores by 1/√r: any other scale is split between queries and keys.
     size = (layer.scale / attention.scale) ** 0.5
     weights, bias = _joint(layer)
     rank = attention.head_dim
@@ -140,24 +141,24 @@ def start_nearest(
     weights, bias = weights.double(), bias.double()
     gram = weights @ weights.mT if covariance is None else covariance.to(weights.device)
     symmetric = attention.shape.symmetric if isinstance(attention.shape, Split) else 0
-    found = nearest(attention.kernel, gram, attention.rope, symmetric)
-    _set(attention.key, found.mix @ weights, (found.mix @ bias.unsqueeze(-1)).squeeze(-1), size)
-    if isinstance(attention.shape, (Diagonal, Split)) and found.core is not None:
-        attention.shape.gain.copy_(found.core)
-    if isinstance(attention.shape, Pairwise) and found.core is not None:
-        attention.shape.matrix.copy_(found.core)
-    return found.lost.cpu()
+    fit = nearest(attention.kernel, gram, attention.rope, symmetric)
+    _set(attention.key, fit.mix @ weights, (fit.mix @ bias.unsqueeze(-1)).squeeze(-1), size)
+    if isinstance(attention.shape, (Diagonal, Split)) and fit.core is not None:
+        attention.shape.gain.copy_(fit.core)
+    if isinstance(attention.shape, Pairwise) and fit.core is not None:
+        attention.shape.matrix.copy_(fit.core)
+    return fit.lost.cpu()
 
 
 def adapt(model: nn.Module, layer: Layer, attention: Attention) -> Swapped:
-    """The attention as its model calls it."""
+    """The attention with the interface of its model."""
     module = model.get_submodule(place_of(layer))
     kind = TorchAttention if isinstance(module, nn.MultiheadAttention) else TransformersAttention
     return kind(attention, module, layer)
 
 
 def _joint(layer: Layer) -> tuple[Float[Tensor, "heads n d"], Float[Tensor, "heads n"]]:
-    """[Wq; Wk] and [bq; bk] of every query head; biases that are not there are 0."""
+    """[Wq; Wk] and [bq; bk] of every query head; missing biases are 0."""
     weights = layer.weights
     query, key = weights.query, weights.key.expand_as(weights.query)
     zeros = torch.zeros_like(query[..., 0])

@@ -16,7 +16,7 @@ KERNELS = ("symmetric", "psd", "rbf", "skew", "split", "pairwise")
 
 
 class Nearest(NamedTuple):
-    """z = mix·[q; k] for every head, what its kernel has to learn from, and the share of ‖M‖² that it cannot keep.
+    """z = mix·[q; k] for every head, the initial kernel parameters, and the lost share of ‖M‖².
 
     `core` is the gain D of a symmetric or split kernel, the matrix P of a pairwise one, None for the others.
     """
@@ -38,14 +38,14 @@ class _Part(NamedTuple):
 def nearest(
     kernel: str, gram: Float[Tensor, "*batch n n"], rope: Rope | None = None, symmetric_dims: int = 0
 ) -> Nearest:
-    """The kernel M̂ of a structure that is nearest to heads M = QᵀK, ‖M − M̂‖ least, from the Gram matrix of [Q; K].
+    """The structured kernel M̂ that minimises ‖M − M̂‖ for heads M = QᵀK, from the Gram matrix of [Q; K].
 
     `gram` (..., 2r, 2r) is [Q; K][Q; K]ᵀ of the weights or, for the norm on data, the covariance of [q; k]. For a
-    pairwise kernel no nearest one is known: M is compressed to the r directions that carry most of it. Of an rbf
-    kernel it is the metric that is nearest: the norm of the key, which it takes off, is in no form.
+    pairwise kernel no closed form is known: M is compressed to its r leading directions. For an rbf kernel only the
+    metric is fitted: the norm of the key that it subtracts is not part of the QK form.
 
-    With `rope` the norm is the mean over all rotations: every rotary plane is a complex number, M_p = conj(q_p)·k_p,
-    and planes do not meet. Of each plane's structured part, z_p keeps one eigenvector of two.
+    With `rope` the norm is averaged over all rotations: every rotary plane is a complex number, M_p = conj(q_p)·k_p,
+    and planes do not interact. Of each plane's structured part, z_p keeps one of two eigenvectors.
 
     >>> tied = torch.tensor([[1.0, 1.0], [1.0, 1.0]])  # q = k
     >>> [round(float(nearest(kernel, tied).lost), 4) for kernel in ("psd", "symmetric", "pairwise")]
@@ -54,14 +54,14 @@ def nearest(
     _check(kernel, gram, rope, symmetric_dims)
     rank, gram = gram.shape[-1] // 2, gram.detach().double()
     if rope is None:
-        mix, core, error, energy = _still(kernel, gram, symmetric_dims)
+        mix, core, error, energy = _unrotated(kernel, gram, symmetric_dims)
         return Nearest(mix, core, _share(error, energy))
-    turned = _turned(kernel, gram, rope, symmetric_dims)
+    turned = _rotated(kernel, gram, rope, symmetric_dims)
     if rope.dims == rank:
         return Nearest(turned.mix, turned.core, _share(turned.error, turned.energy))
     rest = torch.arange(rope.dims, rank, device=gram.device)
     both = torch.cat((rest, rest + rank))
-    still = _still(kernel, gram[..., both[:, None], both], 0)
+    still = _unrotated(kernel, gram[..., both[:, None], both], 0)
     mix = turned.mix.clone()
     mix[..., rest[:, None], both] = still.mix
     lost = _share(turned.error + still.error, turned.energy + still.energy)
@@ -77,13 +77,13 @@ def _check(kernel: str, gram: Tensor, rope: Rope | None, symmetric: int) -> None
     check_count("symmetric_dims", symmetric, 0, rank)
     skew = {"skew": rank, "split": rank - symmetric}.get(kernel, 0)
     if skew % 2:
-        raise ValueError(f"a skew part turns dimensions in pairs: {skew} is odd")
+        raise ValueError(f"a skew part needs an even number of dimensions, got {skew}")
     if rope is not None and (rope.dims > rank or (kernel == "split" and rope.dims != rank)):
         raise ValueError(f"a {kernel} kernel needs all {rank} dimensions of a head rotated, not {rope.dims}")
 
 
-def _still(kernel: str, gram: Tensor, symmetric: int) -> _Part:
-    """Dimensions that no position turns, in coordinates u where [q; k] = R·u and ‖M‖ is the Frobenius norm."""
+def _unrotated(kernel: str, gram: Tensor, symmetric: int) -> _Part:
+    """Dimensions without RoPE, in coordinates u where [q; k] = R·u and ‖M‖ is the Frobenius norm."""
     form = Form.from_gram(gram)
     rank = form.rank
     core: Tensor | None
@@ -127,7 +127,7 @@ def _compressed(form: Form) -> tuple[Tensor, Tensor]:
     return rows, rows @ whole @ rows.mT
 
 
-def _turned(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> _Part:
+def _rotated(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> _Part:
     """Rotary planes: M_p is complex of rank one, and the Hermitian part of e^{iφ}·M_p gives z_p, φ by the kernel."""
     rank = gram.shape[-1] // 2
     first, second = pairs(rope, gram.device)
@@ -176,15 +176,15 @@ def _plane_core(kernel: str, phase: Tensor, first: Tensor, second: Tensor, symme
     return None
 
 
-def _joined(kernel: str, turned: Tensor | None, still: Tensor | None, dims: int) -> Tensor | None:
+def _joined(kernel: str, rotated: Tensor | None, unrotated: Tensor | None, dims: int) -> Tensor | None:
     """The core of a head that is rotated in part."""
-    if turned is None or still is None:
+    if rotated is None or unrotated is None:
         return None
     if kernel != "pairwise":
-        return torch.cat((turned, still), -1)
-    rank = dims + still.shape[-1]
-    matrix = still.new_zeros(*still.shape[:-2], rank, rank)
-    matrix[..., :dims, :dims], matrix[..., dims:, dims:] = turned, still
+        return torch.cat((rotated, unrotated), -1)
+    rank = dims + unrotated.shape[-1]
+    matrix = unrotated.new_zeros(*unrotated.shape[:-2], rank, rank)
+    matrix[..., :dims, :dims], matrix[..., dims:, dims:] = rotated, unrotated
     return matrix
 
 

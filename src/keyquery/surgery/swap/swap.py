@@ -1,4 +1,4 @@
-"""`swap`: a model's attention replaced by kq.Attention with a structured kernel, and given back."""
+"""`swap`: replace a model's attention by kq.Attention with a structured kernel, undoably."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from keyquery.surgery.rewriting.attach import check_unchanged
 from keyquery.surgery.swap.adapters import Swapped, replace, unnest, unrecord
 from keyquery.surgery.swap.build import adapt, build, carried_state, check_layer, place_of, start_nearest
 
-FORMAT = "keyquery swap 1"  # one key of the metadata, whose keys have no order: equal swaps are equal files
-IMPLEMENTATIONS = (None, "eager", "sdpa")  # whose masks say all that a kq.Attention needs
+FORMAT = "keyquery swap 1"  # a single metadata key: equal swaps give equal files
+IMPLEMENTATIONS = (None, "eager", "sdpa")  # whose masks a kq.Attention understands
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a swap is made by, and what a saved one says of itself."""
+    """Settings of a swap, stored with a saved one."""
 
     kernel: str
     symmetric_dims: int | float
@@ -43,11 +43,11 @@ class Recipe:
 
 
 class Swap(Handle):
-    """A model whose attention was swapped: undo, save, and what there is to train.
+    """A swapped model: undo, save, and the new parameters.
 
-    `names` are the modules that were replaced. `lost` is, by layer, the share of each head's ‖M‖² that the new kernel
-    could not keep, in the norm of the weights or on data; it is empty where nothing was fitted. Move the model to
-    another device or dtype before the swap or after the undo: what is set aside stays where it is.
+    `names` are the replaced modules. `lost` is, by layer, the share of each head's ‖M‖² that the new kernel cannot
+    represent, for the weights or on data; empty if nothing was fitted. Move the model to another device or dtype before
+    the swap or after the undo: the replaced modules are not moved.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Swap(Handle):
         self._recipe, self._heads, self._attentions = recipe, heads, attentions
 
     def undo(self) -> None:
-        """Give the model back as it was, bit for bit; what was done to the new layers must be undone before."""
+        """Restore the model bit for bit; interventions on the new layers must be undone first."""
         if any("_attend" in vars(attention) for attention in self._attentions):
             raise RuntimeError("the swapped layers are dialled or projected: undo that first")
         super().undo()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that are new, to train."""
+        """The new parameters, for training."""
         return (weight for attention in self._attentions for weight in attention.parameters())
 
     def save(self, path: str | Path) -> None:
-        """Write what is new to a safetensors file, for `kq.swap(model, saved=path)`.
+        """Write the new parameters to a safetensors file, for `kq.swap(model, saved=path)`.
 
-        Values and outputs that are still those of the base model are left out.
+        Value and output projections that equal those of the base model are left out.
         """
         tensors = {}
         for name, index, attention in zip(self.names, self._recipe.layers, self._attentions, strict=True):
@@ -98,42 +98,75 @@ def swap(
     symmetric_dims: int | float = 0.5,
     saved: str | Path | None = None,
 ) -> Swap:
-    """Replace self-attention layers of a live model by kq.Attention with a kernel; the Swap undoes it, bit for bit.
+    """Replace self-attention layers of a live model by kq.Attention with a structured kernel.
 
-    `layers` are numbered as `kq.read(model)` and `keyquery look` number them; all self-attention layers by default.
-    Values, outputs, biases, rotary positions and dropout stay. With `init="nearest"` the kernel starts at the nearest
-    one to each trained head (for `pairwise`: near it), in the norm of the weights or, where `data` (batches of
-    tensors that the model takes) is given, of the covariance of its queries and keys; with "random", anew. The kernel
-    "general" is a copy. Where queries share keys, every head gets a key of its own, but for "general". `saved` is a
-    file that `Swap.save` wrote: kernel and layers are then the file's.
+    Value and output projections, biases, RoPE and dropout are kept.
 
-    transformers models of the families BERT, RoBERTa, ELECTRA, DistilBERT, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen2,
-    Phi, ViT, DINOv2 and CLIP can be swapped, and nn.MultiheadAttention anywhere, which then gives no attention
-    weights. What a kq.Attention cannot keep is refused: windows, position biases, norms of queries and keys.
+    Parameters
+    ----------
+    model
+        A live model in eval mode: a transformers model (BERT, RoBERTa, ELECTRA, DistilBERT, GPT-2, GPT-NeoX, OPT,
+        Llama, Mistral, Qwen2, Phi, ViT, DINOv2, CLIP), or any with nn.MultiheadAttention, which then returns no
+        attention weights.
+    kernel
+        Kernel of kq.Attention; "general" is a copy. With GQA, every head gets its own key, except for "general".
+        Default: "psd".
+    layers
+        Layers, numbered as in `kq.read`. Default: all self-attention layers.
+    init
+        "nearest": start from the kernel nearest to each trained head (for "pairwise": near it); "random". Default:
+        "nearest".
+    data
+        Batches; the nearest kernel is then that in the norm of the covariance of queries and keys. Default: the norm of
+        the weights.
+    symmetric_dims
+        Dimensions of the symmetric part of a "split" kernel, a count or a share. Default: 0.5.
+    saved
+        A file written by `Swap.save`, which sets kernel and layers. Default: none.
 
+    Returns
+    -------
+    Swap
+        A context manager, or a handle with `.undo()` (bit for bit), `.save()` and `.parameters()`.
+
+    Raises
+    ------
+    ValueError
+        If a layer has features that kq.Attention lacks (sliding window, position bias, QK-norm), or `saved` does not
+        fit.
+
+    Examples
+    --------
     >>> model = torch.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
     >>> with kq.swap(model, kernel="symmetric") as swapped:
     ...     print(swapped.names, kq.read(model)[0].form.symmetry.min() > 0.999)
     ('self_attn',) tensor(True)
     >>> type(model.self_attn).__name__
     'MultiheadAttention'
+
+    See Also
+    --------
+    project : Replace the QK form of one head.
+    distill : A primal layer from a softmax layer.
     """
     model = check_model(model)
     check_unchanged(model)
     check_choice("init", init, ("nearest", "random"))
     if data is not None and (saved is not None or init != "nearest"):
-        raise ValueError('data is for init="nearest" without `saved`: nothing else is fitted to it')
+        raise ValueError('data is only for init="nearest" without `saved`')
     stored, tensors = (None, {}) if saved is None else _read_saved(Path(saved))
     heads = _heads(model)
     chosen = _chosen(heads, layers if stored is None else stored.layers)
     for layer in chosen:
         check_layer(model, heads, layer)
     if len({model.get_submodule(place_of(layer)) for layer in chosen}) < len(chosen):
-        raise ValueError("some of these layers are one module, used twice: give `layers` that names it once")
+        raise ValueError("some of these layers share one module: pass `layers` with only one of them")
     names = tuple(place_of(layer) or "attention" for layer in chosen)
     recipe = stored or Recipe(kernel, symmetric_dims, tuple(layer.index for layer in chosen), names)
     if recipe.names != names:
-        raise ValueError(f"saved is of a model whose layers are {', '.join(recipe.names)}; here: {', '.join(names)}")
+        raise ValueError(
+            f"saved belongs to a model with layers {', '.join(recipe.names)}; this one has {', '.join(names)}"
+        )
     attentions = [build(model, heads, layer, recipe.kernel, recipe.symmetric_dims) for layer in chosen]
     lost: dict[int, Tensor] = {}
     if stored is not None:
@@ -153,20 +186,20 @@ def swap(
 def _put_all(
     model: nn.Module, heads: Heads, chosen: list[Layer], attentions: list[Attention], changes: ExitStack
 ) -> None:
-    """The one step that changes the model; whatever fails in it is undone."""
+    """The step that changes the model; undone if it fails."""
     check_unchanged(model)
     for layer in chosen:
-        check_layer(model, heads, layer)  # once more: another thread may have been first
+        check_layer(model, heads, layer)  # again: another thread may have changed it
     for part in model.modules():
         if hasattr(part, "save_pretrained"):
-            hold(("saving", id(part)), partial(_forbid, part), changes)  # swaps of other layers may come and go
+            hold(("saving", id(part)), partial(_forbid, part), changes)  # shared with swaps of other layers
     unrecord(model, changes)
     unnest(model, [place_of(layer) for layer in chosen], changes)
     for layer, attention in zip(chosen, attentions, strict=True):
         place, output = place_of(layer), layer.modules["output"]
         new = adapt(model, layer, attention)
         inside = not place or output.startswith(f"{place}.")
-        if not inside:  # BERT's output projection, which is in the attention now
+        if not inside:  # BERT's output projection is now part of the attention
             owner, _, own = output.rpartition(".")
             put(model.get_submodule(owner), own, nn.Identity(), changes)
         replace(model, place, new, changes)
@@ -179,35 +212,35 @@ def _forbid(part: nn.Module) -> Callable[[], None]:
 
 def _refuse_to_save(*args: Any, **options: Any) -> None:
     raise RuntimeError(
-        "a swapped model is not saved by save_pretrained, since it would load with random attention: save what is new "
-        "with Swap.save(path) and load it by kq.swap(model, saved=path), or undo the swap first"
+        "a swapped model cannot be saved by save_pretrained: it would load with random attention. Save the new "
+        "parameters with Swap.save(path) and load them by kq.swap(model, saved=path), or undo the swap first"
     )
 
 
 def _heads(model: nn.Module) -> Heads:
-    said: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if said not in IMPLEMENTATIONS:
-        raise ValueError(f'the model attends by {said}: call model.set_attn_implementation("sdpa") first')
+    implementation: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f'the model uses attention {implementation}: call model.set_attn_implementation("sdpa") first')
     if isinstance(model, Swapped):
-        raise ValueError("the model is swapped already: undo that first")
+        raise ValueError("the model is already swapped: undo that first")
     return read(model)
 
 
 def _chosen(heads: Heads, layers: int | Iterable[int] | None) -> list[Layer]:
-    """The layers that are meant, in the model's order."""
+    """The selected layers, in the model's order."""
     own = {layer.index: layer for layer in heads if layer.kind == "self"}
     if not own:
         raise ValueError("the model has no self-attention")
     if layers is None:
         return list(own.values())
-    asked = [layers] if isinstance(layers, int) else list(layers)
-    for index in asked:
+    requested = [layers] if isinstance(layers, int) else list(layers)
+    for index in requested:
         check_count("layers", index, least=0)
         if index not in own:
             raise ValueError(f"layers: there is no self-attention layer {index}; there are {', '.join(map(str, own))}")
-    if len(set(asked)) != len(asked) or not asked:
-        raise ValueError(f"layers must name at least one layer, and each once, got {asked}")
-    return [own[index] for index in sorted(asked)]
+    if len(set(requested)) != len(requested) or not requested:
+        raise ValueError(f"layers must be distinct, and at least one, got {requested}")
+    return [own[index] for index in sorted(requested)]
 
 
 def _covariances(model: nn.Module, data: Iterable[Batch], heads: Heads, chosen: list[Layer]) -> dict[int, Tensor]:
@@ -217,7 +250,7 @@ def _covariances(model: nn.Module, data: Iterable[Batch], heads: Heads, chosen: 
         count, width = moments[layer.index].count, 2 * layer.form.rank
         if count <= width:
             raise ValueError(
-                f"data gives {count} tokens to {layer.name}: the covariance of {width} queries and keys needs more"
+                f"data has {count} tokens for {layer.name}: the covariance of [q; k] of width {width} needs more"
             )
     return {layer.index: moments[layer.index].covariance for layer in chosen}
 
@@ -233,29 +266,29 @@ def _read_saved(path: Path) -> tuple[Recipe, dict[str, Tensor]]:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
     if FORMAT not in facts:
-        raise ValueError(f"{path} is no saved swap: its metadata has no {FORMAT!r}")
+        raise ValueError(f"{path} is not a saved swap: its metadata has no {FORMAT!r}")
     try:
-        said = parse_json(facts[FORMAT])
-        recipe = Recipe(said["kernel"], said["symmetric_dims"], tuple(said["layers"]), tuple(said["names"]))
+        stored = parse_json(facts[FORMAT])
+        recipe = Recipe(stored["kernel"], stored["symmetric_dims"], tuple(stored["layers"]), tuple(stored["names"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no saved swap: its metadata cannot be read ({error!r})") from None
+        raise ValueError(f"{path} is not a saved swap: its metadata cannot be read ({error!r})") from None
     return recipe, tensors
 
 
 def _load(recipe: Recipe, attentions: list[Attention], tensors: Mapping[str, Tensor], label: str) -> None:
-    """Saved tensors into the new layers; what was left out is the base model's own."""
+    """Load saved tensors into the new layers; the rest is the base model's."""
     wanted, spare = {}, set()
     for name, attention in zip(recipe.names, attentions, strict=True):
         for key, tensor in attention.state_dict().items():
             wanted[f"{name}.{key}"] = tensor
             spare |= {f"{name}.{key}"} if key.startswith(("value.", "output.")) else set()
-    strange = sorted(set(tensors) - set(wanted)) or sorted(set(wanted) - set(tensors) - spare)
-    if strange:
-        raise ValueError(f"{label} does not fit the model: {strange[0]} is on one side alone")
+    mismatched = sorted(set(tensors) - set(wanted)) or sorted(set(wanted) - set(tensors) - spare)
+    if mismatched:
+        raise ValueError(f"{label} does not fit the model: {mismatched[0]} is only in one of them")
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             shapes = tuple(tensor.shape), tuple(wanted[name].shape)
             raise ValueError(f"{label} does not fit the model: {name} is {shapes[0]}, expected {shapes[1]}")
         if not tensor.isfinite().all():
-            raise ValueError(f"{label} is no saved swap: {name} holds NaN or infinity")
+            raise ValueError(f"{label} is not a saved swap: {name} contains NaN or infinity")
         wanted[name].copy_(tensor)  # state dicts share memory with their layers
