@@ -80,6 +80,6 @@ def test_vectors_that_say_they_are_large_are_refused(tmp_path):
     (folder / "apart" / "X.npy").write_bytes(claimed[:8] + struct.pack("<H", len(header)) + header)
     assert_refused(lambda: load_revisited(folder / "gnd.pkl", folder / "apart"), "bytes hold", growth=64)
     savemat(folder / "a.mat", {"Q": Q, "X": np.zeros((12, 2**21))}, do_compression=True)
-    assert_refused(lambda: load_revisited(folder / "gnd.pkl", folder / "a.mat"), "come to more than")
+    assert_refused(lambda: load_revisited(folder / "gnd.pkl", folder / "a.mat"), "have more than")
     np.savez_compressed(folder / "a.npz", Q=Q, X=np.zeros((12, 2**21)))
     assert_refused(lambda: load_revisited(folder / "gnd.pkl", folder / "a.npz"), "unpacks to more than", growth=64)
