@@ -136,10 +136,10 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
 
     if says("timestamps"):
         raise ValueError(f"{path} has time stamps (@timestamps true), which are not supported")
-    number = " ".join(facts.get("dimensions", []))
-    if number and not (number.isdecimal() and len(number) < 10 and int(number) > 0):
-        raise ValueError(f"{path}: @dimensions must be an integer ≥ 1, got {number!r}")
-    dims = int(number) if number else 1 if says("univariate") else None
+    stated = " ".join(facts.get("dimensions", []))
+    if stated and not (stated.isdecimal() and len(stated) < 10 and int(stated) > 0):
+        raise ValueError(f"{path}: @dimensions must be an integer ≥ 1, got {stated!r}")
+    dims = int(stated) if stated else 1 if says("univariate") else None
     if says("classlabel"):
         return _Header(dims, "class", tuple(facts["classlabel"][1:]))
     return _Header(dims, "target" if says("targetlabel") else None, ())
