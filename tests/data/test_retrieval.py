@@ -130,7 +130,7 @@ def test_features_that_do_not_fit(tmp_path):
         with pytest.raises(ValueError, match=said):
             load_revisited(truth, tmp_path / "vectors.npz")
     (tmp_path / "vectors.mat").write_bytes(b"junk")
-    with pytest.raises(ValueError, match=r"is no \.mat file that scipy reads"):
+    with pytest.raises(ValueError, match=r"is not a \.mat file that scipy can read"):
         load_revisited(truth, tmp_path / "vectors.mat")
     with pytest.raises(ValueError, match=r"features must be an \.npz or \.mat file"):
         load_revisited(truth, truth)

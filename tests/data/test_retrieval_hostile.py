@@ -51,7 +51,7 @@ HOSTILE = {
     "shared lists": (shared_lists(), "share others so often"),
     "bytearray": (b"cbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85R", "names builtins.bytearray"),
     "a dtype of one's own": (b"cnumpy\ndtype\n(" + pickle.dumps([("a", "O")], 2)[2:-1] + b"tR", "array of"),
-    "strides": (array("i8", (2,), b"\x00" * 16).replace(b"K\x01", b"K\x01(K\x00tK\x01", 1), "no pickle of arrays"),
+    "strides": (array("i8", (2,), b"\x00" * 16).replace(b"K\x01", b"K\x01(K\x00tK\x01", 1), "not a pickle of arrays"),
 }
 
 

@@ -53,7 +53,7 @@ def test_bad_questions_are_told(fitted):
     types, times, who = clicks()
     with pytest.raises(ValueError, match=r"types that did not occur in training, in 2 of 4 rows: 'dance', 'sing'"):
         fitted.predict(["buy", "sing", "dance", "buy"], range(4))
-    with pytest.raises(ValueError, match="no group has a second event: there is nothing to foretell"):
+    with pytest.raises(ValueError, match="no group has a second event: there is nothing to predict"):
         fitted.score(["buy"], [1.0])
     with pytest.raises(ValueError, match='at is for information="target_time"'):
         fitted.predict(types, times, who, at=np.ones(9))

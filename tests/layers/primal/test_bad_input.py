@@ -20,7 +20,7 @@ from keyquery.layers.primal import Random
         ({"loss": "kvsd"}, "did you mean 'ksvd'"),
         ({"init": "random"}, "init must be one of"),
         ({"impl": "cuda"}, "impl must be one of"),
-        ({"init": "ksvd"}, r"data \(batch, n, dim\) is for init=\"ksvd\", which needs it"),
+        ({"init": "ksvd"}, r"data \(batch, n, dim\) and init=\"ksvd\" must be used together"),
         ({"data": torch.zeros(1, 5, 8)}, "must be used together"),
     ],
 )

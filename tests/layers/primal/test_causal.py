@@ -118,7 +118,7 @@ def test_what_has_no_causal_form():
     layer(x, is_causal=True)
     with pytest.raises(RuntimeError, match=r'loss="ksvd" does not support causal.*loss="paper" or is_causal=False'):
         layer.regularizer()
-    with pytest.raises(RuntimeError, match="the last forward was causal"):
+    with pytest.raises(RuntimeError, match="the last forward pass was causal"):
         layer.ksvd()
 
 

@@ -42,7 +42,7 @@ def test_a_replica_elsewhere_is_refused():
         replica.add_module(name, part)
     replica.directions, replica.log_lambda = layer.directions.to("meta"), layer.log_lambda.to("meta")
     replica(tokens(1, 9, 12).to("meta"))
-    with pytest.raises(RuntimeError, match="weights have moved since, or a replica ran it"):
+    with pytest.raises(RuntimeError, match="weights have moved to another device since, or a replica ran it"):
         layer.regularizer()
 
 
