@@ -59,7 +59,7 @@ def test_classes_without_end_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=np.zeros((1, 8, 8), np.uint8), classes=np.zeros(10**8, np.uint8))
     assert_refused(lambda: load_images(tmp_path / "a.npz"), "classes must be at most 100000 names", growth=300)
     np.savez_compressed(tmp_path / "a.npz", jpeg=np.zeros(8, np.uint8), offsets=np.zeros(2**23, np.int64))
-    assert_refused(lambda: load_images(tmp_path / "a.npz"), "image 0 is no image", growth=300)
+    assert_refused(lambda: load_images(tmp_path / "a.npz"), "image 0 is not an image", growth=300)
 
 
 def claiming(dtype, shape):

@@ -47,7 +47,7 @@ VALUE_ERRORS = {
     "nearest of rank 0": (lambda: psd().nearest("psd", rank=0), "rank must be between 1 and 4, got 0"),
     "odd skew rank": (
         lambda: psd().nearest("skew", rank=3),
-        "rank of a skew form must be even, got 3",
+        "the rank of a skew form must be even, got 3",
     ),
     "k beyond the rank": (lambda: psd().svd(3), "k must be between 1 and 2, got 3"),
     "k of 0": (lambda: psd().eigh(0), "k must be between 1 and 4, got 0"),

@@ -123,7 +123,7 @@ def learn(
     words, device, tokens = len(network.words.weight), pairs.ids.device, network.vision.tokens
     which, every = epochs_of(lambda index: index, len(pairs.ids), size, seed)
     count, texts = max(round(masked * tokens), 1), pairs.ids.cpu()
-    losses: list[dict[str, Tensor]] = []
+    steps: list[dict[str, Tensor]] = []
 
     def draw(step: int, generator: torch.Generator) -> Batch:
         index = torch.from_numpy(which(step, generator))
@@ -136,7 +136,7 @@ def learn(
 
     def loss(model: Any, batch: Batch) -> Tensor:
         parts = losses(model, pairs, batch, masking, count)
-        losses.append({name: part.detach() for name, part in parts.items()})
+        steps.append({name: part.detach() for name, part in parts.items()})
         return torch.stack(list(parts.values())).sum()
 
     recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
@@ -146,7 +146,7 @@ def learn(
         raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
     rows = []
     for number, row in enumerate(log.rows):
-        each = losses[number * every : (number + 1) * every]
+        each = steps[number * every : (number + 1) * every]
         means = {name: float(torch.stack([one[name] for one in each]).mean()) for name in each[0]}
         rows.append({"epoch": number + 1, "loss": row["loss"], **means})
     return rows
