@@ -39,5 +39,5 @@ def test_the_encoding_is_given_or_told(tmp_path):
 
 def test_an_underscore_is_no_part_of_a_number():
     assert to_number("1e3") == 1000
-    with pytest.raises(ValueError, match="'1_0' is no number"):
+    with pytest.raises(ValueError, match="'1_0' is not a number"):
         to_number("1_0")

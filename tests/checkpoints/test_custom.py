@@ -136,7 +136,7 @@ def test_options_that_do_not_go_together_are_named(options, words, weights, tmp_
 
 
 def test_a_layout_alone_says_nothing(tmp_path, weights):
-    with pytest.raises(ValueError, match="layout is of weights that query and key name"):
+    with pytest.raises(ValueError, match="layout needs query and key"):
         kq.read(write(tmp_path, stored("linear", weights)), layout="heads")
 
 

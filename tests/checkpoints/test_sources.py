@@ -406,7 +406,7 @@ def test_a_pickle_with_code_is_refused(tmp_path, monkeypatch):
     [
         ("a.pt", b"", "is not a readable torch file"),
         ("a.pt", b"PK\x03\x04garbage", "is not a readable torch file"),
-        ("a.txt", b"hello", "is of no known kind"),
+        ("a.txt", b"hello", "has an unknown file type"),
     ],
 )
 def test_files_of_no_use_are_named(tmp_path, name, content, words):

@@ -192,7 +192,7 @@ def test_directions_are_shown(tmp_path):
 
 WRONG = {
     "no heads": (["--heads", "0"], "heads must be at least 1, got 0"),
-    "a config that is not there": (["--heads", "2", "--config", "nope.json"], "config must be a JSON file, got nope"),
+    "a config that is not there": (["--heads", "2", "--config", "nope.json"], "config must be a JSON file, and nope"),
     "a query that is not there": (
         ["--heads", "2", "--query", "b.{layer}.q", "--key", "b.{layer}.k"],
         "has no tensor 'b.{layer}.q'; it holds blocks.0.attn.qkv.weight",

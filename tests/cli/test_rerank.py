@@ -94,13 +94,13 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         (["--method", "afinity"], "--method must be one of .* did you mean 'affinity'"),
         (["--fit", files / "features.npy"], "--fit and --labels go together"),
         (["--method", "affinity", "--save", files / "m"], "--save requires --fit"),
-        (["--method", "affinity"], "anchors is 512, so that lists need 511 candidates or more, got 141"),
+        (["--method", "affinity"], "anchors is 512, but lists have 141 candidates: use at most 142 anchors"),
         (["--method", "expansion", "--lists", files / "none.npy"], "--lists: file not found"),
         (["--method", "expansion", "--lists", files / "two.npz"], "is an .npz file of several arrays"),
         (["--method", "expansion", "--lists", files / "number.npy"], r"lists must be \(3, m\), .* got shape \(\)"),
         (["--method", "expansion", "--lists", files / "text.npy"], r"text\.npy is no \.npy file of numbers or texts$"),
         (["--method", "expansion", "--scores", files / "s.txt"], "the end of --scores must be one of .* got '.txt'"),
-        (["--model", files / "queries.npy"], "is no whole file of an estimator"),
+        (["--model", files / "queries.npy"], "is not a complete estimator file"),
         (
             ["--fit", files / "labels.npy", "--labels", files / "labels.npy", *NETWORK],
             r"features must be vectors \(n, dim\)",
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
 def test_nothing_is_learned_that_could_not_be_used(files, monkeypatch):
     monkeypatch.setattr(kq.Reranker, "fit", None)  # would fail in another way if it were called
     learn = ["--fit", files / "features.npy", "--labels", files / "labels.npy", "-q"]
-    assert "anchors is 50, so that lists need 49 candidates" in run(files, *learn, "--anchors", 50, "--top", 9, code=2)
+    assert "anchors is 50, but lists have 9 candidates" in run(files, *learn, "--anchors", 50, "--top", 9, code=2)
     np.save(files / "queries.npy", np.ones((2, 5)))
     assert "vectors of one width, got 5 and 24" in run(files, *learn, *NETWORK, code=2)
 

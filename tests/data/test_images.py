@@ -87,8 +87,8 @@ def test_grey_stays_grey_and_alpha_and_palettes_do_not_matter(tmp_path):
         ({"jpeg": GREY[0, 0], "offsets": [0]}, r"offsets must be integers \(n \+ 1,\), got int64 \(1,\)"),
         ({"jpeg": GREY[0, 0], "offsets": [0, 5]}, "offsets must rise from 0 to at most 4"),
         ({"jpeg": GREY[0, 0], "offsets": [0, 3, 2]}, "offsets must rise"),
-        (packed(jpeg(FLAT[0]), GREY[0, 0]), r"a\.npz, image 1 is no image that Pillow can decode"),
-        (packed(jpeg(FLAT[0])[:-20], jpeg(FLAT[0])), "image 0 is no image that Pillow can decode"),
+        (packed(jpeg(FLAT[0]), GREY[0, 0]), r"a\.npz, image 1 is not an image that Pillow can decode"),
+        (packed(jpeg(FLAT[0])[:-20], jpeg(FLAT[0])), "image 0 is not an image that Pillow can decode"),
         (packed(jpeg(FLAT[0]), jpeg(FLAT[0][:6])), "image 1 is 6 × 8, but the first image is 8 × 8"),
     ],
 )
@@ -104,16 +104,16 @@ def test_what_is_wrong_with_a_path_is_told(tmp_path):
     (tmp_path / "a.npz").write_text("junk")
     with pytest.raises(ValueError, match=r"a\.npz must be an \.npz file or a folder"):
         load_images(tmp_path / "a.npz")
-    with pytest.raises(ValueError, match="must hold one subfolder a class, and holds none"):
+    with pytest.raises(ValueError, match="must hold one subfolder per class, and holds none"):
         load_images(tmp_path)
     (tmp_path / "cat").mkdir()
     with pytest.raises(ValueError, match=r"cat holds no image; expected \.png, \.jpg, \.jpeg"):
         load_images(tmp_path)
     save(np.ones((2, 2), np.uint16), tmp_path / "cat" / "deep.png")
-    with pytest.raises(ValueError, match=r"deep\.png must have 8 bits a channel, got mode I;16"):
+    with pytest.raises(ValueError, match=r"deep\.png must have 8 bits per channel, got mode I;16"):
         load_images(tmp_path)
     (tmp_path / "cat" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(ValueError, match=r"deep\.png is no image that Pillow can decode"):
+    with pytest.raises(ValueError, match=r"deep\.png is not an image that Pillow can decode"):
         load_images(tmp_path)
 
 

@@ -90,12 +90,12 @@ class Evil:
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_a_pickle_that_would_run_something_is_refused(tmp_path, protocol):
     path = written(tmp_path, {**TOLD, "extra": Evil(str(tmp_path / "made"))}, protocol)
-    with pytest.raises(ValueError, match=r"is no pickle of arrays and plain containers: it names \w+\.mkdir"):
+    with pytest.raises(ValueError, match=r"is not a pickle of arrays and plain containers: it names \w+\.mkdir"):
         load_revisited(path, tmp_path)
     assert not (tmp_path / "made").exists()
     for code in (b"cbuiltins\neval\n(S'1'\ntR.", b"cnumpy\nload\n(S'x'\ntR.", b"\x80\x04junk", b""):
         path.write_bytes(code)
-        with pytest.raises(ValueError, match="is no pickle of arrays and plain containers"):
+        with pytest.raises(ValueError, match="is not a pickle of arrays and plain containers"):
             load_revisited(path, tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path, protocol):
         ({**TOLD, "gnd": [{"easy": []}] * 3}, r"gnd\[0\] must have easy, hard, junk"),
         (
             {**TOLD, "gnd": [*TOLD["gnd"][:2], {"easy": [12], "hard": [], "junk": []}]},
-            r"gnd\[2\]\['easy'\] must hold places 0 to 11",
+            r"gnd\[2\]\['easy'\] must hold image indices from 0 to 11",
         ),
     ],
 )
@@ -119,9 +119,9 @@ def test_truth_that_does_not_fit(tmp_path, told, said):
 def test_features_that_do_not_fit(tmp_path):
     truth = written(tmp_path)
     cases = [
-        ({"Q": Q}, "must hold Q, of queries, and X, of the database; it lacks X"),
+        ({"Q": Q}, r"must hold Q \(queries\) and X \(database\); X is missing"),
         ({"Q": Q, "X": X[:9]}, r"X must have 12 vectors as rows or columns, got float32 \(9, 8\)"),
-        ({"Q": Q[:, :5], "X": X}, "Q and X must be of one width, got 5 and 8"),
+        ({"Q": Q[:, :5], "X": X}, "Q and X must have the same dim, got 5 and 8"),
         ({"Q": Q.astype(int), "X": X}, r"Q must have 3 vectors as rows or columns, got int64"),
         ({"Q": np.array([None]), "X": X}, r"is not a readable \.npz file: Q holds objects, which could execute code"),
     ]
@@ -130,7 +130,7 @@ def test_features_that_do_not_fit(tmp_path):
         with pytest.raises(ValueError, match=said):
             load_revisited(truth, tmp_path / "vectors.npz")
     (tmp_path / "vectors.mat").write_bytes(b"junk")
-    with pytest.raises(ValueError, match=r"is no \.mat file that scipy reads"):
+    with pytest.raises(ValueError, match=r"is not a \.mat file that scipy can read"):
         load_revisited(truth, tmp_path / "vectors.mat")
     with pytest.raises(ValueError, match=r"features must be an \.npz or \.mat file"):
         load_revisited(truth, truth)

@@ -127,12 +127,12 @@ def test_other_encodings_can_be_given(tmp_path):
     [
         ("", {}, r"a\.csv is empty"),
         (" \n\n", {}, "is empty"),
-        ("a,b\n", {}, "holds a header and no rows; if it is no header, say header=False"),
+        ("a,b\n", {}, "holds a header and no rows; if it has no header, pass header=False"),
         ("a,b\n1,2\n\n3\n", {}, "line 4: expected 2 columns, as in the first row, got 1"),
         ('a,b\n"1\n1",2\n3,4,5\n', {}, "line 4: expected 2 columns, as in the first row, got 3"),
         ("1 2\n3 4 5\n", {}, "line 2: expected 2 columns, as in the first row, got 3"),
         ('a,b\n"x"y,2\n', {}, "line 2: ',' expected after '\"'"),
-        ("a,b,a\n1,2,3\n", {}, "different names, got 'a' more than once in the header"),
+        ("a,b,a\n1,2,3\n", {}, "column names must be unique, got 'a' more than once in the header"),
         ("age,b\n1,2\n", {"target": "agee"}, "target must be one of 'age', 'b', got 'agee'; did you mean 'age'"),
         ("a,b\n1,2\n", {"target": 2}, "target must be between -2 and 1, got 2"),
         ("a,b\n1,2\n", {"header": "yes"}, "header must be True, False or 'auto', got 'yes'"),
@@ -144,5 +144,5 @@ def test_what_is_wrong_is_told(tmp_path, text, options, complaint):
 
 
 def test_one_text_is_no_list_of_missing_values(tmp_path):
-    with pytest.raises(TypeError, match="missing must be a list of texts, got the text 'NA'"):
+    with pytest.raises(TypeError, match="missing must be a list of texts, got a single text 'NA'"):
         load(tmp_path, "a\n1\n", missing="NA")

@@ -151,5 +151,5 @@ def test_seeds():
         state = make(0)
         assert seed_of(state) != seed_of(state)
     for wrong in (-1, 0.5, True, "0"):
-        with pytest.raises(ValueError, match="random_state must be None, a number from 0 on or a generator"):
+        with pytest.raises(ValueError, match="random_state must be None, an integer ≥ 0 or a numpy generator"):
             seed_of(wrong)

@@ -47,7 +47,7 @@ VALUE_ERRORS = {
     "nearest of rank 0": (lambda: psd().nearest("psd", rank=0), "rank must be between 1 and 4, got 0"),
     "odd skew rank": (
         lambda: psd().nearest("skew", rank=3),
-        "rank of a skew form must be even, since it turns in planes, got 3",
+        "the rank of a skew form must be even, got 3",
     ),
     "k beyond the rank": (lambda: psd().svd(3), "k must be between 1 and 2, got 3"),
     "k of 0": (lambda: psd().eigh(0), "k must be between 1 and 4, got 0"),
@@ -146,9 +146,9 @@ VALUE_ERRORS = {
     "sum without a batch": (lambda: psd().sum(), "this form has no batch to sum over"),
     "rope wider than the head": (
         lambda: psd().at(1, kq.Rope(4)),
-        "rope turns 4 dimensions, but the head has 2",
+        "rope rotates 4 dimensions, but the head has 2",
     ),
-    "odd rope": (lambda: kq.Rope(3), "dims must be even, since dimensions turn in pairs, got 3"),
+    "odd rope": (lambda: kq.Rope(3), "dims must be even, since dimensions are rotated in pairs, got 3"),
     "rope of base 0": (lambda: kq.Rope(2, base=0.0), "base must be positive, got 0.0"),
     "rope frequencies": (
         lambda: kq.Rope(4, frequencies=torch.ones(3)),

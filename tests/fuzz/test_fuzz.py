@@ -236,7 +236,7 @@ def test_a_picture_that_is_a_program_is_not_run(tmp_path):
     (tmp_path / "cat" / "a.png").write_bytes(
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
     )
-    with pytest.raises(ValueError, match="no image that Pillow can decode"):
+    with pytest.raises(ValueError, match="not an image that Pillow can decode"):
         load_images(tmp_path)
 
 

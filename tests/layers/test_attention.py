@@ -394,7 +394,7 @@ def test_heads_of_one_dimension_have_a_form(kernel):
         ({"kv_heads": 3}, "does not divide"),
         ({"heads": 3}, "does not divide"),
         ({"dropout": 1.0}, "dropout must be"),
-        ({"rope": kq.Rope(6)}, "rope turns 6"),
+        ({"rope": kq.Rope(6)}, "rope rotates 6"),
     ],
 )
 def test_bad_construction(options, complaint):

@@ -136,13 +136,13 @@ def test_long_tables_go_through_in_parts(monkeypatch):
     [
         (
             lambda: kq.DatapointAttention(3, 8, 5),
-            "heads must divide dim unless head_dim is given: 5 does not divide 24",
+            "heads must divide dim unless head_dim is set: 5 does not divide 24",
         ),
         (lambda: kq.DatapointAttention(0, 8, 2), "columns must be at least 1, got 0"),
         (lambda: kq.DatapointAttention(3, 8, 2, rows="ful"), "rows must be one of 'full', 'induced', got 'ful'; did"),
         (lambda: kq.DatapointAttention(3, 8, 2, rows="induced", points=0), "points must be at least 1, got 0"),
-        (lambda: kq.DatapointAttention(3, 8, 2, rope=kq.Rope(4)), "rope must be None between datapoints, got Rope"),
-        (lambda: kq.DatapointAttention(3, 8, 2, kv_heads=1), "kv_heads must be None between datapoints, got 1"),
+        (lambda: kq.DatapointAttention(3, 8, 2, rope=kq.Rope(4)), "rope must be None for attention between"),
+        (lambda: kq.DatapointAttention(3, 8, 2, kv_heads=1), "kv_heads must be None for attention between"),
         (lambda: DatapointEncoder(3, 8, 0, 2), "depth must be at least 1, got 0"),
         (
             lambda: kq.DatapointAttention(3, 8, 2)(torch.zeros(1, 5, 2, 8)),

@@ -77,7 +77,7 @@ USES = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_model_without_attention_is_told_in_a_sentence(use):
     for model, held in ((nn.Linear(3, 3), "bias, weight"), (nn.Identity(), "no tensors")):
-        with pytest.raises(ValueError, match="has no attention that is known") as told:
+        with pytest.raises(ValueError, match="has no known attention module") as told:
             use(model)
         assert f"it holds {held}" in str(told.value)
         assert ". " not in str(told.value)

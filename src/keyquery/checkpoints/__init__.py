@@ -1,4 +1,4 @@
-"""Heads out of trained models: files are read, the model is never built."""
+"""Attention heads of trained models: weights only, lazily loaded."""
 
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer

@@ -1,4 +1,4 @@
-"""Weights of an unknown architecture: the user names the tensors and says how they are laid out."""
+"""Weights of an unknown architecture, by user-supplied tensor names and layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keyquery.checkpoints.layouts import count_heads
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_choice
 
-# How query and key weights may be stored, and what that is of an Attention; d is the model's width, r a head's.
+# Layouts of query and key weights, and their Attention options; d is the width of the model, r that of a head.
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": ("(heads·r, d), as nn.Linear stores it", {}),
     "transposed": ("(d, heads·r), as Flax stores it", {"transposed": True}),
@@ -27,7 +27,7 @@ WIDTHS = ("hidden_size", "n_embd", "d_model")
 def custom_family(source: Source, query: str | None, key: str | None, layout: str | None, heads: int | None) -> Family:
     """A Family of one Attention whose tensors are named by patterns with {layer} in them, checked against the source.
 
-    Without a layout, matrices are taken to be "linear"; whatever else they may be must be stated.
+    Default layout: "linear" for matrices; other layouts must be stated.
     """
     if layout is not None:
         check_choice("layout", layout, tuple(LAYOUTS))
@@ -53,7 +53,7 @@ def custom_family(source: Source, query: str | None, key: str | None, layout: st
 
 
 def _check(place: Place, source: Source, layout: str | None, heads: int | None) -> None:
-    """Refuse tensors of other dimensions than the layout has, or of another width than the model."""
+    """Raise if tensors do not have the dimensions of the layout or the width of the model."""
     attention = place.attention
     dims = 3 if attention.order == "heads" else 2
     for role in ("query", "key", "fused"):
@@ -74,7 +74,7 @@ def _check(place: Place, source: Source, layout: str | None, heads: int | None) 
 
 
 def _check_rank(place: Place, source: Source, heads: int) -> None:
-    """The width of a head against the config's."""
+    """Compare the head dimension with that of the config."""
     said, role = source.config.get("head_dim"), next(role for role in ("query", "fused") if role in place.names)
     if not isinstance(said, int) or role == "fused":  # which is cut by that width
         return
@@ -89,7 +89,7 @@ def _check_rank(place: Place, source: Source, heads: int) -> None:
 
 
 def _width(source: Source, layout: str | None) -> tuple[str, int | None]:
-    """How wide the model is, and what says so: its config, or its token embeddings where no layout is stated."""
+    """The width of the model and its source: the config, or the token embeddings if no layout is stated."""
     for name in WIDTHS:
         if isinstance(said := source.config.get(name), int):
             return f"the config's {name}", said
@@ -105,7 +105,7 @@ def _stated(layout: str | None) -> str:
 
 
 def _others(dims: int) -> str:
-    """Layouts of so many dimensions."""
+    """Layouts with this number of dimensions."""
     fitting = [name for name, (_, facts) in LAYOUTS.items() if (facts.get("order") == "heads") == (dims == 3)]
     shown = (
         "; ".join(f"{name}: {LAYOUTS[name][0]}" for name in fitting) if dims in (2, 3) else "none has its dimensions"

@@ -1,8 +1,7 @@
-"""Model families as data: where their files keep queries and keys, and how the model uses them.
+"""Architectures as data: where their files store queries and keys, and how the model uses them.
 
-One small TOML file a family stands in `families/`. Names are modules; `{layer}` is the layer's number, `{previous}` and
-`{last}` its neighbours, and any prefix may stand before them. Where disk and memory have different names, `names` is
-given twice.
+`families/` holds one small TOML file per architecture. Names are modules; `{layer}` is the layer's number, `{previous}`
+and `{last}` its neighbours, and any prefix is allowed. If disk and memory differ, `names` has two entries.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query")
-# Roles whose tensors may end in something else than ".weight": the family says in what.
+# Roles whose tensors may have another suffix than ".weight", set by the architecture.
 ENDINGS = {
     "fused": "weight",
     "query": "weight",
@@ -28,12 +27,12 @@ ENDINGS = {
     "output": "output_weight",
     "norm": "norm_weight",
 }
-# Biases that are not named after their weights: these names are whole.
+# Biases that are not named after their weights: full names.
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary"}
-# Roles that not every file of a family has.
+# Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
-# Roles without which there are no heads; of several in a group, one.
+# Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
     "heads": [("query",), ("key",)],
@@ -43,70 +42,70 @@ NEEDED: dict[str, list[tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Attention:
-    """One kind of attention of a family: its names and the facts of its scores."""
+    """One kind of attention of an architecture: tensor names, and how scores are computed."""
 
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
-    causal: bool | str = False  # or the config flag that says so
-    order: str = "apart"  # query and key in tensors of their own; by "heads"; fused: "blocks", "groups"; "latent"
+    causal: bool | str = False  # or the name of a config flag
+    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups"; "latent" (MLA)
     transposed: bool = False  # stored (in, out)
-    ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, where names do not decide
+    ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
     shared: bool = False  # one set of weights used by every layer
-    optional: bool = False  # a file of the family may have none of it
+    optional: bool = False  # a file may lack it
     weight: str = ".weight"
     bias: str = ".bias"
     output_weight: str = ".weight"
     norm_weight: str = ".weight"
     norm_bias: str = ".bias"
-    config: str | None = None  # the part of the config that speaks of this attention
-    heads: str | None = None  # what the config calls the number of heads
+    config: str | None = None  # the section of the config for this attention
+    heads: str | None = None  # config key of the number of heads
     head_dim: str = "head_dim"
-    scale: str = "head_dim"  # what the score is multiplied by: see positions.scale_of
-    window: str | None = None  # which layers see a window only, where no `layer_types` say so: see positions.window_of
-    position: str = "none"  # what else enters the score: "alibi", "t5", "disentangled"
+    scale: str = "head_dim"  # factor on the scores: see positions.scale_of
+    window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
+    position: str = "none"  # position term: "alibi", "t5", "disentangled"
     rope: str | None = None  # "half" or "interleaved" pairs
-    alibi: str | None = None  # a config flag that puts ALiBi, scaled like the score, in the place of rotary positions
-    norm_kind: str = "layer"  # or "rms"; "by shift": layer norms are those that have one
-    gain_offset: float = 0.0  # gains are stored less this
+    alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
+    norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
+    gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
-    eps: float = 1e-6  # of all norms, where the config does not say
-    only_if: dict[str, Any] = field(default_factory=dict)  # what the config must say for this to hold
+    eps: float = 1e-6  # of all norms, if not in the config
+    only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: its attentions, the `model_type`s it goes by, and a tiny model to prove it on."""
+    """An architecture: its attentions, its `model_type`s, and a tiny model for the equivalence test."""
 
     name: str
     model_types: list[str]
     attention: list[Attention]
-    marks: list[str] = field(default_factory=list)  # parts of names without which a file is not of this family
-    by_names: bool = True  # whether a file without config can be told to be of this family
-    defaults: dict[str, Any] = field(default_factory=dict)  # what a config within another leaves unsaid
+    marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
+    by_names: bool = True  # whether it can be recognised without a config
+    defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)
 
     def goes_by(self, model_type: Any) -> bool:
-        """Whether a config's `model_type` is of this family; a trailing * stands for anything."""
+        """Whether a `model_type` is of this architecture; a trailing * is a wildcard."""
         return isinstance(model_type, str) and any(fnmatchcase(model_type, known) for known in self.model_types)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one attention layer stands in a file: the full module name of every role that is there."""
+    """The location of one attention layer in a file: the full module name of every role present."""
 
     attention: Attention
     names: dict[str, str]
     layer: int
     prefix: str = ""
-    wanted: dict[str, str] = field(default_factory=dict)  # likewise of roles that are not there, with their endings
+    wanted: dict[str, str] = field(default_factory=dict)  # likewise of missing roles, with suffixes
 
     def bias(self, role: str) -> str:
-        """The full name of the bias of a role, whether it is there or not."""
+        """The full name of the bias of a role, present or not."""
         ending = ".bias" if role == "output" else self.attention.bias
         return self.names.get(f"{role}_bias", self.names[role] + ending)
 
     def lacks(self) -> str | None:
-        """A tensor without which there are no heads here, if one is not there."""
+        """A required tensor that is missing, if any."""
         for roles in NEEDED.get(self.attention.order, []):
             if not any(role in self.names for role in roles):
                 return next(self.wanted[role] for role in roles[::-1] if role in self.wanted)
@@ -115,7 +114,7 @@ class Place:
 
 @cache
 def families() -> dict[str, Family]:
-    """All known families by name."""
+    """All known architectures by name."""
     found = {}
     for file in sorted(files("keyquery.checkpoints").joinpath("families").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
@@ -135,13 +134,13 @@ def parse(name: str, facts: Mapping[str, Any]) -> Family:
 
 
 def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
-    """Every attention layer of a family in a file's tensor names: by kind, then by stack, then by layer."""
+    """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
     for attention in family.attention:
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         for place in _places_of(attention, tensors):
-            # Of two entries that mean the same tensors, the later one knows better.
+            # Of two entries for the same tensors, the later one wins.
             found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
     return list(found.values())
 
@@ -163,7 +162,7 @@ def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Pla
 
 
 def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
-    """A tensor that ought to be there: of a layer between two others, or the query of a key."""
+    """A missing tensor: of a layer between two others, or the query of a key."""
     stacks: dict[tuple[int, str], list[Place]] = {}
     for place in found:
         stacks.setdefault((id(place.attention), place.prefix), []).append(place)
@@ -197,7 +196,7 @@ def _place(
     attention: Attention,
     tensors: Mapping[str, Any],
 ) -> Place:
-    """Full names of the roles whose tensors are there; `module` needs none."""
+    """Full names of the roles whose tensors are present; `module` needs none."""
     filled: dict[str, str] = {}
     wanted: dict[str, str] = {}
     for role, patterns in names.items():
@@ -211,7 +210,7 @@ def _place(
 
 
 def recognise(tensors: Mapping[str, Any]) -> Family | None:
-    """The family that explains most of a file's names: all of its layers' roles are there, and all of its marks."""
+    """The architecture that explains most tensor names, with all roles and marks present."""
     best: tuple[float, int, int] = (0.0, 0, 0)
     chosen = None
     for family in families().values():
@@ -229,7 +228,7 @@ def recognise(tensors: Mapping[str, Any]) -> Family | None:
 
 
 def _in_ratio(place: Place, tensors: Mapping[str, Any]) -> bool:
-    """Whether the fused tensor has the shape that its attention states; True where nothing is stated or known."""
+    """Whether the fused tensor has the stated ratio; True if none is stated or known."""
     shape = tensors[place.names["fused"] + place.attention.weight] if place.attention.ratio else None
     if not isinstance(shape, tuple) or len(shape) != 2:
         return True
@@ -243,7 +242,7 @@ def _pattern(name: str, suffix: str) -> re.Pattern[str]:
 
 
 def _number(match: re.Match[str]) -> int:
-    """The number of a tensor's layer, which must be written as families write it: 7, not 07 or ٧."""
+    """The layer number of a tensor, which must be in plain decimal: 7, not 07 or ٧."""
     digits = match.groupdict().get("layer", "0")
     if not LAYER.fullmatch(digits):
         raise ValueError(f"{match[0]!r} is a tensor of layer {digits[:20]!r}: expected a number such as 0 or 12")

@@ -1,4 +1,4 @@
-"""Files that estimators have saved: whose they are, and the network in them."""
+"""Files of saved estimators: their kind and network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from keyquery.support.bounded_json import parse_json
 
-# By name, since estimators stand on what this package reads.
+# By name, since estimators import this package.
 KINDS = {
     "EventModel": "keyquery.estimators.events.model",
     "NPTClassifier": "keyquery.estimators.npt.estimators",
@@ -23,7 +23,7 @@ KINDS = {
 
 
 def saved_network(path: Any) -> nn.Module | None:
-    """The network of an estimator that was saved to this file; None where the file is anything else.
+    """The network of a saved estimator; None if the file is anything else.
 
     >>> saved_network("there is none") is None
     True
@@ -43,9 +43,9 @@ def saved_network(path: Any) -> nn.Module | None:
 
 
 def opened(source: Any, name: str | None, **options: Any) -> tuple[Any, str | None]:
-    """What to look at, and under which name: of a file that an estimator has saved its network, else what was given.
+    """The source to analyse and its name: the network of a saved estimator, else the source itself.
 
-    Of the network everything is known: `options` that say it of other files are refused.
+    `options` that describe other files raise for a saved estimator.
 
     >>> opened("a/model.safetensors", None, heads=4)
     ('a/model.safetensors', None)

@@ -1,4 +1,4 @@
-"""Layers that know their own form: any module that keeps this Protocol is read as it stands, whatever its kernel."""
+"""Layers that provide their own QK form, by the HasForm protocol, whatever their kernel."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FAMILY = Family("keyquery", [], [])
 
 @runtime_checkable
 class HasForm(Protocol):
-    """An attention layer that says its form; `kq.Attention` is one."""
+    """An attention layer that provides its QK form, such as `kq.Attention`."""
 
     scale: float
     rope: Rope | None
 
     def form(self) -> Form:
-        """The heads' kernels: batch (heads,), or (key heads, queries that share one)."""
+        """QK forms: batch (heads,), or (kv heads, queries per kv head) under GQA."""
         ...
 
     def output_form(self) -> Form:
-        """The heads' output maps, likewise."""
+        """OV circuits, likewise."""
         ...
 
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
@@ -40,7 +40,7 @@ class HasForm(Protocol):
 
 
 class FormedHeads(Heads):
-    """The attention layers of a live model whose layers say their forms."""
+    """The attention layers of a live model that provide their forms."""
 
     def __init__(self, source: Source, model: nn.Module) -> None:
         self.source, self.family, self._model = source, FAMILY, model
@@ -51,11 +51,11 @@ class FormedHeads(Heads):
         return len(self._layers)
 
     def depth(self) -> int:
-        """How many layers say their forms."""
+        """Number of layers that provide their forms."""
         return len(self)
 
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
-        """Digests of the factors that layers say, by layer and role: filled as layers are read."""
+        """Digests of the factors, by layer and role; filled as layers are read."""
         self._digests = {} if into is None else into
         return self._digests
 
@@ -86,7 +86,7 @@ class FormedHeads(Heads):
         )
 
     def values(self, index: int) -> Values:
-        """Not read: a layer that says its form says its output map, too."""
+        """Not available: a layer that provides its form provides its OV circuit."""
         raise ValueError(f"{self._layers[index]}: its values are read as its output map alone")
 
     def _read_output(self, index: int) -> Form:
@@ -94,7 +94,7 @@ class FormedHeads(Heads):
         return module.output_form()
 
     def _causal(self, name: str) -> bool:
-        """As the nearest module around it says."""
+        """As declared by the nearest enclosing module."""
         parts = name.split(".")
         around: Iterator[Any] = (self._model.get_submodule(".".join(parts[:end])) for end in range(len(parts), -1, -1))
         return next(
@@ -102,7 +102,7 @@ class FormedHeads(Heads):
         )
 
     def _norm(self, name: str) -> Norm | None:
-        """The norm that feeds a layer stands beside it, under the layer's name and _norm; or its owner says which."""
+        """The norm before a layer: its sibling named <layer>_norm, or as declared by its parent."""
         modules: dict[str, Any] = dict(self._model.named_modules())
         beside = modules.get(f"{name}_norm")
         fed_by, kind, eps = getattr(modules.get(name.rpartition(".")[0]), "fed_by", None) or (None, "layer", None)
@@ -114,7 +114,7 @@ class FormedHeads(Heads):
 
 
 class MixedHeads(Heads):
-    """Layers that say their forms among layers that are read by their tensors, in the order of their names."""
+    """Layers that provide their forms among layers read by their tensors, in the order of their names."""
 
     def __init__(self, said: FormedHeads, others: Heads) -> None:
         self.source, self.family = others.source, others.family
@@ -123,7 +123,7 @@ class MixedHeads(Heads):
         self._both = (said, others)
 
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
-        """Digests of what both read."""
+        """Digests of both."""
         found = {} if into is None else into
         for heads in self._both:
             heads.recorded(found)
@@ -133,7 +133,7 @@ class MixedHeads(Heads):
         return len(self._order)
 
     def depth(self) -> int:
-        """How many layers there are of both."""
+        """Number of layers of both."""
         return len(self)
 
     def _read(self, index: int) -> Layer:
@@ -145,7 +145,7 @@ class MixedHeads(Heads):
         return [known[id(heads)][index] for heads, index in self._order]
 
     def values(self, index: int) -> Values:
-        """As the part that the layer belongs to reads it."""
+        """Delegates to the part that the layer belongs to."""
         heads, there = self._order[index]
         return heads.values(there)
 
@@ -155,7 +155,7 @@ class MixedHeads(Heads):
 
 
 def formed(model: nn.Module) -> list[str]:
-    """Names of the layers of a model that say their forms."""
+    """Names of the layers of a model that provide their forms."""
     return [name for name, module in model.named_modules() if isinstance(module, HasForm)]
 
 

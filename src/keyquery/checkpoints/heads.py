@@ -31,12 +31,12 @@ EMBEDDINGS = (
     "token_embedding",
     "tokens",
 )
-EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # how their names end
+EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # name suffixes
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 class Heads:
-    """The attention layers of a checkpoint: a sequence that reads a layer when it is asked for, and keeps none.
+    """The attention layers of a checkpoint: a sequence that loads layers lazily and caches none.
 
     >>> heads = kq.read(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> len(heads), heads[0].name, heads[0].form.batch
@@ -51,7 +51,7 @@ class Heads:
         notes: tuple[str, ...] = (),
         gaps: bool = False,
     ) -> None:
-        """`notes` are put on every layer; `gaps` says whether some layers may have no attention."""
+        """`notes` are added to every layer; `gaps`: whether some layers may have no attention."""
         self.source, self.family, self._given, self._notes = source, family, heads, notes
         found = places(family, source.shapes, source.config)
         if not found:
@@ -79,7 +79,7 @@ class Heads:
         return (self._read(index) for index in range(len(self)))
 
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
-        """Digests of the tensors that are read from now on, by name: filled as they are read.
+        """Digests of the tensors read from now on, by name; filled as they are read.
 
         >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
         >>> found, layer = heads.recorded(), heads[0]
@@ -92,20 +92,20 @@ class Heads:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What the checkpoint says of itself."""
+        """The config of the checkpoint."""
         return self.source.config
 
     @property
     def model(self) -> dict[str, Any]:
-        """Facts for provenance; with the labels of layers where their numbers do not say what they are."""
+        """Facts for provenance; with labels of layers if they are not just numbers."""
         name = os.path.basename(self.source.label.rstrip("/")) or self.source.label
         facts = {"name": name, "family": self.family.name, "model_type": self.config.get("model_type")}
         labels = self.labels()
-        told = {} if labels == [str(index) for index in range(len(self))] else {"labels": labels}
-        return {**facts, "layers": len(self), **told}
+        named = {} if labels == [str(index) for index in range(len(self))] else {"labels": labels}
+        return {**facts, "layers": len(self), **named}
 
     def labels(self) -> list[str]:
-        """What to call each layer: "encoder 0", "cross 3", "0 rope", or its number where there is one stack.
+        """Labels of the layers: "encoder 0", "cross 3", "0 rope", or numbers if there is one stack.
 
         >>> model = torch.nn.Transformer(8, 2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True)
         >>> kq.read(model).labels()
@@ -119,7 +119,7 @@ class Heads:
 
     @property
     def output(self) -> Iterator[Form]:
-        """Each layer's OV maps as Forms: W_O W_V of every head, from the token looked at to what is written.
+        """The OV circuits of each layer as Forms: W_O W_V of every head.
 
         >>> next(kq.read(torch.nn.MultiheadAttention(8, 2)).output)
         Form(batch=(2,), r=4, d=8, float32, symmetry ..., effective rank ...)
@@ -127,13 +127,13 @@ class Heads:
         return (self._read_output(index) for index in range(len(self)))
 
     def embedding(self) -> Float[Tensor, "vocabulary width"] | None:
-        """The token embeddings, where the checkpoint has them."""
+        """The token embeddings, if the checkpoint has them."""
         name = self._embedding()
         return None if name is None else self.source.rows(name)
 
     @property
     def embedding_shape(self) -> tuple[int, ...] | None:
-        """How many tokens the embeddings have, and how wide they are, without reading them.
+        """Shape of the token embeddings, without loading them.
 
         >>> kq.read(kq.models.DECODER).embedding_shape
         (4096, 128)
@@ -146,7 +146,7 @@ class Heads:
         return next((name for name in named if name.endswith(EMBEDDED)), None)
 
     def depth(self) -> int:
-        """How many layers stand on each other; an encoder with a decoder, two stacks, has no such number.
+        """Number of layers of the stack; raises for two stacks, an encoder with a decoder.
 
         >>> kq.read(kq.models.DECODER).depth()
         4
@@ -162,7 +162,7 @@ class Heads:
         return len(names)
 
     def position_bias(self, layer: Layer, offsets: Tensor) -> Float[Tensor, "heads n"] | None:
-        """What the model adds to the scaled score by offset alone (key position − query position), if anything."""
+        """The position bias of the scaled score by offset (key − query position), if any."""
         if layer.position in ("alibi", "scaled alibi"):
             return alibi(layer.heads, offsets) * (layer.scale if layer.position == "scaled alibi" else 1)
         if layer.position == "t5" and "bias_table" in layer.modules:
@@ -176,7 +176,7 @@ class Heads:
         except torch.OutOfMemoryError:
             raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
-            # A config may say anything, and tensors may be of any shape.
+            # Configs and shapes of untrusted files may be anything.
             name = module_name(self._places[index][0])
             raise ValueError(
                 f"{self.source.label}: {name} cannot be read as {self.family.name}: "
@@ -225,7 +225,7 @@ class Heads:
         return self.config.get(part) or self.config if part else self.config
 
     def values(self, index: int) -> Values:
-        """What the heads of layer `index` carry: value and output weights, with their biases.
+        """Value and output weights of layer `index`, with biases.
 
         >>> kq.read(torch.nn.MultiheadAttention(8, 2)).values(0).value.shape
         torch.Size([2, 1, 4, 8])
@@ -246,7 +246,7 @@ def _name(place: Place, part: str) -> str:
 
 
 def module_name(place: Place) -> str:
-    """The attention module's name: what the names of its roles have in common."""
+    """The name of the attention module: the common prefix of its roles."""
     if "module" in place.names:
         return place.names["module"] or "attention"
     roles = [place.names[role].split(".") for role in ("query", "key", "fused", "key_down") if role in place.names]
@@ -255,7 +255,7 @@ def module_name(place: Place) -> str:
 
 
 def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
-    """Each layer once; a latent one twice, for its two kernels."""
+    """Each layer once; an MLA layer twice, for its two kernels."""
     for place in found:
         for part in ("nope", "rope") if place.attention.order == "latent" else ("",):
             yield place, part

@@ -1,4 +1,4 @@
-"""What to call a layer: its number among all attention layers, and in models of several stacks which one it is of."""
+"""Labels of layers: their number among all attention layers, and their stack in models with several."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 STACKS = ("encoder", "decoder", "text", "vision")
-PART = re.compile(r" \((\w+)\)$")  # of a latent head's two kernels, in the name of its layer
+PART = re.compile(r" \((\w+)\)$")  # one of the two kernels of MLA, in the layer's name
 
 
 def layer_labels(layers: Sequence[tuple[str, str]]) -> list[str]:
-    """A label for every layer, of their names and kinds: "encoder 0", "cross 3", "0 rope"; else their numbers.
+    """Labels of layers from their names and kinds: "encoder 0", "cross 3", "0 rope"; else their numbers.
 
     >>> layer_labels([("encoder.0.attn", "self"), ("decoder.0.attn", "self"), ("decoder.0.other", "cross")])
     ['encoder 0', 'decoder 0', 'cross 0']

@@ -13,12 +13,12 @@ from keyquery.forms import Form, Rope
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
-VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # of a head, and the property that has it
+VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """Query and key of the heads of one layer, (key heads, queries that share one, r, d), with their biases."""
+    """Query and key weights of one layer, (kv heads, queries per kv head, r, d), with biases."""
 
     query: Float[Tensor, "groups shared r d"]
     key: Float[Tensor, "groups 1 r d"]
@@ -30,7 +30,7 @@ class Projections:
         return Form(self._flat(self.query), self._flat(self.key))
 
     def biased(self) -> Form:
-        """The heads as Forms in d + 1 dimensions, or `form` where there are no biases."""
+        """The heads as Forms in d + 1 dimensions, or `form` if there are no biases."""
         if self.query_bias is None and self.key_bias is None:
             return self.form()
         biases = (None if bias is None else self._flat(bias) for bias in (self.query_bias, self.key_bias))
@@ -44,7 +44,7 @@ class Projections:
         return f"Projections({self.query.shape[0]} × {self.query.shape[1]} heads, {_sized(self.query)})"
 
     def _flat(self, tensor: Tensor) -> Tensor:
-        """Without the dimension of grouped queries, where there are none."""
+        """Without the GQA dimension, if queries are not grouped."""
         return tensor.squeeze(1) if self.query.shape[1] == 1 else tensor
 
 
@@ -245,5 +245,5 @@ def _sized(tensor: Tensor) -> str:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Products of weights and gains must not be rounded to short floats."""
+    """Products of weights and gains must not be rounded to half precision."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

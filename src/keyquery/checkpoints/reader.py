@@ -1,4 +1,4 @@
-"""`read`: from whatever the user has, a path, a hub name or a live model, to Heads."""
+"""`read`: Heads from a path, a hub name or a live model."""
 
 from __future__ import annotations
 
@@ -30,23 +30,49 @@ def read(
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
 ) -> Heads:
-    """The attention layers of a checkpoint or a live model; nothing but names and shapes is read yet.
+    """Open the attention heads of a checkpoint or a live model; weights are loaded lazily.
 
-    `source` is a Hugging Face folder, a .safetensors, .bin, .pt or .gguf file, the name of a hub model (org/name),
-    or an nn.Module. A bare file without config needs `heads`. For an unknown family, `query` and `key` are the names
-    of its weights with {layer} in them, such as "blocks.{layer}.q.weight", and `layout` is how they are stored:
-    "linear" (heads·r, d), the default for matrices, "transposed" (d, heads·r), "heads" (heads, d, r), "heads-linear"
-    (heads, r, d), or of one tensor named by `query` alone "fused" (3·heads·r, d), "fused-transposed" and "fused-heads".
-    `config` stands in for a config.json.
+    Parameters
+    ----------
+    source
+        A Hugging Face folder, a .safetensors, .bin, .pt or .gguf file, a hub model (org/name), or an nn.Module.
+    heads
+        Number of heads; needed for a file without config. Default: from the config.
+    query, key
+        For an unknown architecture: names of its weights, such as "blocks.{layer}.q.weight".
+    config
+        In place of config.json: a path or a mapping.
+    layout
+        Storage of `query` and `key`: "linear" (heads·r, d), "transposed" (d, heads·r), "heads" (heads, d, r) or
+        "heads-linear" (heads, r, d); or of one tensor `query` without `key`: "fused" (3·heads·r, d),
+        "fused-transposed" or "fused-heads". Default: "linear" for matrices.
 
+    Returns
+    -------
+    Heads
+        A sequence of layers; each gives Forms, norms, biases and positions.
+
+    Raises
+    ------
+    FileNotFoundError
+        If `source` is neither a file, nor a folder, nor a hub model.
+    ValueError
+        If the architecture is unknown and `query` and `key` are not set.
+
+    See Also
+    --------
+    kq.look : the analysis of all heads of a model.
+
+    Examples
+    --------
     >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
     >>> len(heads), heads.family.name
     (1, 'torch')
     """
     source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
-    if isinstance(source, nn.Module) and not query and not key and (said := formed(source)):
-        rest = Live(source, without=said)
+    if isinstance(source, nn.Module) and not query and not key and (own_layers := formed(source)):
+        rest = Live(source, without=own_layers)
         family = _family_by_type(rest) or recognise(rest.shapes)
         own = FormedHeads(opened, source)
         return own if family is None else MixedHeads(own, Heads(rest, family, heads, gaps=True))
@@ -56,7 +82,7 @@ def read(
             raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {_shown(opened)}")
         return Heads(opened, family, heads, gaps=True)
     if layout is not None:
-        raise ValueError(f"layout is of weights that query and key name, got {layout!r} without these")
+        raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
     opened, notes = _language_tower(opened)
     family = _family_of(opened)
     strange = _strangeness(opened, family)
@@ -75,7 +101,7 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
     if isinstance(source, str) and HUB_NAME.fullmatch(source) and not local:
         if (folder := cached(source)) is not None:
             return open_path(folder, config, label=source)
-        optional("huggingface_hub", "a hub model")  # before the network is asked
+        optional("huggingface_hub", "a hub model")  # before any network access
         from keyquery.checkpoints.remote.hub import Hub
 
         return Hub(source)
@@ -85,10 +111,10 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
 
 
 def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, label: str | None = None) -> Source:
-    """A file, or the weights of a folder; `label` is what it is called in messages, by default its path."""
+    """Open a file, or the weights of a folder; `label` is its name in messages. Default label: the path."""
     file = weights_in(path) if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{file} is a device or a pipe; name a file")
+        raise ValueError(f"{file} is a device or a pipe, not a file")
     near = beside(file.parent, "config.json")
     facts = _config(config) if config is not None else read_json(near) if near.is_file() else {}
     label = label or str(path)
@@ -100,11 +126,11 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, 
         from keyquery.checkpoints.formats.gguf import Gguf
 
         return Gguf(file)
-    if file.suffix == ".bin" and (found := open_llama2c(file)) is not None:
-        return found
+    if file.suffix == ".bin" and (llama2c := open_llama2c(file)) is not None:
+        return llama2c
     if file.suffix in TORCH:
         return load_torch([file], label, facts)
-    raise ValueError(f"{file} is of no known kind: expected .safetensors, .bin, .pt, .gguf or a folder with these")
+    raise ValueError(f"{file} has an unknown file type: expected .safetensors, .bin, .pt, .gguf or a folder with these")
 
 
 def _sharded(index: Path, label: str, config: Mapping[str, Any]) -> Source:
@@ -124,7 +150,7 @@ def _sharded(index: Path, label: str, config: Mapping[str, Any]) -> Source:
 
 
 def weights_in(folder: Path) -> Path:
-    """The file that a folder's model is read from: an index, or its weights.
+    """The weights file of a folder, or its index.
 
     >>> weights_in(kq.models.DECODER).name
     'model.safetensors'
@@ -134,84 +160,84 @@ def weights_in(folder: Path) -> Path:
         if beside(folder, name).is_file():
             return folder / name
     for pattern in ("*.safetensors", "*.gguf", "*.bin", "*.pt"):
-        found = sorted(folder.glob(pattern))
-        if len(found) == 1:
-            return beside(folder, found[0].name)
-        if found:
-            raise ValueError(f"{folder} holds several {pattern} files and no index; name one of them")
+        files = sorted(folder.glob(pattern))
+        if len(files) == 1:
+            return beside(folder, files[0].name)
+        if files:
+            raise ValueError(f"{folder} holds several {pattern} files and no index; pass one of them")
     raise FileNotFoundError(f"{folder} holds no weights: no .safetensors, .bin, .pt or .gguf file")
 
 
-def _config(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(given, Mapping):
-        return given
-    if not Path(given).is_file():
-        raise FileNotFoundError(f"config must be a JSON file, got {given}, which is none")
-    return read_json(Path(given))
+def _config(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    if not Path(config).is_file():
+        raise FileNotFoundError(f"config must be a JSON file, and {config} is not a file")
+    return read_json(Path(config))
 
 
 def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
-    """Of a model that also sees or hears, and that is no family of its own, what reads text; with a note."""
-    said, text = source.config.get("model_type"), source.config.get("text_config")
-    if not isinstance(text, Mapping) or any(family.goes_by(said) for family in families().values()):
+    """The language tower of a multimodal model of an unknown architecture, with a note."""
+    model_type, text = source.config.get("model_type"), source.config.get("text_config")
+    if not isinstance(text, Mapping) or any(family.goes_by(model_type) for family in families().values()):
         return source, ()
     defaults = next((f.defaults for f in families().values() if f.goes_by(text.get("model_type"))), {})
     return Tower(source, {**defaults, **text}), ("the language tower only",)
 
 
 def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
-    """A note where the config states a model type that the family does not go by."""
-    said = source.config.get("model_type")
-    if said is None or family.goes_by(said):
+    """A note if the model type of the config does not belong to the architecture."""
+    model_type = source.config.get("model_type")
+    if model_type is None or family.goes_by(model_type):
         return ()
-    known = any(other.goes_by(said) for other in families().values())
+    known = any(other.goes_by(model_type) for other in families().values())
     why = "does not fit its tensors" if known else "is not known"
     return (
-        f"model type {_quoted(said)} {why}: read by its tensor names as {family.name}, "
-        "whose scale and norms may not be its own",
+        f"model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; "
+        "scale and norms may differ",
     )
 
 
 def _family_by_type(source: Source) -> Family | None:
-    said = source.config.get("model_type")
-    fitting = (family for family in families().values() if family.goes_by(said))
+    model_type = source.config.get("model_type")
+    fitting = (family for family in families().values() if family.goes_by(model_type))
     return next((family for family in fitting if places(family, source.shapes, source.config)), None)
 
 
 def _family_of(source: Source) -> Family:
-    said = source.config.get("model_type")
+    model_type = source.config.get("model_type")
     if (family := _family_by_type(source)) is not None:
         return family
-    if isinstance(said, str) and said.startswith("gguf-"):
-        read_ones = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
+    if isinstance(model_type, str) and model_type.startswith("gguf-"):
+        supported = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
         raise ValueError(
-            f"{source.label} is a GGUF file of architecture {_quoted(said.removeprefix('gguf-'))}, which is not read; "
-            f"those that are: {read_ones}"
+            f"{source.label} is a GGUF file of architecture {_quoted(model_type.removeprefix('gguf-'))}, which is not "
+            f"supported; supported: {supported}"
         )
     recognised = recognise(source.shapes)
     if recognised is None:
-        kind = f"the model type {_quoted(said)}" if said else "this layout"
+        kind = f"the model type {_quoted(model_type)}" if model_type else "this layout"
         if isinstance(source, Live):
             raise ValueError(
-                f"{source.label} has no attention that is known: it holds {_shown(source)}; where there is some, "
-                "kq.read and kq.look can be told by query=, key= and heads="
+                f"{source.label} has no known attention module: it holds {_shown(source)}; if it has attention, pass "
+                "query=, key= and heads= to kq.read or kq.look"
             )
         if all(name.startswith("network.") for name in source.shapes):
-            kind += " (an estimator's? then load it, and look at that)"
+            kind += " (a saved estimator? then load it, and pass its network_)"
         raise ValueError(
-            f"{source.label}: {kind} is not known. It holds {_shown(source)}. Say where its weights are: "
+            f"{source.label}: {kind} is not known. It holds {_shown(source)}. Name its weights with "
             "--query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
         )
     return recognised
 
 
 def _shown(source: Source) -> str:
-    """Some of the names of a source's tensors."""
+    """Some tensor names of a source."""
     names = sorted(source.shapes)
     more = f", … ({len(names)} in all)" if len(names) > 6 else ""
     return (", ".join(printable(name, NAME) for name in names[:6]) or "no tensors") + more
 
 
-def _quoted(said: Any) -> str:
-    """What a config says, in a message."""
-    return printable(repr(said), NAME)
+def _quoted(value: Any) -> str:
+    """A value of a config, safe to print in a message."""
+    return printable(repr(value), NAME)

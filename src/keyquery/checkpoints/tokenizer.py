@@ -40,7 +40,7 @@ class Tokenizer:
     def _take(self, facts: dict[str, Any]) -> None:
         model, steps = facts["model"], (facts.get("pre_tokenizer") or {}).get("pretokenizers") or []
         patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
-        # Another pattern is not run: matching one that a stranger wrote may take for ever.
+        # Other patterns are not run: a regular expression of an untrusted file may take forever.
         if model.get("type") != "BPE" or patterns != [PATTERN] or steps[-1]["type"] != "ByteLevel":
             raise ValueError("this tokenizer.json is not byte-level BPE with keyquery's pattern; it needs transformers")
         self.facts = facts

@@ -1,4 +1,4 @@
-"""Loaders that take a path: text, time series, tables, images."""
+"""Loaders from files: text, time series, tables, images, retrieval benchmarks."""
 
 from keyquery.data.images import Images, load_images, read_image
 from keyquery.data.retrieval import Revisited, load_revisited

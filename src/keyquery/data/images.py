@@ -1,4 +1,4 @@
-"""Images with labels, from an .npz file or from folders."""
+"""Labelled images from an .npz file or from folders."""
 
 from __future__ import annotations
 
@@ -19,17 +19,31 @@ from keyquery.support.extras import optional
 from keyquery.support.files import RATIO, read_bytes, regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-FORMATS = ("PNG", "JPEG")  # of what Pillow knows: some others are programs
+FORMATS = ("PNG", "JPEG")  # Pillow runs external programs for some other formats
 CLASSES = 100_000
-PIXELS = 2**24  # of one image
-DECODED = 2**26  # bytes of all images, or 100 times those of their files
-FILE = 2**28  # bytes of one image's file
-SCANS = 500  # of one JPEG: each takes as long as the image is large, and real ones have about ten
+PIXELS = 2**24  # per image
+DECODED = 2**26  # bytes of all decoded images, or 100 times the bytes of their files
+FILE = 2**28  # bytes per image file
+SCANS = 500  # per JPEG: each costs a full decode, and real files have about ten
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """`pixels` (n, h, w, c), c = 1 for grey and 3 for colour; `labels` (n,) or None; label i means `classes[i]`."""
+    """Images of equal size with labels.
+
+    Parameters
+    ----------
+    pixels
+        uint8 (n, h, w, c), with c = 1 for greyscale and 3 for RGB.
+    labels
+        Integers (n,), or None; label i is `classes[i]`.
+    classes
+        Class names. Default: none.
+
+    See Also
+    --------
+    load_images : reads them from files.
+    """
 
     pixels: UInt8[np.ndarray, "n h w c"]
     labels: Int64[np.ndarray, " n"] | None
@@ -44,16 +58,33 @@ class Images:
 
 
 def load_images(path: str | Path) -> Images:
-    """Images of equal size, from one of three places.
+    """Load images of equal size from an .npz file or a folder.
 
-    - An .npz file with `images`, uint8 (n, h, w) or (n, h, w, c).
-    - An .npz file with `jpeg`, the bytes of all files one after the other, and `offsets` (n + 1,): image i is
-      jpeg[offsets[i]:offsets[i + 1]].
-    - A folder with one subfolder a class, which holds .png or .jpg files; classes and files are sorted by name.
+    Parameters
+    ----------
+    path
+        One of:
 
-    An .npz file may hold integer `labels` (n,) and names `classes`. Files are decoded by Pillow (the extra `images`),
-    without their alpha; where only some are grey, all become colour.
+        - an .npz file with `images`, uint8 (n, h, w) or (n, h, w, c);
+        - an .npz file with `jpeg`, the concatenated bytes of all files, and `offsets` (n + 1,): image i is
+          jpeg[offsets[i]:offsets[i + 1]];
+        - a folder with one subfolder per class, with .png or .jpg files; classes and files are sorted by name.
 
+        An .npz file may also hold integer `labels` (n,) and names `classes`. Image files need Pillow (the extra
+        `images`); alpha is dropped, and if only some images are greyscale, all become RGB.
+
+    Returns
+    -------
+    Images
+        Pixels, labels and class names.
+
+    Raises
+    ------
+    ValueError
+        If the file holds no images, or images differ in size.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(Path(folder, "a.npz"), images=np.zeros((5, 8, 8), np.uint8), labels=np.arange(5))
@@ -64,15 +95,14 @@ def load_images(path: str | Path) -> Images:
     if path.is_dir():
         return _from_folder(path)
     if not zipfile.is_zipfile(regular(path)):
-        raise ValueError(f"{path} must be an .npz file or a folder with one subfolder a class")
+        raise ValueError(f"{path} must be an .npz file or a folder with one subfolder per class")
     arrays = read_arrays(path)
-    found = ", ".join(arrays)
     if "images" in arrays:
         pixels = _as_pixels(path, arrays["images"])
     elif {"jpeg", "offsets"} <= set(arrays):
         pixels = _unpacked(path, arrays["jpeg"], arrays["offsets"])
     else:
-        raise ValueError(f"{path} must hold images, or jpeg and offsets; it holds {found or 'nothing'}")
+        raise ValueError(f"{path} must hold images, or jpeg and offsets; it holds {', '.join(arrays) or 'nothing'}")
     names = arrays.get("classes", np.array([], dtype=str))
     if names.ndim != 1 or len(names) > CLASSES:
         raise ValueError(f"{path}: classes must be at most {CLASSES} names, got {names.dtype} {names.shape}")
@@ -81,8 +111,27 @@ def load_images(path: str | Path) -> Images:
 
 
 def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
-    """One image file in colour, whatever its mode: grey is repeated, a palette looked up, alpha dropped.
+    """Load one image file as RGB; greyscale is repeated, palettes are resolved, alpha is dropped.
 
+    Parameters
+    ----------
+    path
+        A .png or .jpg file. Needs Pillow (the extra `images`).
+
+    Returns
+    -------
+    ndarray
+        uint8 (h, w, 3).
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it cannot be decoded.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> from PIL import Image
     >>> with TemporaryDirectory() as folder:
@@ -99,8 +148,8 @@ def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
 
 def _as_pixels(path: Path, images: np.ndarray) -> UInt8[np.ndarray, "n h w c"]:
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.size == 0:
-        found = f"{images.dtype} {images.shape}"
-        raise ValueError(f"{path}: images must be uint8 (n, h, w) or (n, h, w, c), and not empty, got {found}")
+        shape = f"{images.dtype} {images.shape}"
+        raise ValueError(f"{path}: images must be uint8 (n, h, w) or (n, h, w, c), and not empty, got {shape}")
     return images if images.ndim == 4 else images[..., None]
 
 
@@ -127,33 +176,33 @@ def _unpacked(path: Path, jpeg: np.ndarray, offsets: np.ndarray) -> UInt8[np.nda
 
 
 def _from_folder(path: Path) -> Images:
-    folders = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not folders:
-        raise ValueError(f"{path} must hold one subfolder a class, and holds none")
+        raise ValueError(f"{path} must hold one subfolder per class, and holds none")
     files, labels = [], []
     for label, folder in enumerate(folders):
-        found = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
-        if not found:
+        images = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+        if not images:
             raise ValueError(f"{folder} holds no image; expected {', '.join(SUFFIXES)}")
-        files += found
-        labels += [label] * len(found)
+        files += images
+        labels += [label] * len(images)
     pixels = _decoded((str(file), read_bytes(file, FILE)) for file in files)
     return Images(pixels, np.array(labels, dtype=np.int64), tuple(folder.name for folder in folders))
 
 
 def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]:
-    """The pixels of named files; the first says how large all must be."""
+    """The pixels of named files, all of the size of the first."""
     library = _pillow()
     images: list[np.ndarray] = []
-    given = made = 0
+    encoded = decoded = 0  # bytes
     for name, data in files:
         image = _decode(library, name, data)
-        given, made = given + len(data), made + image.nbytes
-        if made > (most := max(DECODED, RATIO * given)):
-            raise ValueError(f"{name}: the images up to it come to more than {most} bytes, which is refused")
+        encoded, decoded = encoded + len(data), decoded + image.nbytes
+        if decoded > (most := max(DECODED, RATIO * encoded)):
+            raise ValueError(f"{name}: the decoded images exceed the limit of {most} bytes")
         if images and image.shape[:2] != images[0].shape[:2]:
             sizes = " × ".join(map(str, image.shape[:2])), " × ".join(map(str, images[0].shape[:2]))
-            raise ValueError(f"{name} is {sizes[0]}, but the first image is {sizes[1]}: all must have one size")
+            raise ValueError(f"{name} is {sizes[0]}, but the first image is {sizes[1]}: all must have the same size")
         images.append(image)
     channels = max(image.shape[2] for image in images)
     return np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
@@ -165,27 +214,27 @@ def _pillow() -> Any:
 
 def _decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > SCANS:
-        raise ValueError(f"{name} has more than {SCANS} scans, which is refused")
+        raise ValueError(f"{name} has more than {SCANS} scans, the limit")
     try:
         image = library.open(io.BytesIO(data), formats=FORMATS)
         large = math.prod(image.size) > PIXELS
         if not large:
             image.load()
-    except Exception as error:  # Pillow raises whatever a broken file makes it stumble over
-        raise ValueError(f"{name} is no image that Pillow can decode: {error}") from None
+    except Exception as error:  # Pillow raises errors of many types for damaged files
+        raise ValueError(f"{name} is not an image that Pillow can decode: {error}") from None
     if large:
-        raise ValueError(f"{name} has {image.size[0]} × {image.size[1]} pixels; at most {PIXELS} are read")
+        raise ValueError(f"{name} has {image.size[0]} × {image.size[1]} pixels; the limit is {PIXELS}")
     return pixels_of(name, image)
 
 
 def pixels_of(name: str, image: Any) -> UInt8[np.ndarray, "h w c"]:
-    """The pixels of an image of Pillow, c = 1 for grey and 3 for colour: a palette is looked up, alpha dropped.
+    """The pixels of a Pillow image, c = 1 for greyscale and 3 for RGB; palettes are resolved, alpha is dropped.
 
     >>> from PIL import Image
     >>> pixels_of("a", Image.new("RGBA", (5, 3))).shape
     (3, 5, 3)
     """
     if image.mode[0] in "IF":
-        raise ValueError(f"{name} must have 8 bits a channel, got mode {image.mode}")
+        raise ValueError(f"{name} must have 8 bits per channel, got mode {image.mode}")
     pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
     return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -1,14 +1,14 @@
-"""Numbers as files write them."""
+"""Parsing of numbers in files."""
 
 from __future__ import annotations
 
 
 def to_number(text: str) -> float:
-    """A number as files write it; unlike `float` it does not read 1_0 as ten.
+    """Parse a number; unlike `float`, 1_0 is not ten.
 
     >>> to_number(" -2.5e3")
     -2500.0
     """
     if "_" in text:
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"{text!r} is not a number")
     return float(text)

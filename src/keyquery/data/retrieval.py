@@ -1,4 +1,4 @@
-"""ROxford and RParis, the revisited benchmarks of image retrieval, from their files."""
+"""The image-retrieval benchmarks ROxford and RParis (revisited Oxford and Paris), from their files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,29 @@ from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery.support.files import read_bytes, regular, room_for
 
-SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # what is to be found
+SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # groups that count as relevant
 GROUPS = ("easy", "hard", "junk")
-NUMBERS = re.compile(r"[iu][1248]|f[248]|b1")  # dtypes of arrays that are read
+NUMBERS = re.compile(r"[iu][1248]|f[248]|b1")  # supported dtypes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Revisited:
-    """Vectors of queries (q, dim) and of the database (n, dim), and for each query its easy, hard and junk places."""
+    """A revisited retrieval benchmark: descriptors and ground truth.
+
+    Parameters
+    ----------
+    queries, database
+        Descriptors (q, dim) and (n, dim).
+    easy, hard, junk
+        For each query, indices of images in the database.
+    query_names, names
+        Names of the query and database images. Default: none.
+
+    See Also
+    --------
+    load_revisited : reads it from files.
+    kq.score_rankings : scores ranked lists.
+    """
 
     queries: Float[np.ndarray, "q dim"]
     database: Float[np.ndarray, "n dim"]
@@ -40,29 +55,46 @@ class Revisited:
         return f"Revisited({len(self.queries)} queries, {len(self.database)} images, dim {self.queries.shape[1]})"
 
     def setup(self, name: str) -> tuple[list[Int64[np.ndarray, " _"]], list[Int64[np.ndarray, " _"]]]:
-        """What is relevant and what is junk, query by query, under "easy", "medium" or "hard"."""
+        """Relevant and junk images of each query in the setup "easy", "medium" or "hard"."""
         check_choice("setup", name, tuple(SETUPS))
-        wanted = SETUPS[name]
+        relevant = SETUPS[name]
         both = []
-        for chosen in (wanted, [group for group in GROUPS if group not in wanted]):
-            parts = [getattr(self, group) for group in chosen]
-            both.append([np.unique(np.concatenate(one)) for one in zip(*parts, strict=True)])
+        for groups in (relevant, [group for group in GROUPS if group not in relevant]):
+            parts = [getattr(self, group) for group in groups]
+            both.append([np.unique(np.concatenate(query)) for query in zip(*parts, strict=True)])
         return both[0], both[1]
 
 
 def load_revisited(truth: str | Path, features: str | Path) -> Revisited:
-    """ROxford or RParis: a gnd_*.pkl file, and vectors of queries Q and of the database X.
+    """Load ROxford or RParis: ground truth and descriptors.
 
-    The file of truth is a pickle: a dict with `imlist`, `qimlist` and `gnd`, for each query a dict with `easy`, `hard`
-    and `junk`. It is read as data: arrays of numbers and plain containers, anything else is refused and nothing is run.
-    `features` is an .npz or .mat file with Q and X, or a folder with Q.npy and X.npy; vectors are rows or, as in the
-    published .mat files, columns. A .mat file needs scipy (the extra `estimators`).
+    Parameters
+    ----------
+    truth
+        A gnd_*.pkl file: a dict with `imlist`, `qimlist` and `gnd`, the latter with `easy`, `hard` and `junk` per
+        query. It is parsed as data, arrays of numbers and plain containers; no code in the pickle is executed.
+    features
+        An .npz or .mat file with descriptors Q of the queries and X of the database, or a folder with Q.npy and
+        X.npy. Vectors are rows or, as in the published .mat files, columns. A .mat file needs scipy (the extra
+        `estimators`).
 
+    Returns
+    -------
+    Revisited
+        Descriptors, ground truth and names.
+
+    Raises
+    ------
+    ValueError
+        If a file is damaged, or the two do not match.
+
+    Examples
+    --------
     >>> import pickle
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     told = {"imlist": ["a", "b"], "qimlist": ["q"], "gnd": [{"easy": [0], "hard": [], "junk": [1]}]}
-    ...     size = Path(folder, "gnd_tiny.pkl").write_bytes(pickle.dumps(told))
+    ...     truth = {"imlist": ["a", "b"], "qimlist": ["q"], "gnd": [{"easy": [0], "hard": [], "junk": [1]}]}
+    ...     size = Path(folder, "gnd_tiny.pkl").write_bytes(pickle.dumps(truth))
     ...     np.savez(Path(folder, "tiny.npz"), Q=np.ones((1, 3)), X=np.ones((2, 3)))
     ...     load_revisited(Path(folder, "gnd_tiny.pkl"), Path(folder, "tiny.npz"))
     Revisited(1 queries, 2 images, dim 3)
@@ -71,28 +103,28 @@ def load_revisited(truth: str | Path, features: str | Path) -> Revisited:
     arrays = _arrays(Path(features))
     for key in ("Q", "X"):
         if key not in arrays:
-            raise ValueError(f"{features} must hold Q, of queries, and X, of the database; it lacks {key}")
+            raise ValueError(f"{features} must hold Q (queries) and X (database); {key} is missing")
     queries = _rows(features, "Q", arrays["Q"], len(query_names))
     database = _rows(features, "X", arrays["X"], len(names))
     if queries.shape[1] != database.shape[1]:
-        raise ValueError(f"{features}: Q and X must be of one width, got {queries.shape[1]} and {database.shape[1]}")
+        raise ValueError(f"{features}: Q and X must have the same dim, got {queries.shape[1]} and {database.shape[1]}")
     easy, hard, junk = (groups[name] for name in GROUPS)
     return Revisited(queries, database, easy, hard, junk, query_names, names)
 
 
 class _DType(Stateful):
-    """A dtype of numbers, by its code; its state is the byte order."""
+    """A numeric dtype by its code; its state is the byte order."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or not NUMBERS.fullmatch(code):
             what = repr(code[:40]) if isinstance(code, str) else f"a {type(code).__name__}"
-            raise ValueError(f"it holds an array of {what}; integers, floats and truth values are read")
+            raise ValueError(f"it holds an array of {what}; supported: integers, floats and booleans")
         self.dtype = np.dtype(code)
 
     def build(self, state: Any) -> None:
-        """(version, byte order, …), of which nothing else is of use for numbers."""
+        """(version, byte order, …); the rest is irrelevant for numbers."""
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise ValueError("it holds an array of an unknown byte order")
+            raise ValueError("it holds an array with an unknown byte order")
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
@@ -102,7 +134,7 @@ class _Array(Stateful):
     values: np.ndarray | None = None
 
     def build(self, state: Any) -> None:
-        """([version], shape, dtype, whether in Fortran's order, bytes)."""
+        """([version], shape, dtype, whether in Fortran order, bytes)."""
         if not isinstance(state, tuple) or len(state) not in (4, 5):
             raise ValueError("it holds an array that is not made of bytes, a dtype and a shape")
         shape, kind, fortran, data = state[-4:]
@@ -128,7 +160,7 @@ def _scalar(kind: Any, data: Any) -> Any:
     return _over(data, kind, ()).item()
 
 
-# What arrays of numpy are made of in a pickle, under the names of old and new versions.
+# The callables of pickled numpy arrays, under the names of old and new numpy versions.
 NAMES: dict[str, Any] = {
     "numpy.ndarray": None,
     "numpy.dtype": _DType,
@@ -151,50 +183,48 @@ def _unpickled(path: Path) -> Any:
     try:
         return Pickle(NAMES, len(data)).load(BytesIO(data))
     except UnknownName as error:
-        reason = f"it names {error!s:.100}, which is no array"
-    except Exception as error:  # a pickle that is damaged may fail in any way
+        reason = f"it names {error!s:.100}, which is not an array type"
+    except Exception as error:  # a damaged pickle may fail in any way
         reason = f"{str(error) or type(error).__name__:.300}"
-    raise ValueError(f"{path} is no pickle of arrays and plain containers: {reason}")
+    raise ValueError(f"{path} is not a pickle of arrays and plain containers: {reason}")
 
 
 def _truth(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tuple[np.ndarray, ...]]]:
-    """Names of images and of queries, and places easy, hard and junk."""
-    told = _unpickled(path)
-    if not isinstance(told, Mapping) or not {"imlist", "qimlist", "gnd"} <= set(told):
+    """Names of images and queries, and the easy, hard and junk indices."""
+    truth = _unpickled(path)
+    if not isinstance(truth, Mapping) or not {"imlist", "qimlist", "gnd"} <= set(truth):
         raise ValueError(f"{path} must hold imlist, qimlist and gnd")
     for key in ("imlist", "qimlist"):
-        if not isinstance(told[key], (list, tuple)) or not all(isinstance(name, str) for name in told[key]):
-            raise ValueError(f"{path}: {key} must be a list of texts, got {_brief(told[key])}")
-    names, query_names = tuple(told["imlist"]), tuple(told["qimlist"])
-    if not isinstance(told["gnd"], (list, tuple)):
-        raise ValueError(f"{path}: gnd must be a list, got {_brief(told['gnd'])}")
-    if len(told["gnd"]) != len(query_names):
-        raise ValueError(
-            f"{path}: gnd must have an entry for each of {len(query_names)} queries, got {len(told['gnd'])}"
-        )
+        if not isinstance(truth[key], (list, tuple)) or not all(isinstance(name, str) for name in truth[key]):
+            raise ValueError(f"{path}: {key} must be a list of texts, got {_brief(truth[key])}")
+    names, query_names, queries = tuple(truth["imlist"]), tuple(truth["qimlist"]), truth["gnd"]
+    if not isinstance(queries, (list, tuple)):
+        raise ValueError(f"{path}: gnd must be a list, got {_brief(queries)}")
+    if len(queries) != len(query_names):
+        raise ValueError(f"{path}: gnd must have an entry for each of {len(query_names)} queries, got {len(queries)}")
     groups: dict[str, list[np.ndarray]] = {group: [] for group in GROUPS}
-    for number, one in enumerate(told["gnd"]):
+    for number, query in enumerate(queries):
         for group in GROUPS:
-            if not isinstance(one, Mapping) or group not in one:
+            if not isinstance(query, Mapping) or group not in query:
                 raise ValueError(f"{path}: gnd[{number}] must have {', '.join(GROUPS)}")
-            groups[group].append(_checked(path, f"gnd[{number}]['{group}']", one[group], len(names)))
+            groups[group].append(_checked(path, f"gnd[{number}]['{group}']", query[group], len(names)))
     return names, query_names, {group: tuple(each) for group, each in groups.items()}
 
 
-def _checked(path: Path, where: str, given: Any, count: int) -> Int64[np.ndarray, " _"]:
-    places = given.values if isinstance(given, _Array) else given
-    if isinstance(places, (list, tuple)) and all(type(place) is int and abs(place) < 2**63 for place in places):
-        places = np.array(places, dtype=np.int64)
-    if isinstance(places, np.ndarray) and not places.size:
+def _checked(path: Path, where: str, value: Any, count: int) -> Int64[np.ndarray, " _"]:
+    index = value.values if isinstance(value, _Array) else value
+    if isinstance(index, (list, tuple)) and all(type(number) is int and abs(number) < 2**63 for number in index):
+        index = np.array(index, dtype=np.int64)
+    if isinstance(index, np.ndarray) and not index.size:
         return np.zeros(0, dtype=np.int64)
-    if not isinstance(places, np.ndarray) or places.dtype.kind not in "iu" or places.min() < 0 or places.max() >= count:
-        raise ValueError(f"{path}: {where} must hold places 0 to {count - 1} of images, got {_brief(given)}")
-    return places.ravel().astype(np.int64)
+    if not isinstance(index, np.ndarray) or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= count:
+        raise ValueError(f"{path}: {where} must hold image indices from 0 to {count - 1}, got {_brief(value)}")
+    return index.ravel().astype(np.int64)
 
 
-def _brief(given: Any) -> str:
-    given = given.values if isinstance(given, _Array) else given
-    return f"{given[:5]!r:.60}" if isinstance(given, (list, tuple, np.ndarray)) and len(given) else f"{given!r:.60}"
+def _brief(value: Any) -> str:
+    value = value.values if isinstance(value, _Array) else value
+    return f"{value[:5]!r:.60}" if isinstance(value, (list, tuple, np.ndarray)) and len(value) else f"{value!r:.60}"
 
 
 def _arrays(path: Path) -> Mapping[str, np.ndarray]:
@@ -211,24 +241,24 @@ def _matlab(path: Path) -> Mapping[str, np.ndarray]:
     reader = optional("scipy.io", "a .mat file")
     try:
         _check_matlab(reader.whosmat(path), room_for(path.stat().st_size, ARRAYS))
-        found = reader.loadmat(path, variable_names=["Q", "X"])
-        return {name: found[name] for name in "QX" if name in found}
-    except Exception as error:  # scipy has many words for a damaged file
-        raise ValueError(f"{path} is no .mat file that scipy reads: {error}") from None
+        arrays = reader.loadmat(path, variable_names=["Q", "X"])
+        return {name: arrays[name] for name in "QX" if name in arrays}
+    except Exception as error:  # scipy raises errors of many types for damaged files
+        raise ValueError(f"{path} is not a .mat file that scipy can read: {error}") from None
 
 
 def _check_matlab(variables: list[tuple[str, tuple[int, ...], str]], most: int) -> None:
-    """Require matrices of floats, which together are no larger than a packed file may come to."""
+    """Require float matrices within the size limit of decompressed files."""
     wanted = [variable for variable in variables if variable[0] in "QX"]
     for name, _, kind in wanted:
         if kind not in ("double", "single"):
-            raise ValueError(f"{name} is of {kind}; expected double or single")
+            raise ValueError(f"{name} has type {kind}; expected double or single")
     if sum(8 * math.prod(shape) for _, shape, _ in wanted) > most:
-        raise ValueError(f"Q and X come to more than {most} bytes")
+        raise ValueError(f"Q and X have more than {most} bytes")
 
 
 def _rows(path: str | Path, name: str, array: Any, count: int) -> Float[np.ndarray, "n dim"]:
-    """Vectors as rows; where they are columns, which the number of images tells, turned."""
+    """Vectors as rows; transposed if they are columns, according to the number of images."""
     if array.ndim != 2 or array.dtype.kind != "f" or count not in array.shape:
         raise ValueError(
             f"{path}: {name} must have {count} vectors as rows or columns, got {array.dtype} {array.shape}"

@@ -1,4 +1,4 @@
-"""Time series with labels, from the .ts files of the UEA and UCR archives."""
+"""Labelled time series from the .ts files of the UEA and UCR archives."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ from keyquery.data.numbers import to_number
 from keyquery.support.files import LONGEST, read_text
 
 DIMENSIONS = 100_000
-SPARSE, FILLED = 1_000_000, 100  # values that a series may have: so many, and so many times those that are written
+SPARSE, FILLED = 1_000_000, 100  # limit of the padded values of a series: SPARSE + FILLED · values in the file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Series:
-    """Time series of any lengths, and what each is labelled with.
+    """Labelled time series of any lengths.
 
-    `values` holds one array (length, dims) a series, NaN where a value is missing. `labels` (n,) are class names as
-    text, float64 targets, or None in a file without either. `classes` are the names of the header, in its order.
+    Parameters
+    ----------
+    values
+        One array (length, dims) per series, with NaN for missing values.
+    labels
+        (n,): class names as text, float64 targets, or None.
+    classes
+        Class names, in the order of the file's header.
+
+    See Also
+    --------
+    load_ts : reads them from a file.
+    SeriesClassifier : takes them as X.
     """
 
     values: tuple[Float64[np.ndarray, "_ dims"], ...]
@@ -40,20 +51,36 @@ class Series:
 
 @dataclass(frozen=True)
 class _Header:
-    """What the lines before @data say."""
+    """The header, all lines before @data."""
 
-    dims: int | None  # None: as in the first row
+    dims: int | None  # None: that of the first row
     labels: str | None  # "class", "target" or None
     classes: tuple[str, ...]
 
 
 def load_ts(path: str | Path) -> Series:
-    """Series of a UEA or UCR .ts file, plain or packed (.ts.xz, .ts.gz).
+    """Load a UEA or UCR .ts file.
 
-    Lengths and missing values are taken from the data, whatever the header says of them; a dimension that is shorter
-    than the others of its series is filled up with NaN. Without names after @classLabel, `classes` are the labels
-    that occur, sorted. Files with time stamps are not read.
+    Lengths and missing values are taken from the data, not from the header; a dimension shorter than the others of its
+    series is padded with NaN. Files with time stamps are not supported.
 
+    Parameters
+    ----------
+    path
+        A .ts file, plain or compressed (.ts.xz, .ts.gz).
+
+    Returns
+    -------
+    Series
+        Values, labels and classes; classes without names in the header are the sorted labels.
+
+    Raises
+    ------
+    ValueError
+        If the file is not a .ts file, with the line of the error.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "waves.ts")
@@ -72,7 +99,7 @@ def load_ts(path: str | Path) -> Series:
     lines = [(number, line) for number, line in stripped if line and not line.startswith("#")]
     start = next((i for i, (_, line) in enumerate(lines) if line.lower() == "@data"), None)
     if start is None:
-        raise ValueError(f"{path} is no .ts file: it has no line @data")
+        raise ValueError(f"{path} is not a .ts file: it has no @data line")
     header, rows = _header(path, lines[:start]), lines[start + 1 :]
     if not rows:
         raise ValueError(f"{path} holds no series: nothing follows @data")
@@ -96,7 +123,7 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
     facts: dict[str, list[str]] = {}
     for number, line in lines:
         if not line.startswith("@"):
-            expected = f"before @data, expected a line that begins with @, got {line!r:.60}"
+            expected = f"expected a line that begins with @ before @data, got {line!r:.60}"
             raise ValueError(f"{path}, line {number}: {expected}")
         name, *words = line[1:].split() or [""]
         facts[name.lower()] = words
@@ -108,11 +135,11 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
         return first.lower() == "true"
 
     if says("timestamps"):
-        raise ValueError(f"{path} has time stamps (@timestamps true), which are not read")
-    given = " ".join(facts.get("dimensions", []))
-    if given and not (given.isdecimal() and len(given) < 10 and int(given) > 0):
-        raise ValueError(f"{path}: @dimensions must be a number from 1, got {given!r}")
-    dims = int(given) if given else 1 if says("univariate") else None
+        raise ValueError(f"{path} has time stamps (@timestamps true), which are not supported")
+    stated = " ".join(facts.get("dimensions", []))
+    if stated and not (stated.isdecimal() and len(stated) < 10 and int(stated) > 0):
+        raise ValueError(f"{path}: @dimensions must be an integer ≥ 1, got {stated!r}")
+    dims = int(stated) if stated else 1 if says("univariate") else None
     if says("classlabel"):
         return _Header(dims, "class", tuple(facts["classlabel"][1:]))
     return _Header(dims, "target" if says("targetlabel") else None, ())
@@ -123,23 +150,23 @@ def _row(line: str, header: _Header, dims: int | None) -> tuple[Float64[np.ndarr
     parts = line.split(":")
     label = parts.pop().strip() if header.labels else ""
     if len(parts) > DIMENSIONS:
-        raise ValueError(f"{len(parts)} dimensions, divided by colons; at most {DIMENSIONS} are read")
+        raise ValueError(f"{len(parts)} dimensions, separated by colons; the limit is {DIMENSIONS}")
     if not parts or (dims is not None and len(parts) != dims):
         and_label = " and a label" if header.labels else ""
-        raise ValueError(f"expected {dims or 'some'} dimensions{and_label}, divided by colons, got {len(parts)}")
+        raise ValueError(f"expected {dims or 'some'} dimensions{and_label}, separated by colons, got {len(parts)}")
     columns = [_numbers(part) for part in parts]
     length = max(map(len, columns))
     if length == 0:
         raise ValueError("a series without values")
     if length * len(columns) > SPARSE + FILLED * sum(map(len, columns)):
-        raise ValueError(f"{len(columns)} dimensions of which one has {length} values and most have next to none")
+        raise ValueError(f"{len(columns)} dimensions, of which one has {length} values and most have almost none")
     values = np.full((length, len(columns)), np.nan)
     for dim, column in enumerate(columns):
         values[: len(column), dim] = column
     if header.labels == "target":
         _number(label)
     if header.classes and label not in header.classes:
-        raise ValueError(f"label {label!r} is none of the classes of the header: {', '.join(header.classes)}")
+        raise ValueError(f"label {label!r} is not one of the header's classes: {', '.join(header.classes)}")
     return values, label
 
 
@@ -153,4 +180,4 @@ def _number(text: str) -> float:
     try:
         return to_number(text)
     except ValueError:
-        raise ValueError(f"{text.strip()!r} is no number") from None
+        raise ValueError(f"{text.strip()!r} is not a number") from None

@@ -1,4 +1,4 @@
-"""Tables of numbers and categories, from files with one row a line."""
+"""Tables of numeric and categorical columns from delimited text files."""
 
 from __future__ import annotations
 
@@ -18,17 +18,32 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import read_text
 
 MISSING = ("", "?", "NA", "nan")
-COLUMNS = 100_000  # each is an array of its own
-LONGEST = 2**22  # letters of a line
+COLUMNS = 100_000  # limit, since each is an array
+LONGEST = 2**22  # characters per line
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """Columns of equal length, each "numeric" or "categorical".
+    """A table of numeric and categorical columns.
 
-    `values` holds one array (rows,) a column: float64 with NaN where a number is missing, or int64 codes with −1 where
-    a category is. Code i of column c means `categories[c][i]`; a numeric column has none. `target` is the index of
-    the column to predict, or None.
+    Parameters
+    ----------
+    columns
+        Column names.
+    kinds
+        "numeric" or "categorical", per column.
+    values
+        One array (rows,) per column: float64 with NaN for missing numbers, or int64 codes with −1 for missing
+        categories.
+    categories
+        Category names per column: code i of column c is `categories[c][i]`; empty for a numeric column.
+    target
+        Index of the target column. Default: None.
+
+    See Also
+    --------
+    load_table : reads it from a file.
+    NPTClassifier, NPTRegressor : take it as X.
     """
 
     columns: tuple[str, ...]
@@ -57,14 +72,39 @@ def load_table(
     missing: Collection[str] = MISSING,
     encoding: str = "utf-8",
 ) -> Table:
-    """The table of a file, plain or packed (.xz, .gz).
+    """Load a table from a delimited text file.
 
-    Without a `delimiter` it is the one of tab, comma and semicolon that is most frequent in the first line, or blanks
-    where there is none of them; a delimiter of " " is any run of blanks. Blanks around a field do not count. A column
-    is numeric where every value that is not in `missing` reads as a number. With `header="auto"` the first line is a
-    header if it holds no number and either stands above a column of numbers or holds only texts that do not come
-    again in their column; without a header, columns are named "0", "1", …. `target` is a name or an index.
+    A column is numeric if every value that is not in `missing` is a number. Whitespace around fields is stripped.
 
+    Parameters
+    ----------
+    path
+        The file, plain or compressed (.xz, .gz).
+    target
+        Target column, a name or an index. Default: None.
+    delimiter
+        " " is any run of whitespace. Default: the most frequent of tab, comma and semicolon in the first line, or
+        whitespace if there is none.
+    header
+        Whether the first line is a header. "auto": if it holds no number, and either a numeric column is below it or
+        none of its texts recurs in its column. Without a header, columns are named "0", "1", …. Default: "auto".
+    missing
+        Texts of missing values. Default: "", "?", "NA", "nan".
+    encoding
+        Default: "utf-8".
+
+    Returns
+    -------
+    Table
+        Columns, their kinds, values and categories.
+
+    Raises
+    ------
+    ValueError
+        If rows differ in length, names occur twice, or the file is empty.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     size = Path(folder, "pets.csv").write_text("kind,age\\ncat,3\\ndog,?\\ncat,5\\n")
@@ -77,7 +117,7 @@ def load_table(
     if header not in ("auto", True, False):
         raise ValueError(f"header must be True, False or 'auto', got {header!r}")
     if isinstance(missing, str):
-        raise TypeError(f"missing must be a list of texts, got the text {missing!r}")
+        raise TypeError(f"missing must be a list of texts, got a single text {missing!r}")
     rows = list(_rows(path, read_text(path, encoding, LONGEST), delimiter))
     if not rows:
         raise ValueError(f"{path} is empty")
@@ -86,14 +126,14 @@ def load_table(
     if _is_header(rows, absent) if header == "auto" else header:
         names = _names(path, rows.pop(0))
     if not rows:
-        raise ValueError(f"{path} holds a header and no rows; if it is no header, say header=False")
+        raise ValueError(f"{path} holds a header and no rows; if it has no header, pass header=False")
     index = None if target is None else _index("target", target, names)
     kinds, values, categories = zip(*(_column(texts, absent) for texts in zip(*rows, strict=True)), strict=True)
     return Table(names, kinds, values, categories, index)
 
 
 def _rows(path: str | Path, text: str, delimiter: str | None) -> Iterator[list[str]]:
-    """Fields of every line that is not blank, as many in each as in the first."""
+    """Fields of every non-blank line, the same number in each."""
     between = _delimiter(text) if delimiter is None else delimiter
     lines = io.StringIO(text, newline="")
     reader: Iterator[tuple[int, list[str]]]
@@ -109,7 +149,7 @@ def _rows(path: str | Path, text: str, delimiter: str | None) -> Iterator[list[s
                 continue
             width = width or len(row)
             if width > COLUMNS:
-                raise ValueError(f"{path}, line {number}: {width} columns; at most {COLUMNS} are read")
+                raise ValueError(f"{path}, line {number}: {width} columns; the limit is {COLUMNS}")
             if len(row) != width:
                 raise ValueError(
                     f"{path}, line {number}: expected {width} columns, as in the first row, got {len(row)}"
@@ -130,18 +170,18 @@ def _is_header(rows: list[list[str]], missing: frozenset[str]) -> bool:
         return False
     named = [column for column in zip(*rows, strict=True) if column[0] not in missing]
     if any(column[0] in column[1:] for column in named):
-        # Even then it is one if a column of numbers stands below a text.
+        # A text that recurs: still a header if there is a numeric column below it.
         return any(_is_numeric(column[1:], missing) for column in named)
     return bool(named)
 
 
 def _names(path: str | Path, row: list[str]) -> tuple[str, ...]:
-    """The header's names; a column without a name is called by its index."""
+    """The names of the header; a column without a name is named by its index."""
     names = tuple(name or str(index) for index, name in enumerate(row))
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         listed = ", ".join(map(repr, twice[:5]))
-        raise ValueError(f"{path}: columns must have different names, got {listed} more than once in the header")
+        raise ValueError(f"{path}: column names must be unique, got {listed} more than once in the header")
     return names
 
 

@@ -17,7 +17,25 @@ from keyquery.support.files import LONGEST, read_text
 
 
 def read_corpus(path: str | Path, longest: int | None = None) -> str:
-    """The text of a file, UTF-8, packed by xz or gzip or not; with lines of at most `longest` letters."""
+    """Load a UTF-8 text file.
+
+    Parameters
+    ----------
+    path
+        The file, plain or compressed (.xz, .gz).
+    longest
+        Limit of characters per line. Default: none.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Raises
+    ------
+    ValueError
+        If the file holds no text.
+    """
     text = read_text(path, longest=longest)
     if not text.strip():
         raise ValueError(f"{path} holds no text")
@@ -25,8 +43,27 @@ def read_corpus(path: str | Path, longest: int | None = None) -> str:
 
 
 def read_column(path: str | Path, column: str = "text") -> list[str]:
-    """One text a row: a column of a tab-separated file with a header, packed or not; quotes are plain characters.
+    """Load one column of a tab-separated file with a header; quotes are plain characters.
 
+    Parameters
+    ----------
+    path
+        The file, plain or compressed (.xz, .gz).
+    column
+        Name of the column. Default: "text".
+
+    Returns
+    -------
+    list of str
+        One text per row.
+
+    Raises
+    ------
+    ValueError
+        If rows differ in length, or there are none.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     size = Path(folder, "films.tsv").write_text('label\\ttext\\n1\\tA "fine" film.\\n0\\tToo long.\\n')
@@ -48,8 +85,20 @@ def read_column(path: str | Path, column: str = "text") -> list[str]:
 
 
 def unwrap(text: str) -> str:
-    """One line a paragraph: lines that were broken to fit a page are joined, blank lines are left out.
+    """Join hard-wrapped lines: one line per paragraph, without blank lines.
 
+    Parameters
+    ----------
+    text
+        Paragraphs separated by blank lines.
+
+    Returns
+    -------
+    str
+        The text with one line per paragraph.
+
+    Examples
+    --------
     >>> unwrap("It was the best\\nof times.\\n\\n\\nIt was")
     'It was the best of times.\\nIt was'
     """
@@ -58,31 +107,83 @@ def unwrap(text: str) -> str:
 
 
 def train_tokenizer(text: str, size: int) -> Tokenizer:
-    """Byte-level BPE with `size` tokens, [PAD] and [MASK] the first two. Needs the extra `hf`."""
+    """Train a byte-level BPE tokenizer, with [PAD] and [MASK] as its first two tokens.
+
+    Parameters
+    ----------
+    text
+        The corpus.
+    size
+        Vocabulary size.
+
+    Returns
+    -------
+    Tokenizer
+        The trained tokenizer.
+
+    Raises
+    ------
+    ImportError
+        Without the extra `hf`.
+    """
     library = optional("tokenizers", "a new tokenizer")
-    made = library.Tokenizer(library.models.BPE())
+    trained = library.Tokenizer(library.models.BPE())
     before = library.pre_tokenizers
     cut = before.Split(library.Regex(PATTERN), "isolated")
-    made.pre_tokenizer = before.Sequence([cut, before.ByteLevel(add_prefix_space=False, use_regex=False)])
-    made.decoder = library.decoders.ByteLevel()
+    trained.pre_tokenizer = before.Sequence([cut, before.ByteLevel(add_prefix_space=False, use_regex=False)])
+    trained.decoder = library.decoders.ByteLevel()
     alphabet = before.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, special_tokens=["[PAD]", "[MASK]"], initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(text.splitlines(keepends=True), trainer)
-    return Tokenizer(json.loads(made.to_str()))
+    trained.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return Tokenizer(json.loads(trained.to_str()))
 
 
 def encode_corpus(text: str, tokenizer: Tokenizer) -> Int[Tensor, " tokens"]:
-    """All token ids of a long text; a word is encoded once, however often it stands there."""
+    """Token ids of a long text; each distinct word is encoded once.
+
+    Parameters
+    ----------
+    text
+        The corpus.
+    tokenizer
+        Such as that of `train_tokenizer`.
+
+    Returns
+    -------
+    Tensor
+        int32 (tokens,).
+    """
     return torch.tensor(tokenizer.encode(text), dtype=torch.int32)
 
 
 def windows(
     ids: Int[Tensor, " tokens"], count: int, length: int, generator: torch.Generator
 ) -> Int[Tensor, "count length"]:
-    """Windows of a token stream, drawn uniformly.
+    """Sample windows of a token stream uniformly.
 
+    Parameters
+    ----------
+    ids
+        Token ids (tokens,).
+    count, length
+        Number of windows and tokens per window.
+    generator
+        Random generator.
+
+    Returns
+    -------
+    Tensor
+        int64 (count, length).
+
+    Raises
+    ------
+    ValueError
+        If the stream is not longer than a window.
+
+    Examples
+    --------
     >>> windows(torch.arange(100), 2, 5, torch.Generator().manual_seed(0)).diff().unique()
     tensor([1])
     """

@@ -1,7 +1,7 @@
-"""Rows of two factors brought to sizes that nothing overflows or vanishes at, by powers of two, which are exact.
+"""Scaling of the rows of two factors by powers of two, which is exact, to avoid over- and underflow.
 
-qᵀk = (cq)ᵀ(k/c) for each pair of rows: c is ours to choose. Sums and differences of q and k are only as exact as the
-longer of the two, so both are given one length. Tied and nearly tied rows stay as they are.
+qᵀk = (cq)ᵀ(k/c) for each pair of rows and any c. Sums and differences of q and k are only as exact as the longer of the
+two, so both get equal length. Tied and nearly tied rows are unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def times(tensor: Tensor, exponents: Tensor) -> Tensor:
 
 
 def balance(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The same form with each pair of rows brought to one length, in their own dtype."""
+    """The same form with each pair of rows scaled to equal length, in their own dtype."""
     lift, _ = _lift_and_unit(_logs(query), _logs(key), query.dtype)
     return times(query, lift), times(key, -lift)
 
@@ -46,7 +46,7 @@ def balance(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 def balanced(
     query: Tensor, key: Tensor, size_query: Tensor | float = 0.0, size_key: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows of one length, the longest about 1, of the factors 2^size·rows: query, key, lift, unit.
+    """Rows of equal length, the longest about 1, of the factors 2^size·rows: query, key, lift, unit.
 
     The result is the factors' query times 2^(lift − unit) and their key times 2^(−lift − unit): their form is M/4^unit.
     """
@@ -61,7 +61,7 @@ def halved(covariance: Float[Tensor, "d d"]) -> tuple[Float[Tensor, "d d"], Floa
 
 
 def _lift_and_unit(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """By how much each query row is to grow and its key to shrink, and the largest pair's size, as exponents of 2."""
+    """Exponents of 2 by which query rows grow and key rows shrink, and the size of the largest pair."""
     unit = ((query + key) / 2).round().amax(-2, keepdim=True).nan_to_num(neginf=0.0)
     lift = (key - query) / 2
     # A row whose partner is zero adds nothing to M but rounding: it is shrunk far below the others.

@@ -1,15 +1,15 @@
-"""The float64 core: any form, whatever its width d, in the at most 2r dimensions that it acts in.
+"""The float64 core: a form of any width d, reduced to the at most 2r dimensions that it acts on.
 
 Every norm and spectrum of M = QᵀK is unchanged by an orthogonal change of basis, so it is enough to know the rows of
-Q and K in an orthonormal basis of their own span. Two ways lead there:
+Q and K in an orthonormal basis of their span. There are two methods:
 
 * the Cholesky factor of the Gram matrix of [Q; K], scaled to unit diagonal. Fast, needs no basis, and shares the key
-  block among grouped queries. Its error is that of the Gram matrix times the norm of the inverse factor.
+  block under GQA. Its error is that of the Gram matrix times the norm of the inverse factor.
 * thin QR of [Q; N], N = (Q − K)/2, for the forms of a batch where that norm is large: tied, nearly tied, parallel,
   repeated or zero rows. Stable column by column, so a small difference of query and key keeps all of its digits.
 
-Before anything is multiplied, every row is brought to size 1 by a power of two, which is exact, and afterwards each
-pair of rows to one length: no norm or spectrum overflows or vanishes on the way, whatever the size of the factors.
+Rows are first scaled to size 1 by powers of two, which is exact, and then each pair of rows to equal length, so that no
+norm or spectrum over- or underflows, whatever the size of the factors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Core:
     """A form in n = min(2r, d) dimensions: query rows Q and half differences N = (Q − K)/2, float64.
 
     N is kept rather than K because the skew part is a product with N: where query and key are tied it is exactly
-    zero. If n = 2r, Q stands in the first r coordinates alone. Rows are balanced and about 1 in size: Q is the query
+    zero. If n = 2r, Q is in the first r coordinates only. Rows are balanced and about 1 in size: Q is the query
     times 2^(lift − unit), K the key times 2^(−lift − unit). All matrices and spectra here are therefore those of
     M / 4^unit; `restored` takes them back. `independent` rows have no small differences to protect: both parts then
     come from M itself.
@@ -148,7 +148,7 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """In float64; short floats by way of float32, which torch converts several times faster."""
+    """In float64; half precision by way of float32, which torch converts several times faster."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)).double()
 
 
@@ -252,7 +252,7 @@ def _inverse_norm(factor: Tensor) -> Tensor:
 
 @cache
 def _probes(size: int) -> np.ndarray:
-    """Random vectors by numpy: under `torch.func.jacfwd`, torch's own generators are refused."""
+    """Random vectors from numpy, since torch's generators raise under `torch.func.jacfwd`."""
     return np.random.default_rng(0).standard_normal((size, 8))
 
 
@@ -283,7 +283,7 @@ def _fill_symmetric(out: Tensor, on_factor: Tensor, factor: Tensor) -> None:
 
 
 def _inner(query: Tensor, key: Tensor) -> Tensor:
-    """query @ keyᵀ; queries that share a key are multiplied as one tall matrix, since matmul would copy the key."""
+    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key."""
     if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
         tall = query.flatten(-3, -2) @ key.squeeze(-3).mT
         return tall.unflatten(-2, query.shape[-3:-1])

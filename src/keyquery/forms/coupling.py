@@ -1,6 +1,6 @@
-"""Optimal transport between clouds of equal size: who goes where, how far it is at least, and how far from that.
+"""Optimal transport between point clouds of equal size: coupling, W₂ distance, Monge gap.
 
-Every point has mass 1/n and costs are squared distances, so that all figures here are means, not sums.
+Every point has mass 1/n and costs are squared distances, so that all values are means, not sums.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch import Tensor
 from keyquery.support.checks import check_count, check_float, check_number
 from keyquery.support.extras import optional
 
-# Points that are matched exactly: 2,000 take a second or so, 5,000 ten seconds and 200 MB; time grows with the cube.
+# Largest exact problem: 2,000 points take about a second, 5,000 ten seconds and 200 MB; time is cubic.
 EXACT = 5000
 
-# What Sinkhorn pays for spread, relative to the mean cost between the centred clouds, and the relative error of its
-# marginals at which it stops.
+# Entropic regularisation of Sinkhorn, relative to the mean cost between the centred clouds, and the relative error of
+# its marginals at which it stops.
 EPSILON = 0.01
 STOP = 1e-3
 ROUNDS = 1000
-UNSETTLED = 0.05  # the error of its marginals that is told
+UNSETTLED = 0.05  # error of the marginals above which it warns
 
 
 class Match(NamedTuple):
-    """The partner of each point of the start among those of the end.
+    """A coupling of two point clouds.
 
-    `partner` (n,) are indices, a permutation if `exact`, else where most of a point's mass goes; `target` (n, d) the
-    partner's place, if not exact the mean of the places that it goes to, weighted by mass. `cost` is the mean squared
-    distance of the coupling, and no coupling costs less than `least`: both are W₂² if exact, else they enclose it.
+    `partner` (n,) is a permutation if `exact`, else the target that receives most of a point's mass; `target` (n, d) is
+    the partner's position, or the barycentric projection if not exact. `cost` is the mean squared distance of the
+    coupling and `least` a lower bound: both are W₂² if exact, else they bracket it.
     """
 
     partner: Int[Tensor, " n"]
@@ -45,9 +45,8 @@ class Match(NamedTuple):
 def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit: int = EXACT) -> Match:
     """The coupling of two clouds of n points each that minimises 1/n Σᵢ ‖startᵢ − end_π(i)‖² over permutations π.
 
-    In float64. Where staying with oneself is as good as any coupling, π is the identity. More than `exact_limit`
-    points are coupled by Sinkhorn on the device of `start`, which splits points among several; it warns when it does.
-    Needs the extra `transport`.
+    In float64. If the identity is optimal, π is the identity. More than `exact_limit` points are coupled by Sinkhorn on
+    the device of `start`, which splits mass, with a warning. Needs the extra `transport`.
 
     >>> from keyquery.forms.coupling import match
     >>> match(torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[2.5], [0.5], [1.5]])).partner
@@ -61,11 +60,11 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
     if len(start) <= exact_limit or stay == 0:
         partner, cost = torch.arange(len(start), device=start.device), stay
         if stay > 0:
-            found = _assign(start, end)
-            least = (start - end[found]).square().sum(-1).mean()
-            partner, cost = (found, least) if least < stay * (1 - 1e-12) else (partner, cost)
+            assigned = _assign(start, end)
+            least = (start - end[assigned]).square().sum(-1).mean()
+            partner, cost = (assigned, least) if least < stay * (1 - 1e-12) else (partner, cost)
         return Match(partner, end[partner], cost, cost, True)
-    # The text is the same whatever the size: Python shows it once, not once a class or a step.
+    # The text does not depend on the size, so that Python shows the warning once only.
     warnings.warn(f"clouds of more than {exact_limit} points are coupled by Sinkhorn, not exactly", stacklevel=2)
     return _soft(start, end)
 
@@ -73,7 +72,7 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
 def wasserstein(
     start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit: int = EXACT
 ) -> Float[Tensor, ""]:
-    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; of more than `exact_limit` points an upper bound.
+    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above `exact_limit` points.
 
     >>> from keyquery.forms.coupling import wasserstein
     >>> wasserstein(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [3.0]]))
@@ -90,7 +89,7 @@ def bures(
 ) -> Float[Tensor, ""]:
     """W₂ between two Gaussians: W₂² = ‖μ₁−μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½), float64.
 
-    Of clouds it is a lower bound of W₂, and equal to it where one cloud is the other, moved and stretched.
+    For point clouds it is a lower bound of W₂, with equality if one is a translated and stretched copy of the other.
 
     >>> from keyquery.forms.coupling import bures
     >>> bures(torch.zeros(1), torch.eye(1), torch.tensor([4.0]), 16 * torch.eye(1))   # √(4² + (4−1)²)
@@ -106,7 +105,7 @@ def bures(
 
 
 def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """`bures` of the Gaussians with the means and covariances of two clouds, covariances as means over n points.
+    """`bures` distance of the Gaussians with the means and (biased) covariances of two clouds.
 
     >>> from keyquery.forms.coupling import gaussian
     >>> gaussian(torch.tensor([[0.0], [2.0]]), torch.tensor([[9.0], [1.0]]))   # means 1 and 5, deviations 1 and 4
@@ -124,14 +123,38 @@ def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Te
 def monge_gap(
     start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], epsilon: float | None = None, rounds: int = ROUNDS
 ) -> Float[Tensor, ""]:
-    """A loss that is small if points went where optimal transport would send them; it has a gradient in both clouds.
+    """Monge gap (Uscidda and Cuturi 2023): a differentiable loss that is small if a map is optimal transport.
 
-    gap = 1/n Σᵢ ‖startᵢ − endᵢ‖² − min over couplings P of { Σᵢⱼ Pᵢⱼ ‖startᵢ − endⱼ‖² + ε (log n − H(P)) },
-    H the entropy. It lies between T² − W₂² and ε log n more, so it is never negative, and in squared units, where the
-    Monge gap of a reading is T − W₂. `epsilon` is 1 % of both clouds' variance unless given; Sinkhorn takes at most
-    `rounds` rounds. By the envelope theorem the gradient is that at the coupling P, held fixed. Uscidda and Cuturi
-    (2023) train maps by it. Needs the extra `transport`.
+        gap = 1/n Σᵢ ‖startᵢ − endᵢ‖² − min over couplings P of { Σᵢⱼ Pᵢⱼ ‖startᵢ − endⱼ‖² + ε (log n − H(P)) }
 
+    H is the entropy. The gap lies between T² − W₂² and T² − W₂² + ε log n, in squared units (the Monge gap of a Reading
+    is T − W₂). By the envelope theorem its gradient is that at the fixed optimal P.
+
+    Parameters
+    ----------
+    start, end
+        Points (n, d) before and after the map.
+    epsilon
+        ε. Default: 1 % of the variance of both clouds.
+    rounds
+        Sinkhorn iterations at most. Default: 1000.
+
+    Returns
+    -------
+    Tensor
+        A scalar ≥ 0 in float64, with gradients in both clouds.
+
+    Raises
+    ------
+    ImportError
+        Without the extra `transport`.
+
+    See Also
+    --------
+    kq.transport : optimal transport between the layers of a model.
+
+    Examples
+    --------
     >>> x = torch.tensor([[0.0], [1.0]])
     >>> float(kq.monge_gap(x, x + 5)) < 1e-9, round(float(kq.monge_gap(x, x.flip(0))), 2)   # T² − W₂² = 1 − 0
     (True, 1.0)

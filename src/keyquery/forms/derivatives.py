@@ -1,4 +1,4 @@
-"""Derivatives where torch's own are NaN or wrong: first ones are exact, second ones are refused."""
+"""Derivatives where torch's are NaN or wrong: first derivatives are exact, second derivatives raise."""
 
 from __future__ import annotations
 

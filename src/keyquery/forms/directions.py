@@ -1,4 +1,4 @@
-"""The directions of a form: singular vectors, object directions (of S) and relation planes (of A)."""
+"""The directions of a form: singular vectors, eigenvectors of S and rotation planes of A."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keyquery.support.checks import check_count
 
 
 class Svd(NamedTuple):
-    """M ≈ left · diag(values) · rightᵀ: a query along left[:, i] looks at a key along right[:, i]."""
+    """M ≈ left · diag(values) · rightᵀ: a query along left[:, i] attends to a key along right[:, i]."""
 
     left: Float[Tensor, "*batch d k"]
     values: Float[Tensor, "*batch k"]
@@ -29,7 +29,7 @@ class Svd(NamedTuple):
 
 
 class Eigh(NamedTuple):
-    """S ≈ vectors · diag(values) · vectorsᵀ: object directions; what is alike attracts (λ > 0) or repels (λ < 0)."""
+    """S ≈ vectors · diag(values) · vectorsᵀ: similar tokens attract (λ > 0) or repel (λ < 0)."""
 
     values: Float[Tensor, "*batch k"]
     vectors: Float[Tensor, "*batch d k"]
@@ -39,7 +39,7 @@ class Eigh(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """A ≈ Σ values·(source targetᵀ − target sourceᵀ): a query along `source` points at a key along `target`."""
+    """A ≈ Σ values·(source targetᵀ − target sourceᵀ): a query along `source` attends to a key along `target`."""
 
     values: Float[Tensor, "*batch k"]
     source: Float[Tensor, "*batch d k"]
@@ -52,9 +52,8 @@ class Planes(NamedTuple):
 class Directions(Measures):
     """Vectors of M, S and A, as columns, float64.
 
-    Eigenpairs have first derivatives everywhere but for turns among equal eigenvalues, which are no function of the
-    form, and forms made of them always; singular triples and planes where torch's own have them: independent factors
-    and distinct values. Elsewhere a derivative raises.
+    Eigenpairs have first derivatives, except for rotations among equal eigenvalues, which the form does not fix;
+    singular triples and planes have them for independent factors and distinct values. Otherwise a derivative raises.
     """
 
     def svd(self, k: int | None = None) -> Svd:
@@ -99,7 +98,7 @@ class Directions(Measures):
         values, vectors = torch.linalg.eigh(1j * core.skew)
         values, vectors = values.flip(-1)[..., :k].clamp(min=0), vectors.flip(-1)[..., :k]
         pairs = torch.stack((vectors.imag, vectors.real), dim=-1).flatten(-2)
-        # Planes of value 0 come out in any position: QR makes them orthogonal and leaves the others as they are.
+        # Planes of value 0 are arbitrary: QR makes them orthogonal and leaves the others unchanged.
         frame, upper = torch.linalg.qr(pairs)
         frame = frame * torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)
         frame = basis @ frame

@@ -1,4 +1,4 @@
-"""How a Form, and what is computed of it, shows itself: one line in a terminal, a small table in a notebook."""
+"""The repr of a Form and of its results: one line in a terminal, a small table in a notebook."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from keyquery.forms.form import Form
 
 
-FEW = 6  # numbers of a tensor that are still written out
+FEW = 6  # largest tensor that is printed in full
 
 
 def brief(result: Any) -> str:
-    """The repr of a named tuple or dataclass: of a tensor, few numbers are written out, of more the shape.
+    """The repr of a named tuple or dataclass: small tensors in full, others by shape.
 
     >>> kq.Form(torch.eye(2, 9), torch.eye(2, 9)).eigh(2)
     Eigh(values=[1, 1], vectors=float64[9, 2])

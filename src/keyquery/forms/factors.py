@@ -1,4 +1,4 @@
-"""Two factors of a bilinear form, and how such pairs combine: the closed algebra of forms."""
+"""The two factors of a bilinear form, and their algebra."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ F = TypeVar("F", bound="Factors")
 
 
 class Factors:
-    """Query and key (..., r, d) of M = QᵀK; sums, multiples, parts and changes of basis are pairs of factors again."""
+    """Query and key (..., r, d) of M = QᵀK; closed under sums, multiples, parts and changes of basis."""
 
-    __array_ufunc__ = None  # numpy numbers leave multiplication to us
+    __array_ufunc__ = None  # numpy scalars defer multiplication to this class
 
     def __init__(self, query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch r d"]) -> None:
         check_float("query", query, "... r d")
@@ -38,7 +38,7 @@ class Factors:
         check_batches(query=query.shape[:-2], key=key.shape[:-2])
         if query.device != key.device:
             raise ValueError(f"query is on {query.device} and key on {key.device}: put them on one device")
-        self._query, self._key = query, key  # as they are: a copy in another dtype would not see them change
+        self._query, self._key = query, key  # not copied, so that in-place changes are noticed
         self._covariance: Tensor | None = None
         self._known: tuple[tuple[int, ...], Core] | None = None
 
@@ -48,7 +48,7 @@ class Factors:
         form._query, form._key, form._covariance, form._known = query, key, covariance, None
         return form
 
-    # What it is
+    # Properties
 
     @property
     def query(self) -> Float[Tensor, "*#batch r d"]:
@@ -96,7 +96,7 @@ class Factors:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The factors' dtype; the wider one's, where they differ."""
+        """The dtype of the factors; the wider of the two."""
         return torch.promote_types(self._query.dtype, self._key.dtype)
 
     @property
@@ -152,7 +152,7 @@ class Factors:
         """A multiple of the form; a tensor scales each form of the batch by its own number."""
         if isinstance(scale, Tensor):
             check_batches(scale=scale.shape, form=self.batch)
-            if scale.dtype.is_floating_point or scale.dtype.is_complex:  # whole numbers are as good
+            if scale.dtype.is_floating_point or scale.dtype.is_complex:  # integers are fine
                 check_float("scale", scale, "...")
             scale = scale.to(self.dtype)[..., None, None]
         elif isinstance(scale, Real):
@@ -181,7 +181,7 @@ class Factors:
         return self._with(*(t[(*index, slice(None), slice(None))] for t in expanded))
 
     def _along_first(self, factor: Tensor, index: int | slice) -> Tensor:
-        """Part of a factor along the batch's first dimension; what is shared stays shared."""
+        """Part of a factor along the first batch dimension; shared factors stay shared."""
         if factor.ndim < len(self.batch) + 2:
             return factor
         shared = factor.shape[0] == 1 and self.batch[0] > 1
@@ -200,12 +200,12 @@ class Factors:
 
     @property
     def mT(self: F) -> F:
-        """The transpose Mᵀ = KᵀQ: query and key change places."""
+        """The transpose Mᵀ = KᵀQ: query and key are swapped."""
         return self._with(self._key, self._query)
 
     @property
     def symmetric(self: F) -> F:
-        """S = (M + Mᵀ)/2 = PᵀP − NᵀN, of rank ≤ 2r: what is alike.
+        """S = (M + Mᵀ)/2 = PᵀP − NᵀN, of rank ≤ 2r: the symmetric part (similarity).
 
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).symmetric.dense()
         tensor([[0.0000, 0.5000],
@@ -216,7 +216,7 @@ class Factors:
 
     @property
     def skew(self: F) -> F:
-        """A = (M − Mᵀ)/2 = NᵀP − PᵀN, of rank ≤ 2r: what points at what.
+        """A = (M − Mᵀ)/2 = NᵀP − PᵀN, of rank ≤ 2r: the skew part (direction).
 
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew.dense()
         tensor([[ 0.0000,  0.5000],
@@ -279,7 +279,7 @@ class Factors:
         return self._trusted(*factors)
 
     def at(self: F, offset: float, rope: Rope) -> F:
-        """M(Δ) = QᵀR(Δ)K under rotary positions, Δ = key position − query position (−1: the token before).
+        """M(Δ) = QᵀR(Δ)K under RoPE, Δ = key position − query position (−1: the token before).
 
         >>> form = kq.Form(torch.eye(2), torch.eye(2))
         >>> form.at(-1, kq.Rope(dims=2)).symmetry  # cos 2Δ
@@ -299,7 +299,7 @@ class Factors:
         return self._trusted(query, key, self._covariance)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the core: a copy's tensors count their changes anew, so it could not be trusted."""
+        """Without the cached core: the version counters of copied tensors restart, so it could be stale."""
         return {**self.__dict__, "_known": None}
 
     def _halves(self) -> tuple[Tensor, Tensor]:

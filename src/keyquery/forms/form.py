@@ -1,4 +1,4 @@
-"""A head's score as a bilinear form xᵀMy, kept as the two factors of M = QᵀK."""
+"""The QK form of a head: the bilinear form xᵀMy, stored as the two factors of M = QᵀK."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNELS = ("symmetric", "psd", "skew")
 
 
 class Shares(NamedTuple):
-    """Shares of the variance of a head's scores over independent tokens; they sum to 1."""
+    """Shares of a head's score variance over independent tokens, by part; they sum to 1."""
 
     symmetric: Float[Tensor, "*batch"]
     skew: Float[Tensor, "*batch"]
@@ -32,15 +32,26 @@ class Shares(NamedTuple):
 
 
 class Form(Factors, Directions):
-    """The bilinear form M = QᵀK of a query and a key factor, with any leading batch of layers and heads.
+    """QK form of attention heads: the bilinear form xᵀMy, M = QᵀK, stored as factors, batched over layers and heads.
 
-    M is never built. Query and key are (..., r, d), as a linear layer stores them for one head; their leading
-    dimensions broadcast, so that keys shared by a group of queries are kept once: (8, 4, r, d) and (8, 1, r, d).
-    Sums, multiples, transposes, parts and changes of basis of Forms are Forms again. Numbers are computed in
-    float64 from factors of any floating dtype and size. A Form is a value: build a new one when the weights have
-    changed. Derivatives may be taken by `torch.func` (grad, jacrev, jacfwd, hessian); vmap raises, since a Form has a
-    batch of its own.
+    M itself is formed only by `dense()`. Sums, multiples, transposes, parts and changes of basis of Forms are Forms.
+    Metrics are computed in float64 from factors of any floating dtype. A Form is a value: create a new one after the
+    weights have changed. `torch.func` derivatives (grad, jacrev, jacfwd, hessian) are supported; vmap raises, since a
+    Form has its own batch.
 
+    Parameters
+    ----------
+    query, key
+        Q and K (..., r, d), as a linear layer stores them for one head. Leading dimensions broadcast, so that GQA
+        stores shared keys once: (8, 4, r, d) and (8, 1, r, d).
+
+    See Also
+    --------
+    kq.read : the heads of a model, each with its Form.
+    kq.look : the analysis of all heads of a model.
+
+    Examples
+    --------
     >>> form = kq.Form(query=torch.tensor([[1.0, 0.0]]), key=torch.tensor([[0.6, 0.8]]))
     >>> form
     Form(r=1, d=2, float32, symmetry 0.36, effective rank 1.0)
@@ -53,7 +64,7 @@ class Form(Factors, Directions):
     """
 
     def core(self) -> Core:
-        """The form in the at most 2r dimensions that it acts in; kept until a factor is changed in place."""
+        """The form in the at most 2r dimensions that it acts on; cached until a factor is changed in place."""
         tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
         if any(t.is_inference() or differentiated(t) for t in tensors):
             return core(self._query, self._key, self._covariance)
@@ -63,7 +74,7 @@ class Form(Factors, Directions):
         return self._known[1]
 
     def gram(self) -> Float[Tensor, "*batch n n"]:
-        """XXᵀ of X = [Q; K] (XΣXᵀ on data), float64: all that norms and spectra depend on.
+        """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra.
 
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])).gram()
         tensor([[1.0000, 0.6000],
@@ -76,13 +87,23 @@ class Form(Factors, Directions):
 
     @classmethod
     def from_gram(cls, gram: Float[Tensor, "*batch n n"]) -> Form:
-        """A form in 2r dimensions with a given Gram matrix of [Q; K], such as the covariance of queries and keys.
+        """A form in 2r dimensions from the Gram matrix of [Q; K], such as the covariance of queries and keys.
 
-        The form is known up to an orthogonal change of basis, so that all norms and spectra are those of the form that
-        the Gram matrix was taken of: `Form.from_gram(form.gram())` has the numbers of `form`. A Gram matrix is
-        symmetric and positive semi-definite; one that is not, by more than the rounding of its dtype, is refused. The
-        columns of [Q; K] are orthogonal.
+        The form is determined up to an orthogonal change of basis: `Form.from_gram(form.gram())` has the norms and
+        spectra of `form`. The columns of its [Q; K] are orthogonal.
 
+        Parameters
+        ----------
+        gram
+            (..., 2r, 2r), symmetric and positive semi-definite up to the rounding of its dtype.
+
+        Raises
+        ------
+        ValueError
+            If `gram` is not square with an even side, not symmetric, or not positive semi-definite.
+
+        Examples
+        --------
         >>> form = kq.Form.from_gram(torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
         >>> round(float(form.symmetry), 4)
         0.36
@@ -95,7 +116,7 @@ class Form(Factors, Directions):
         if size % 2 or gram.shape[-2] != size:
             raise ValueError(f"gram must be square with an even side 2r, got {tuple(gram.shape)}")
         rank, wide = size // 2, gram.double()
-        # Queries and keys have units of their own; in one, the smaller of the two would pass for rounding.
+        # Queries and keys are scaled separately; otherwise the smaller of the two would be taken for rounding.
         diagonal = wide.detach().diagonal(dim1=-2, dim2=-1).unflatten(-1, (2, rank))
         unit = (row_exponents(diagonal) / 2).round().expand_as(diagonal).flatten(-2)
         wide = times(times(wide, -unit.unsqueeze(-1)), -unit.unsqueeze(-2))
@@ -107,12 +128,12 @@ class Form(Factors, Directions):
         rows = rows @ _turn(rows.detach(), none)
         return cls._trusted(rows[..., :rank, :], rows[..., rank:, :])
 
-    # On tokens and on data
+    # On tokens and data
 
     def scores(
         self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others d"] | None = None
     ) -> Float[Tensor, "*scores"]:
-        """xᵀMy, unscaled, for tokens x (..., n, d) and y (..., m, d): (..., n, m). Leading dimensions broadcast.
+        """Unscaled scores xᵀMy (..., n, m) of tokens x (..., n, d) and y (..., m, d); leading dimensions broadcast.
 
         >>> kq.Form(torch.eye(2), torch.eye(2)).scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[ 5., 11.],
@@ -126,10 +147,10 @@ class Form(Factors, Directions):
         return _drop_single(query @ key.mT, x, y)
 
     def on(self, covariance: Float[Tensor, "d d"]) -> Form:
-        """Σ^½MΣ^½: the form as it acts on data of centred covariance Σ, still factored.
+        """The covariance-weighted form Σ^½MΣ^½, for data of centred covariance Σ (d, d), still factored.
 
-        Norms and spectra come from QΣKᵀ and its like; the square root is taken only where `query`, `key`, `dense()`,
-        rows or directions are asked for, or where the factors are dependent.
+        Norms and spectra are computed from QΣKᵀ, QΣQᵀ and KΣKᵀ; the square root is computed only for `query`, `key`,
+        `dense()`, rows or directions, or if the factors are linearly dependent.
 
         >>> kq.Form(torch.eye(2), torch.eye(2)).on(torch.diag(torch.tensor([4.0, 1.0]))).eigenvalues()
         tensor([4., 1.], dtype=torch.float64)
@@ -140,7 +161,7 @@ class Form(Factors, Directions):
         return Form._trusted(query, key, covariance.to(self.device))
 
     def on_sample(self, x: Float[Tensor, "n d"]) -> Form:
-        """The form on the tokens x (n, d): `.on` their centred covariance (x − x̄)ᵀ(x − x̄)/n.
+        """`on` the centred covariance (x − x̄)ᵀ(x − x̄)/n of tokens x (n, d).
 
         >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]])
         >>> kq.Form(torch.eye(2), torch.eye(2)).on_sample(x).eigenvalues()
@@ -158,19 +179,34 @@ class Form(Factors, Directions):
         mean: Float[Tensor, " d"],
         query_bias: Float[Tensor, "*#batch r"] | None = None,
     ) -> Shares:
-        """Symmetric, skew and popularity shares of the scores between tokens of mean μ and covariance Σ.
+        """Symmetric, skew and popularity shares of the score variance between tokens of mean μ and covariance Σ.
 
-        xᵀMy = (x−μ)ᵀS(y−μ) + (x−μ)ᵀA(y−μ) + pᵀ(y−μ) + terms that are the same for every key, p = Mᵀμ + Kᵀb_q.
-        Softmax does not see the latter; the variances of the first three are ‖Σ^½SΣ^½‖², ‖Σ^½AΣ^½‖² and pᵀΣp,
-        and a share is its variance over their sum (all 0 where the head scores every key alike).
+            xᵀMy = (x−μ)ᵀS(y−μ) + (x−μ)ᵀA(y−μ) + pᵀ(y−μ) + query-only terms,   p = Mᵀμ + Kᵀb_q
 
+        Softmax ignores query-only terms. The variances of the first three are ‖Σ^½SΣ^½‖², ‖Σ^½AΣ^½‖² and pᵀΣp; a
+        share is its variance over their sum, or 0 if all three vanish.
+
+        Parameters
+        ----------
+        covariance, mean
+            Σ (d, d) and μ (d,).
+        query_bias
+            b_q (..., r). Default: none.
+
+        Returns
+        -------
+        Shares
+            (symmetric, skew, popularity), each with the batch of the form.
+
+        Examples
+        --------
         >>> form = kq.Form(torch.eye(2), torch.eye(2))
         >>> [round(float(share), 2) for share in form.shares(torch.eye(2), mean=torch.tensor([1.0, 1.0]))]
         [0.5, 0.0, 0.5]
         """
         check_float("mean", mean, "d", d=self.dim)
         check_float("covariance", covariance, "d d", d=self.dim)
-        # Tokens, and a bias with them, over a power of two: the same shares, and numbers that do not overflow.
+        # Tokens and bias are divided by a power of two, which leaves the shares unchanged and avoids overflow.
         covariance, size = halved(covariance.double())
         core, mean = self.on(covariance).core(), times(mean.double(), -size)
         query, key = self.wide()
@@ -182,7 +218,7 @@ class Form(Factors, Directions):
             at_mean = at_mean + times(query_bias.double(), (core.lift - core.unit).squeeze(-1) - size)
         pull = (key.mT @ at_mean.unsqueeze(-1)).squeeze(-1)
         popularity = (pull @ covariance * pull).sum(-1)
-        # What cancels in the factors leaves rounding behind, which is no share of anything.
+        # Variances at the level of rounding are 0.
         _, factors = core.size
         at_mean_size = (query.abs() @ mean.abs()).norm(dim=-1) * torch.linalg.matrix_norm(core.key)
         rounding = ZERO_FORM**2 * (factors**2 + at_mean_size**2).detach()
@@ -209,7 +245,7 @@ class Form(Factors, Directions):
     # Structure
 
     def nearest(self, kernel: str, rank: int | None = None) -> Form:
-        """The Frobenius-nearest `"symmetric"`, `"psd"` or `"skew"` form, of at most a given rank.
+        """The nearest "symmetric", "psd" or "skew" form in Frobenius norm, of at most `rank`. Default rank: any.
 
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).nearest("psd").dense()
         tensor([[0.2500, 0.2500],
@@ -224,7 +260,7 @@ class Form(Factors, Directions):
         elif kernel == "symmetric":
             query, key = self._symmetric_rows(min(rank, 2 * self.rank))
         elif rank % 2:
-            raise ValueError(f"rank of a skew form must be even, since it turns in planes, got {rank}")
+            raise ValueError(f"the rank of a skew form must be even, got {rank}")
         else:
             values, source, target = self.skew_planes(min(rank, 2 * self.rank) // 2)
             source, target = (t.mT * values.sqrt().unsqueeze(-1) for t in (source, target))
@@ -233,7 +269,7 @@ class Form(Factors, Directions):
         check_range("the nearest form", query, key)
         return Form._trusted(query, key)
 
-    # How it looks
+    # Display
 
     def __repr__(self) -> str:
         return display.line(self)
@@ -256,26 +292,26 @@ class Form(Factors, Directions):
             share = float(((skew + negative) / (symmetric + skew))[bad].max())
             raise ValueError(
                 f"a distance needs a PSD form, but {int(bad.sum())} of {bad.numel()} are not: up to {share:.2g} of "
-                'their ‖M‖² is skew or negative; form.nearest("psd") is'
+                'their ‖M‖² is skew or negative; use form.nearest("psd")'
             )
 
 
 def _turn(rows: Tensor, none: Tensor) -> Tensor:
-    """The orthogonal turn W of (..., n, n) rows that makes their columns orthogonal; those that are `none` stay 0."""
+    """The rotation W of (..., n, n) rows that makes their columns orthogonal; columns that are `none` stay 0."""
     inner = rows.mT @ rows
-    # Columns of zeros are set apart from those that are only short, and come first.
+    # Zero columns are separated from small ones, and come first.
     inner = inner - torch.diag_embed(none * inner.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True))
     first = torch.arange(none.shape[-1], device=none.device) < none.sum(-1, keepdim=True)
     return torch.linalg.eigh(inner).eigenvectors.masked_fill(first.unsqueeze(-2), 0.0)
 
 
 def _check_psd(name: str, matrix: Tensor, eps: float, shown: Tensor | None = None) -> None:
-    """Symmetric and positive semi-definite (..., n, n), up to the rounding of its dtype; `shown` in other units."""
+    """Require (..., n, n) to be symmetric and PSD up to rounding; `shown` is the matrix for the error message."""
     slack = max(1e-6, 8 * eps) * matrix.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
     if ((matrix - matrix.mT).abs().amax((-2, -1)) > slack).any():
         raise ValueError(f"{name} must be symmetric, got a matrix that differs from its transpose")
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    # A matrix of zeros is positive semi-definite, and has no size to lift it by.
+    # A zero matrix is positive semi-definite, and has no scale to shift it by.
     lift = torch.where(matrix.any(-1).any(-1) | (slack > 0), slack, 1.0)
     if torch.linalg.cholesky_ex(matrix + lift[..., None, None] * eye).info.any():
         least = torch.linalg.eigvalsh(matrix if shown is None else shown).min()
@@ -283,6 +319,6 @@ def _check_psd(name: str, matrix: Tensor, eps: float, shown: Tensor | None = Non
 
 
 def _drop_single(pairs: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(..., n, m) without the dimensions of x and y that were given as one token (d,)."""
+    """(..., n, m) without the dimensions of x and y that are single tokens (d,)."""
     pairs = pairs.squeeze(-2) if x.ndim == 1 else pairs
     return pairs.squeeze(-1) if y.ndim == 1 else pairs

@@ -1,4 +1,4 @@
-"""Asymmetric kernel SVD: singular vectors of K = Φ_qΦ_kᵀ, which is never formed, and their primal weights."""
+"""Asymmetric kernel SVD (KSVD) of K = Φ_qΦ_kᵀ, without forming K, and its primal weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Primal(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """Singular vectors at new points; None where no points were given."""
+    """Singular vectors at new points; None for a side without new points."""
 
     left: Float[Tensor, "n s"] | None
     right: Float[Tensor, "m s"] | None
@@ -60,9 +60,9 @@ class Ksvd:
     def objective(
         self, we: Float[Tensor, "p s"] | None = None, wr: Float[Tensor, "p s"] | None = None
     ) -> Float[Tensor, ""]:
-        """J = ½Σ eᵢᵀΛeᵢ + ½Σ rⱼᵀΛrⱼ − tr(WeᵀWr), Λ = Σ⁻¹, at given weights or at the solution, where it is zero.
+        """J = ½Σ eᵢᵀΛeᵢ + ½Σ rⱼᵀΛrⱼ − tr(WeᵀWr), Λ = Σ⁻¹. Default weights: the solution, where J = 0.
 
-        The converse does not hold: J is zero at many points that are not stationary; `residual` tells them apart.
+        The converse does not hold: J is zero at many points that are not stationary; `residual` distinguishes them.
 
         >>> kq.ksvd(torch.eye(3), torch.eye(3), rank=2).objective()
         tensor(0., dtype=torch.float64)
@@ -94,7 +94,7 @@ class Ksvd:
     def extend(
         self, phi_query: Float[Tensor, "a p"] | None = None, phi_key: Float[Tensor, "b p"] | None = None
     ) -> Extended:
-        """Singular vectors at new points: left = Φ_q·We·Λ and right = Φ_k·Wr·Λ; at the points of `ksvd`, its own.
+        """Singular vectors at new points: left = Φ_q·We·Λ and right = Φ_k·Wr·Λ.
 
         >>> kq.ksvd(torch.eye(2), torch.diag(torch.tensor([3.0, 1.0])), rank=1).extend(torch.eye(2)).left.abs()
         tensor([[1.],
@@ -113,23 +113,41 @@ class Ksvd:
 
     def _weights(self, we: Tensor | None, wr: Tensor | None) -> Primal:
         solution = self.primal()
-        given = Primal(solution.we if we is None else we, solution.wr if wr is None else wr)
+        we, wr = solution.we if we is None else we, solution.wr if wr is None else wr
         features, rank = solution.we.shape
-        check_float("we", given.we, "p s", p=features, s=rank)
-        check_float("wr", given.wr, "p s", p=features, s=rank)
-        return Primal(given.we.double(), given.wr.double())
+        check_float("we", we, "p s", p=features, s=rank)
+        check_float("wr", wr, "p s", p=features, s=rank)
+        return Primal(we.double(), wr.double())
 
     def _inverse_values(self) -> Tensor:
-        """Λ = Σ⁻¹, with 0 for directions that K does not have."""
+        """Λ = Σ⁻¹, with 0 for zero singular values."""
         present = self.values > 1e-12 * self.values.max()
         return torch.where(present, 1 / torch.where(present, self.values, 1.0), 0.0)
 
 
 def ksvd(phi_query: Float[Tensor, "n p"], phi_key: Float[Tensor, "m p"], rank: int) -> Ksvd:
-    """The `rank` leading singular triples of K = Φ_qΦ_kᵀ, in O((n + m)p²) and without the n×m matrix.
+    """Asymmetric kernel SVD: leading singular triples of K = Φ_qΦ_kᵀ, in O((n + m)p²), without the n×m matrix.
 
-    Features Φ_q (n, p) of the queries and Φ_k (m, p) of the keys; rank ≤ min(n, m, p), the most that K can have.
+        K·right = left·Σ,   Kᵀ·left = right·Σ
 
+    Parameters
+    ----------
+    phi_query, phi_key
+        Features Φ_q (n, p) of the queries and Φ_k (m, p) of the keys.
+    rank
+        Number of triples, at most min(n, m, p).
+
+    Returns
+    -------
+    Ksvd
+        With `left`, `values` and `right` in float64, and the primal weights by `primal()`.
+
+    See Also
+    --------
+    nystrom : an approximation from a sample of points.
+
+    Examples
+    --------
     >>> kq.ksvd(torch.eye(3), torch.diag(torch.tensor([1.0, 3.0, 2.0])), rank=2).values
     tensor([3., 2.], dtype=torch.float64)
     """
@@ -141,12 +159,33 @@ def ksvd(phi_query: Float[Tensor, "n p"], phi_key: Float[Tensor, "m p"], rank: i
 
 
 def nystrom(phi_query: Float[Tensor, "n p"], phi_key: Float[Tensor, "m p"], rank: int, samples: int) -> Ksvd:
-    """Approximate KSVD from `samples` evenly spaced queries and keys, extended to all points.
+    """Nyström approximation of the KSVD, from evenly spaced queries and keys s, extended to all points.
 
-    left·diag(values)·rightᵀ = K[:, s]·B⁺·K[s, :] with B the `rank` leading triples of K[s, s]: exact where these have
-    the rank of K. Vectors are scaled so that values estimate those of the whole K; they are orthogonal on the sample,
-    not on all points.
+        left·diag(values)·rightᵀ = K[:, s]·B⁺·K[s, :],   B the leading triples of K[s, s]
 
+    It is exact if B has the rank of K. Vectors are scaled so that `values` estimate those of K; they are orthogonal on
+    the sample, not on all points.
+
+    Parameters
+    ----------
+    phi_query, phi_key
+        Features (n, p) of the queries and (m, p) of the keys.
+    rank
+        Number of triples, at most min(samples, p).
+    samples
+        Number of queries and of keys in the sample.
+
+    Returns
+    -------
+    Ksvd
+        The approximate triples.
+
+    See Also
+    --------
+    ksvd : the exact decomposition.
+
+    Examples
+    --------
     >>> phi = torch.linspace(0.1, 1, 10)[:, None] ** torch.arange(3)
     >>> solution = kq.nystrom(phi, phi, rank=3, samples=5)
     >>> torch.allclose(solution.left * solution.values @ solution.right.mT, (phi @ phi.mT).double(), atol=1e-5)

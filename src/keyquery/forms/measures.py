@@ -1,4 +1,4 @@
-"""The numbers of a form: norms, spectra and ranks, all from its float64 core."""
+"""Metrics of a form: norms, spectra and ranks, from its float64 core."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keyquery.forms.core import Core, span
 from keyquery.forms.display import brief
 from keyquery.support.checks import check_choice
 
-# What counts as zero: a form against the size of its factors, an eigenvalue against the size of its form.
+# Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
 ZERO_FORM = 1e-14
 ZERO_VALUE = 1e-12
 
 
 class Signature(NamedTuple):
-    """How many eigenvalues of the symmetric part are positive, negative and zero; they sum to d."""
+    """Numbers of positive, negative and zero eigenvalues of the symmetric part; they sum to d."""
 
     positive: Int[Tensor, "*batch"]
     negative: Int[Tensor, "*batch"]
@@ -31,7 +31,7 @@ class Signature(NamedTuple):
 
 
 class Measures(ABC):
-    """Norms and spectra of M = QᵀK = S + A. Numbers are float64, one for each form of the batch."""
+    """Norms and spectra of M = QᵀK = S + A. Metrics are float64, one per form of the batch."""
 
     @property
     @abstractmethod
@@ -151,7 +151,7 @@ class Measures(ABC):
         return _ratio(energy.sum(-1), energy[..., 0], is_zero(core))
 
     def row_norms(self) -> Float[Tensor, "*batch d"]:
-        """L2 norms of the rows of M: how far each coordinate of a query reaches.
+        """L2 norms of the rows of M, one per coordinate of the query.
 
         >>> kq.Form(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).row_norms()
         tensor([ 5., 10.], dtype=torch.float64)
@@ -161,7 +161,7 @@ class Measures(ABC):
         return core.restored(_column_lengths(factor, other))
 
     def column_norms(self) -> Float[Tensor, "*batch d"]:
-        """L2 norms of the columns of M: how strongly each coordinate of a key is looked at.
+        """L2 norms of the columns of M, one per coordinate of the key.
 
         >>> kq.Form(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 2.0]])).column_norms()
         tensor([ 5., 10.], dtype=torch.float64)
@@ -171,10 +171,10 @@ class Measures(ABC):
         return core.restored(_column_lengths(factor, other))
 
     def column_directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
-        """(r − c)/(r + c) ∈ [−1, 1] over rows and columns that stand out; negative where columns dominate.
+        """(r − c)/(r + c) ∈ [−1, 1] over outlier rows and columns; negative if columns dominate.
 
-        A row or column stands out if its norm exceeds mean + gamma·std (ddof 1) of its kind. `"excess"` sums what
-        is above that threshold, `"norms"` the whole norms. 0 where nothing stands out.
+        A row or column is an outlier if its norm exceeds mean + gamma·std (ddof 1) of its kind. `"excess"` sums what
+        is above that threshold, `"norms"` the whole norms. 0 without outliers.
 
         >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).column_directionality()
         tensor(-1., dtype=torch.float64)
@@ -252,6 +252,6 @@ def _ratio(above: Tensor, below: Tensor, zero: Tensor) -> Tensor:
 def _outstanding(norms: Tensor, gamma: float, kind: str) -> Tensor:
     spread = norms.std(-1, keepdim=True) if norms.shape[-1] > 1 else torch.zeros_like(norms)
     excess = norms - norms.mean(-1, keepdim=True) - gamma * spread
-    # Equal norms differ by rounding, which must not count as standing out.
+    # Equal norms differ by rounding, which must not make outliers.
     stands_out = excess > ZERO_VALUE * norms.amax(-1, keepdim=True)
     return torch.where(stands_out, excess if kind == "excess" else norms, 0.0).sum(-1)

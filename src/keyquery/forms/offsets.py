@@ -1,4 +1,4 @@
-"""Under rotary positions a head is a family of forms, M(Δ) = QᵀR(Δ)K: its energies offset by offset.
+"""The forms M(Δ) = QᵀR(Δ)K of a head under RoPE: energies per offset.
 
 All of it follows from the Gram matrix of [Q; K] (on data, from the covariance of queries and keys), with blocks Gq, Gk
 and C = KQᵀ, and a rotation R of r dimensions:

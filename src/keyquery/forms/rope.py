@@ -1,4 +1,4 @@
-"""Rotary positions: the score of a query at position m and a key at position n depends on n − m alone."""
+"""Rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,29 @@ from keyquery.support.checks import check_count, check_float, check_number
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Rotation R(t) of the first `dims` dimensions of a head by the angles t·ω, in pairs.
+    """Rotary position embedding: rotation R(t) of pairs of dimensions of a head by the angles t·ω.
 
-    Pairs are (i, i + dims/2), or (2i, 2i + 1) if `interleaved`; ω_i = base^(−2i/dims) unless `frequencies` are given.
-    Dimensions beyond `dims` are not rotated. `factor` multiplies cosine and sine, as YaRN's attention factor does,
-    so that rotated scores grow by factor².
+        (R(m) q)·(R(n) k) = qᵀR(n − m)k,   ω_i = base^(−2i/dims)
 
+    Parameters
+    ----------
+    dims
+        Number of rotated dimensions, even; dimensions beyond are unchanged.
+    base
+        Default: 10000.
+    interleaved
+        Pairs are (2i, 2i + 1), not (i, i + dims/2). Default: False.
+    frequencies
+        ω (dims/2,). Default: base^(−2i/dims).
+    factor
+        Multiplies cosine and sine, as the attention factor of YaRN: scores grow by factor². Default: 1.
+
+    See Also
+    --------
+    Attention : takes it as `rope=`.
+
+    Examples
+    --------
     >>> kq.Rope(dims=4).angles(1.0)
     tensor([1.0000, 0.0100], dtype=torch.float64)
     """
@@ -36,7 +53,7 @@ class Rope:
     def __post_init__(self) -> None:
         check_count("dims", self.dims, least=2)
         if self.dims % 2:
-            raise ValueError(f"dims must be even, since dimensions turn in pairs, got {self.dims}")
+            raise ValueError(f"dims must be even, since dimensions are rotated in pairs, got {self.dims}")
         for name in ("base", "factor"):
             check_number(name, getattr(self, name))
         if self.base <= 0:
@@ -45,8 +62,8 @@ class Rope:
             check_float("frequencies", self.frequencies, "pairs", pairs=self.dims // 2)
 
     def angles(self, position: float | Shaped[Tensor, "*positions"]) -> Float[Tensor, "*positions pairs"]:
-        """t·ω for each pair, float64: one more dimension than `position` has."""
-        # Where positions are, so that nothing has to wait for a copy.
+        """t·ω per pair, in float64, with one more dimension than `position`."""
+        # On the device of the positions, to avoid a copy.
         device = position.device if isinstance(position, Tensor) else None
         if self.frequencies is None:
             exponents = torch.arange(0, self.dims, 2, dtype=torch.float64, device=device) / self.dims
@@ -66,14 +83,14 @@ class Rope:
         [-0.0, 1.0, 5.0]
         """
         if x.shape[-1] < self.dims:
-            raise ValueError(f"rope turns {self.dims} dimensions, but the head has {x.shape[-1]}")
+            raise ValueError(f"rope rotates {self.dims} dimensions, but the head has {x.shape[-1]}")
         angles = self.angles(position).to(x.device)
         cos, sin = (self.factor * angles.cos()).to(x.dtype), (self.factor * angles.sin()).to(x.dtype)
-        turned, rest = x[..., : self.dims], x[..., self.dims :]
+        rotated, rest = x[..., : self.dims], x[..., self.dims :]
         if self.interleaved:
-            a, b = turned[..., 0::2], turned[..., 1::2]
+            a, b = rotated[..., 0::2], rotated[..., 1::2]
             out = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
         else:
-            a, b = turned.chunk(2, dim=-1)
+            a, b = rotated.chunk(2, dim=-1)
             out = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
         return torch.cat((out, rest.expand(*out.shape[:-1], -1)), dim=-1)

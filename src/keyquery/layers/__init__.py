@@ -1,4 +1,4 @@
-"""Modules that learn a kernel, and blocks built of them."""
+"""Attention layers, and blocks built from them."""
 
 from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import Block, Decoder, Encoder

@@ -1,4 +1,4 @@
-"""Attention whose kernel has a structure by construction: symmetric, PSD, skew, or split between the two."""
+"""Attention whose QK form is structured by construction: symmetric, PSD, skew, or split between the two."""
 
 from __future__ import annotations
 
@@ -14,27 +14,53 @@ from keyquery.forms import Form, Rope
 from keyquery.forms.shares import Visible, shares
 from keyquery.layers.cache import Cache
 from keyquery.layers.fused import attend
-from keyquery.layers.kernels import GROUPED, make
+from keyquery.layers.kernels import GROUPED, checked_head_dim, make
 from keyquery.layers.packing import Packing
-from keyquery.support.checks import check_count
 
 
 class Attention(nn.Module):
-    """Self-attention with scores (C z(x))·z(y)/√r, z = Wx, where `kernel` says what C may be.
+    """Multi-head self-attention with a structured kernel: scores xᵀMy/√r, M = QᵀK constrained by `kernel`.
 
-    | kernel | queries and keys | for all values of the parameters |
+    | kernel | queries and keys, z = Wx | for all parameter values |
     |---|---|---|
-    | general | q = Wq x, k = Wk x | any M |
+    | general | q = Wq x, k = Wk x | M unconstrained |
     | symmetric | q = D z, k = z | M = Mᵀ, may be indefinite |
     | psd | q = k = z | M ⪰ 0 |
     | rbf | q = k = z, score −½‖q − k‖²/√r | translation-invariant |
     | skew | q = Jᵀz, k = z | M = −Mᵀ |
-    | split | `symmetric_dims` of each head symmetric, the rest skew | M = S + A, capacity set by hand |
-    | pairwise | q = Pᵀz, k = z, P a matrix for each head | contains the four above it but rbf |
+    | split | `symmetric_dims` dimensions per head symmetric, the rest skew | M = S + A, ranks chosen |
+    | pairwise | q = Pᵀz, k = z, P one r×r matrix per head | contains symmetric, psd, skew and split |
 
-    With `rope` the same holds for score(i, j) and score(j, i) under rotation. A `symmetric_dims` that is a float is a
-    share of the head. `kv_heads` below `heads` groups queries, for the kernels whose heads then stay different.
+    With `rope` the same relation holds between score(i, j) and score(j, i).
 
+    Parameters
+    ----------
+    dim, heads
+        Width of the input, and number of query heads.
+    kernel
+        One of the table. Default: "general".
+    bias
+        Bias of the projections. Default: True.
+    dropout
+        On the attention weights. Default: 0.
+    head_dim
+        r. Default: dim / heads.
+    kv_heads
+        Fewer than `heads` for GQA/MQA; only for kernels whose heads stay distinct. Default: heads.
+    rope
+        `kq.Rope`. Default: None.
+    symmetric_dims
+        For "split": dimensions per head, or a share of them if a float. Default: 0.5.
+    device, dtype
+        Of the parameters. Default: those of torch.
+
+    See Also
+    --------
+    Encoder, Decoder : stacks of blocks.
+    Form : the QK form that `form()` returns.
+
+    Examples
+    --------
     >>> layer = kq.Attention(64, heads=4, kernel="symmetric")
     >>> layer(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
@@ -60,12 +86,13 @@ class Attention(nn.Module):
         self.dim, self.heads, self.kernel = dim, heads, kernel
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.dropout, self.rope = dropout, rope
-        self.head_dim = _head_dim(dim, heads, self.kv_heads, head_dim, dropout, rope)
+        self.head_dim = checked_head_dim(dim, heads, self.kv_heads, head_dim, dropout, rope)
         with torch.device(torch.get_default_device() if device is None else device):
             self.shape = make(kernel, heads, self.head_dim, symmetric_dims, rope)
         if self.kv_heads != heads and kernel not in GROUPED:
             raise ValueError(
-                f"kernel {kernel!r} cannot share keys among heads: they would be identical. kv_heads must be {heads}"
+                f"kernel {kernel!r} does not support GQA, since heads that share keys would be identical: "
+                f"kv_heads must be {heads}"
             )
         options = {"bias": bias, "device": device, "dtype": dtype}
         inner, shared = heads * self.head_dim, self.kv_heads * self.head_dim
@@ -78,12 +105,12 @@ class Attention(nn.Module):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its form leaves out."""
-        return ("the norm of the key, which an rbf kernel takes off, is in no form",) if self.kernel == "rbf" else ()
+        """What `form()` does not contain."""
+        return ("the key-norm term −½‖k‖² of the rbf kernel is not in the form",) if self.kernel == "rbf" else ()
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by, 1/√r."""
+        """The factor on the scores, 1/√r."""
         return self.head_dim**-0.5
 
     def forward(
@@ -97,16 +124,27 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "*batch n out"]:
         """Attend within each sequence of x (batch, n, dim).
 
-        `mask` (batch, n) is True for real tokens; (batch, n, m) or (batch, heads, n, m) is True where query n may
-        attend to key m. With `is_causal` both hold. `positions` (n,) or (batch, n) turn the rotary planes; without
-        them tokens stand one after the other, behind those of the `cache`. With `offsets`, x (total, dim) holds
-        sequences one after the other: sequence s is x[offsets[s]:offsets[s + 1]].
+        Parameters
+        ----------
+        x
+            Tokens (batch, n, dim), or packed (total, dim) with `offsets`.
+        mask
+            (batch, n), True for real tokens; or (batch, n, m) or (batch, heads, n, m), True where query n may attend
+            to key m. Combined with `is_causal`.
+        is_causal
+            Default: False.
+        positions
+            RoPE positions (n,) or (batch, n). Default: consecutive, after the tokens in `cache`.
+        cache
+            Keys and values of earlier tokens, extended in place.
+        offsets
+            For packed sequences: sequence s is x[offsets[s]:offsets[s + 1]].
         """
         if offsets is not None:
             return self._packed(x, offsets, mask, is_causal, positions, cache)
         real, visible = self._check(x, mask, positions, cache)
         if real is not None:
-            x = x.where(real.unsqueeze(-1), 0.0)  # what padding holds, NaN also, must not reach gradients either
+            x = x.where(real.unsqueeze(-1), 0.0)  # NaN in padding must not reach outputs or gradients
         query, key, value = self._rotated(x, positions, 0 if cache is None else cache.length)
         if cache is not None:
             key, value, real = cache.append(self, key, value, real)
@@ -114,7 +152,7 @@ class Attention(nn.Module):
 
     def _packed(self, x: Tensor, offsets: Tensor, mask: Any, is_causal: bool, positions: Any, cache: Any) -> Tensor:
         if x.ndim != 2 or mask is not None or cache is not None:
-            raise ValueError("with offsets, x must be (total, dim), and neither mask nor cache may be given")
+            raise ValueError("with offsets, x must be (total, dim), and mask and cache must be None")
         packing = Packing(offsets, len(x))
         x = x.unsqueeze(0)
         self._check(x, None, positions, None)
@@ -126,12 +164,12 @@ class Attention(nn.Module):
             rows.append(group.pack(out))
             tokens.append(group.tokens)
         if not rows:
-            return x.squeeze(0)  # no token at all
+            return x.squeeze(0)  # no tokens
         back = torch.cat(tokens).argsort()
         return self._output(torch.cat(rows, 1)[:, back].unsqueeze(0)).squeeze(0)
 
     def _rotated(self, x: Tensor, positions: Tensor | None, old: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, the first two turned to their positions."""
+        """Queries, keys and values, with queries and keys rotated to their positions."""
         query, key, value = self._project(x)
         if self.rope is None:
             return query, key, value
@@ -148,7 +186,7 @@ class Attention(nn.Module):
         return attend(query, key, value, self.scale, real, visible, is_causal, self._key_norm(key), dropout)
 
     def _output(self, out: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Heads together; a query that sees nothing in any head gives 0, without the bias."""
+        """Merge the heads; a query without visible keys in any head gives 0, without the bias."""
         joined = self.output(out.transpose(1, 2).flatten(2))
         return joined if seen is None else joined.where(seen.any(1), 0.0)
 
@@ -159,7 +197,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         positions: Shaped[Tensor, ...] | None = None,
     ) -> Float[Tensor, "batch heads n n"]:
-        """The attention on x: in row i, what token i takes of each token; options as those of the layer's call.
+        """Attention weights on x, row i of query i; arguments as in `forward`.
 
         >>> kq.Attention(8, 2).maps(torch.randn(1, 5, 8)).sum(-1).allclose(torch.ones(()))
         True
@@ -173,7 +211,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         positions: Shaped[Tensor, ...] | None = None,
     ) -> Iterator[Float[Tensor, "batch 1 n n"]]:
-        """`maps`, one head after the other, so that no more than one need be in memory.
+        """`maps`, one head at a time, to save memory.
 
         >>> sum(1 for head in kq.Attention(8, 2).each_map(torch.randn(1, 5, 8)))
         2
@@ -184,16 +222,16 @@ class Attention(nn.Module):
         query, key, _ = self._rotated(x, positions, 0)
         query, key = self._centred(query, key, real)
         terms = self._key_norm(key)
-        # Values that tell the tokens apart come out as the weights they were taken with.
-        apart = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(len(x), 1, -1, -1)
+        # With the identity as values, the output is the attention weights.
+        identity = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(len(x), 1, -1, -1)
         for head in range(self.heads):
             mine, its = slice(head, head + 1), slice(shared := head * self.kv_heads // self.heads, shared + 1)
             seen = visible if visible is None or visible.shape[1] == 1 else visible[:, mine]
             few = tuple(term[:, its] for term in terms)
-            yield attend(query[:, mine], key[:, its], apart, self.scale, real, seen, is_causal, few)[0]
+            yield attend(query[:, mine], key[:, its], identity, self.scale, real, seen, is_causal, few)[0]
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
-        """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before any rotation."""
+        """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before RoPE."""
         key = self._heads(self.key(x), self.kv_heads)
         if self.query is not None:
             return self._heads(self.query(x), self.heads), key
@@ -201,10 +239,10 @@ class Attention(nn.Module):
         return self.shape(self._repeated(key)), key
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, by one matrix product over x."""
+        """Queries, keys and values in one matrix product."""
         maps = [part for part in (self.query, self.key, self.value) if part is not None]
         if any(type(part) is not nn.Linear or part._forward_hooks or part._forward_pre_hooks for part in maps):
-            # Somebody has replaced a projection or listens to it: each must be called.
+            # A projection was replaced or has hooks: each must be called.
             return *self.queries_and_keys(x), self._heads(self.value(x), self.kv_heads)
         bias = None if self.key.bias is None else torch.cat([part.bias for part in maps])
         out = linear(x, torch.cat([part.weight for part in maps]), bias)
@@ -216,10 +254,7 @@ class Attention(nn.Module):
         return self.shape(self._repeated(key)), key, value
 
     def form(self) -> Form:
-        """The kernel as a Form: batch (heads,), or (kv_heads, heads that share one) where queries are grouped.
-
-        For `rbf` it is the metric WᵀW.
-        """
+        """The QK form of each head: batch (heads,), or (kv_heads, queries per kv head) under GQA; for `rbf` WᵀW."""
         key = self.key.weight.unflatten(0, (self.kv_heads, self.head_dim))
         if self.query is not None:
             query = self.query.weight.unflatten(0, (self.heads, self.head_dim))
@@ -229,7 +264,7 @@ class Attention(nn.Module):
         return self._grouped(query, key)
 
     def output_form(self) -> Form:
-        """Each head's output map W_O W_V, from the token looked at to what is written, with the batch of `form`."""
+        """The OV circuit W_O W_V of each head, with the batch of `form`."""
         out = self.output.weight.mT.unflatten(0, (self.heads, self.head_dim))
         value = self.value.weight.unflatten(0, (self.kv_heads, self.head_dim))
         return self._grouped(out, value)
@@ -247,9 +282,9 @@ class Attention(nn.Module):
     def parts(
         self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
     ) -> dict[str, Float[Tensor, " heads"]]:
-        """Shares of the variance of each head's scores on x by part, in closed form (tokens independent), and symmetry.
+        """Shares of each head's score variance on x by part, in closed form for independent tokens, and symmetry.
 
-        What `keyquery look` gives with pairs="independent", of this layer and its own input; the layer is not run.
+        Same as `kq.look` with pairs="independent", for this layer and its own input; no attention is computed.
 
         >>> shares = kq.Attention(8, 2, kernel="psd").parts(torch.randn(4, 16, 8))
         >>> bool(shares["skew"].max() < 1e-12)
@@ -263,8 +298,8 @@ class Attention(nn.Module):
         with torch.no_grad():
             query, key = self.queries_and_keys(x)
             key = key.repeat_interleave(self.heads // self.kv_heads, 1)
-            if self.kernel == "rbf":  # what an rbf kernel takes off is a dimension of the key where the query has 1
-                query, key = query.double(), key.double()  # squares of long keys would be rounded
+            if self.kernel == "rbf":  # −½‖k‖² as one more dimension of the key, in which the query is 1
+                query, key = query.double(), key.double()  # squares of large keys would be rounded
                 query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
                 key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
             joint = torch.cat((query, key), -1).transpose(0, 1).flatten(1, 2).double().cpu()
@@ -274,7 +309,7 @@ class Attention(nn.Module):
             return shares(mean, covariance, self.scale, Visible(x.shape[1], is_causal), self.rope)
 
     def extra_repr(self) -> str:
-        """What a print of the module says."""
+        """For the repr of the module."""
         grouped = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
         return f"{self.dim}, heads={self.heads}{grouped}, kernel={self.kernel!r}, head_dim={self.head_dim}"
 
@@ -291,10 +326,10 @@ class Attention(nn.Module):
         return key if self.kv_heads == self.heads else key.repeat_interleave(self.heads // self.kv_heads, -3)
 
     def _centred(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys of an rbf kernel less the first real key of their sequence.
+        """Queries and keys of an rbf kernel minus the first real key of their sequence.
 
-        ‖q − k‖ does not see it, but q·k − ½‖k‖² would lose small differences of long vectors. The first key is seen
-        before all others and stays the first in a cache. It has no gradient, since nothing depends on it.
+        ‖q − k‖ is unchanged, and q·k − ½‖k‖² keeps small differences of long vectors. The first key is visible to all
+        and stays first in a cache. It needs no gradient, since the output does not depend on it.
         """
         if self.kernel != "rbf" or key.shape[-2] == 0:
             return query, key
@@ -306,7 +341,7 @@ class Attention(nn.Module):
         return query - first, key - first
 
     def _key_norm(self, key: Tensor) -> tuple[Tensor, ...]:
-        """−½‖k‖² of an rbf kernel, as a high and a low part that keep its precision in short floats."""
+        """−½‖k‖² of an rbf kernel, as a high and a low part, which keep its precision in half precision."""
         if self.kernel != "rbf":
             return ()
         exact = key.float().square().sum(-1) / -2 if key.dtype != torch.float64 else key.square().sum(-1) / -2
@@ -345,23 +380,3 @@ class Attention(nn.Module):
             f"mask must be ({batch}, {n}), ({batch}, {n}, {m}) or ({batch}, {self.heads}, {n}, {m}), "
             f"got {tuple(mask.shape)}"
         )
-
-
-def _head_dim(dim: int, heads: int, kv_heads: int, head_dim: int | None, dropout: float, rope: Rope | None) -> int:
-    """The width of a head, all counts checked."""
-    for name, value in (("dim", dim), ("heads", heads), ("kv_heads", kv_heads)):
-        check_count(name, value, least=1)
-    if heads % kv_heads:
-        raise ValueError(f"kv_heads must divide heads: {kv_heads} does not divide {heads}")
-    if head_dim is None:
-        if dim % heads:
-            raise ValueError(f"heads must divide dim unless head_dim is given: {heads} does not divide {dim}")
-        head_dim = dim // heads
-    check_count("head_dim", head_dim, least=1)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
-    if rope is not None and not isinstance(rope, Rope):
-        raise TypeError(f"rope must be a kq.Rope or None, got {type(rope).__name__}")
-    if rope is not None and rope.dims > head_dim:
-        raise ValueError(f"rope turns {rope.dims} dimensions, but a head has {head_dim}")
-    return head_dim

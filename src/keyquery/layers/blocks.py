@@ -1,4 +1,4 @@
-"""Encoder and Decoder: pre-norm blocks around any kernel, readable in one sitting."""
+"""Encoder and Decoder: stacks of pre-norm transformer blocks with any attention kernel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ PLACE = ("device", "dtype")
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    `attention` holds the options of `kq.Attention`; with `kernel="primal"`, `primal` those of `kq.PrimalAttention`.
+    `hidden` is the width of the MLP (default: 4·dim). `attention` holds the options of `kq.Attention`; with
+    `kernel="primal"`, `primal` those of `kq.PrimalAttention`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch n dim"], **options: Any) -> Float[Tensor, "batch n dim"]:
-        """One block; `options` are those of its attention."""
+        """Apply the block; `options` go to its attention."""
         options = {name: value for name, value in options.items() if value is not None}
         x = x + self.dropout(self.attention(self.attention_norm(x), **options))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -58,23 +59,42 @@ class Block(nn.Module):
 def _primal(dim: int, heads: int, primal: Any, others: Mapping[str, Any]) -> PrimalAttention:
     place = {name: others[name] for name in PLACE if name in others}
     if unknown := sorted(others.keys() - {*PLACE, "kernel"}):
-        raise ValueError(f"kernel 'primal' takes its options in primal, and has no {', '.join(unknown)}")
+        raise ValueError(f"kernel 'primal' takes its options in primal, and does not support {', '.join(unknown)}")
     known = [name for name in signature(PrimalAttention).parameters if name not in ("dim", "heads")]
     if primal is not None and not isinstance(primal, Mapping):
         raise TypeError(f'primal must be a dict of options, such as {{"rank": 8}}, got {primal!r}')
     for name in primal or {}:
         check_choice("an option in primal", name, known)
     if primal is None or "rank" not in primal:
-        raise ValueError('kernels "primal" and "primal+" need a rank: give primal={"rank": …}')
+        raise ValueError('kernels "primal" and "primal+" need a rank: pass primal={"rank": …}')
     return PrimalAttention(dim, heads, **{**place, **primal})
 
 
 class Encoder(nn.Module):
-    """`depth` blocks and a last norm; every token sees every other. `attention` holds the options of `kq.Attention`.
+    """Transformer encoder: pre-norm blocks with bidirectional attention, and a final LayerNorm.
 
-    With `kernel="primal"` every block has a `kq.PrimalAttention`, with "primal+" only the last one; `primal` holds the
-    options of those.
+    Parameters
+    ----------
+    dim, depth, heads
+        Width, number of blocks, heads per block.
+    kernel
+        Any kernel of `kq.Attention`; "primal": `kq.PrimalAttention` in every block; "primal+": in the last block only.
+        Default: "general".
+    hidden
+        Width of the MLP. Default: 4·dim.
+    dropout
+        On attention weights and residual branches. Default: 0.
+    primal
+        Options of `kq.PrimalAttention`, such as {"rank": 8}; required for "primal" and "primal+".
+    **attention
+        Other options of `kq.Attention`.
 
+    See Also
+    --------
+    Decoder : the same with causal attention.
+
+    Examples
+    --------
     >>> kq.Encoder(32, depth=2, heads=4, kernel="psd")(torch.randn(1, 5, 32)).shape
     torch.Size([1, 5, 32])
     >>> model = kq.Encoder(32, depth=2, heads=4, kernel="primal+", primal={"rank": 8})
@@ -105,18 +125,32 @@ class Encoder(nn.Module):
         positions: Tensor | None = None,
         caches: Sequence[Cache] | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """Vectors through all blocks; `caches` holds one for each block."""
+        """Apply all blocks to x (batch, n, dim).
+
+        `mask` and `positions` are those of `kq.Attention`; `caches` holds one `kq.Cache` per block.
+        """
         each = [None] * len(self.blocks) if caches is None else caches
         if len(each) != len(self.blocks):
-            raise ValueError(f"caches must hold one for each of {len(self.blocks)} blocks, got {len(each)}")
+            raise ValueError(f"caches must hold one per block, {len(self.blocks)}, got {len(each)}")
         for block, cache in zip(self.blocks, each, strict=True):
             x = block(x, mask=mask, is_causal=self.is_causal, positions=positions, cache=cache)
         return self.norm(x)
 
 
 class Decoder(Encoder):
-    """An Encoder whose tokens see only themselves and what stands before them.
+    """Transformer decoder: an `Encoder` with causal attention.
 
+    Parameters
+    ----------
+    dim, depth, heads, kernel, hidden, dropout, primal, **attention
+        As in `Encoder`.
+
+    See Also
+    --------
+    Cache : keys and values, for generation.
+
+    Examples
+    --------
     >>> kq.Decoder(32, depth=2, heads=4, kernel="split")(torch.randn(1, 5, 32)).shape
     torch.Size([1, 5, 32])
     """

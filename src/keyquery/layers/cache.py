@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a decoder has seen."""
+"""The KV cache of an attention layer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from torch import Tensor, nn
 
 
 class Cache:
-    """One layer's keys and values so far; it belongs to the layer that first writes to it.
+    """KV cache of one attention layer, bound to the first layer that writes to it.
 
+    See Also
+    --------
+    Attention : takes it as `cache=`.
+    Decoder : takes one per block as `caches=`.
+
+    Examples
+    --------
     >>> layer, cache = kq.Attention(8, 2), kq.Cache()
     >>> _ = layer(torch.zeros(1, 5, 8), is_causal=True, cache=cache)
     >>> cache.length
@@ -24,13 +31,13 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """How many tokens it holds."""
+        """Number of cached tokens."""
         return 0 if self._key is None else self._key.shape[-2]
 
     def check(self, layer: nn.Module, batch: int) -> None:
-        """Refuse a layer that this cache does not belong to, and a batch of another size."""
+        """Raise if the cache is used by another layer or holds another batch size."""
         if self._owner is not None and self._owner is not layer:
-            raise ValueError("this cache belongs to another layer: give every layer its own")
+            raise ValueError("this cache belongs to another layer: use one cache per layer")
         if self._key is not None and self._key.shape[0] != batch:
             raise ValueError(f"this cache holds a batch of {self._key.shape[0]}, but the input has {batch}")
 
@@ -41,7 +48,7 @@ class Cache:
         value: Float[Tensor, "batch heads n v"],
         mask: Bool[Tensor, "batch n"] | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add new tokens; all keys, values and the mask of real tokens (None where all are)."""
+        """Append new tokens; returns all keys and values, and the mask of real tokens (None: all are real)."""
         old = self.length
         if mask is not None or self._mask is not None:
             every = torch.ones(key.shape[0], max(old, key.shape[-2]), dtype=torch.bool, device=key.device)

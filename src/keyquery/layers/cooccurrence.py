@@ -1,4 +1,4 @@
-"""Attention whose weights are counts: queries and keys out of log X, values out of X."""
+"""Attention initialised from co-occurrence counts X: queries and keys from log X, values from X."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keyquery.support.checks import check_choice, check_count
 
 @runtime_checkable
 class Counted(Protocol):
-    """Counts of pairs of words, such as a `kq.Cooccurrence`."""
+    """Co-occurrence counts of words, such as a `kq.Cooccurrence`."""
 
     vocabulary: list[str]
 
@@ -25,17 +25,39 @@ class Counted(Protocol):
 
 
 class CooccurrenceAttention(Attention):
-    """`kq.Attention` over words whose scores are log(X + smooth), or PPMI, and whose values are counts.
+    """`kq.Attention` over a vocabulary, initialised from co-occurrence counts X.
 
-    Its input is words as numbers (batch, n), or vectors (batch, n, vocabulary): one-hot, Q, or Q + P. Each head has a
-    piece of rank r of the matrix, by SVD, dealt out so that the pieces add up to the nearest matrix of rank heads·r:
-    scores Q W_Q W_Kᵀ Qᵀ, values QW_V with W_V W_O a piece of X. One head of full rank attends as row-normalised
-    co-occurrence does, and gives Norm(QXQᵀ)(QX):
+    Scores are log(X + smooth) or PPMI, and values are rows of X. With Q the one-hot rows of the tokens, one head of
+    full rank attends by row-normalised co-occurrence, exactly (X + smooth for X):
 
-        softmax(log X restricted to the sequence) = Norm(QXQᵀ)
+        softmax(Q log(X) Qᵀ) = Norm(QXQᵀ),   output Norm(QXQᵀ) QX
 
-    exactly, with X + smooth for X. Weights learn unless `frozen`; all else is as of `kq.Attention`.
+    Several heads share the truncated SVD of the matrix: their forms sum to its best approximation of rank heads·r. The
+    input is token ids (batch, n) or vectors (batch, n, vocabulary).
 
+    Parameters
+    ----------
+    cooc
+        A `kq.Cooccurrence`.
+    heads
+        Default: 1.
+    rank
+        Rank r per head. Default: vocabulary size / heads.
+    kind, values
+        Matrix of the scores and of the values: "counts", "log" or "ppmi". Default: "log" and "counts".
+    smooth
+        Added to the counts before the logarithm. Default: 1.
+    frozen
+        Do not train the weights. Default: False.
+    dropout, device, dtype
+        As in `kq.Attention`.
+
+    See Also
+    --------
+    kq.Cooccurrence : counts a corpus.
+
+    Examples
+    --------
     >>> counts = kq.Cooccurrence.from_text("a rose is a rose is a rose", window=2)
     >>> layer = kq.CooccurrenceAttention(counts, heads=1, rank=3, smooth=1e-9, dtype=torch.float64)
     >>> words = counts.numbers("rose is a")
@@ -67,7 +89,7 @@ class CooccurrenceAttention(Attention):
         check_count("heads", heads, least=1, most=size)
         check_count("rank", rank, least=1, most=size // heads, optional=True)
         if kind == "log" and not 0 < smooth < float("inf"):
-            raise ValueError(f"smooth must be above 0, since no finite weights give −∞, got {smooth}")
+            raise ValueError(f"smooth must be above 0, since log 0 = −∞ is not a finite score, got {smooth}")
         width = size // heads if rank is None else rank
         super().__init__(size, heads, bias=False, dropout=dropout, head_dim=width, device=device, dtype=dtype)
         scores = dealt(cooc.dense(kind, smooth), heads, width)
@@ -76,17 +98,17 @@ class CooccurrenceAttention(Attention):
         assert self.query is not None
         with torch.no_grad():
             for part, factor in ((self.query, scores.query), (self.key, scores.key)):
-                part.weight.copy_(factor.flatten(0, 1) * self.scale**-0.5)  # what the scale takes off again
+                part.weight.copy_(factor.flatten(0, 1) * self.scale**-0.5)  # cancels the score scale
             self.value.weight.copy_(carried.query.flatten(0, 1))
             self.output.weight.copy_(carried.key.flatten(0, 1).mT)
         self.requires_grad_(not frozen)
 
     def forward(self, x: Shaped[Tensor, ...], *arguments: Any, **options: Any) -> Float[Tensor, "*batch n words"]:
-        """Attend within each sequence of words (batch, n), or of vectors; options as those of `kq.Attention`."""
+        """Attend within each sequence of token ids (batch, n) or vectors; arguments as in `kq.Attention`."""
         return super().forward(self.select(x), *arguments, **options)
 
     def maps(self, x: Shaped[Tensor, ...], *arguments: Any, **options: Any) -> Float[Tensor, "batch heads n n"]:
-        """The attention on words (batch, n), or on vectors, as of `kq.Attention`.
+        """Attention weights on token ids (batch, n) or vectors, as `kq.Attention.maps`.
 
         >>> layer = kq.CooccurrenceAttention(kq.Cooccurrence(torch.ones(3, 3)))
         >>> layer.maps(torch.tensor([[0, 1]])).shape
@@ -97,7 +119,7 @@ class CooccurrenceAttention(Attention):
     def select(
         self, words: Shaped[Tensor, ...], positions: Float[Tensor, "n words"] | None = None
     ) -> Float[Tensor, "*batch n words"]:
-        """Q, one-hot rows of words as numbers, or Q + P; vectors stay as they are.
+        """One-hot rows Q of token ids, plus `positions` if not None; vectors are returned unchanged.
 
         >>> kq.CooccurrenceAttention(kq.Cooccurrence(torch.ones(3, 3))).select(torch.tensor([[2]]))
         tensor([[[0., 0., 1.]]])
@@ -109,5 +131,5 @@ class CooccurrenceAttention(Attention):
     def _one_hot(self, words: Int[Tensor, ...]) -> Float[Tensor, "*batch n words"]:
         if words.numel() and not (int(words.min()) >= 0 and int(words.max()) < self.dim):
             wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
-            raise ValueError(f"words must be numbers from 0 to {self.dim - 1}, as of the vocabulary, got {wrong}")
+            raise ValueError(f"token ids must be from 0 to {self.dim - 1}, the vocabulary, got {wrong}")
         return one_hot(words.long(), self.dim).to(self.key.weight.dtype)

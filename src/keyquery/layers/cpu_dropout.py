@@ -1,4 +1,4 @@
-"""Dropout as a processor does it fast, of activations and of attention, where torch has no fused attention with it."""
+"""Fast dropout on a CPU, of activations and in attention, for which torch has no fused kernel."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout
 
-LEVELS = 2**16  # of a random number; four of them are drawn at a time
-CELLS = 2**20  # scores that are written to memory at a time: as many as a cache holds
-SMALL = 2**14  # entries, below which torch's own dropout is as fast
-FEW = 2**16  # scores of a head, below which blocks are not worth their calls
+LEVELS = 2**16  # of a random number; four are drawn at once
+CELLS = 2**20  # scores per block, so that they fit into the cache
+SMALL = 2**14  # entries, below which torch's dropout is as fast
+FEW = 2**16  # scores per head, below which blocks do not pay off
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` that draws 16 bits an entry on a processor, where torch draws 64, four times as long.
+    """`nn.Dropout` that draws 16 random bits per entry on a CPU, four times as fast as torch, which draws 64.
 
     >>> Dropout(0.5)(torch.ones(50_000)).mean().sub(1).abs() < 0.1
     tensor(True)
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Entries are 0 by the share p, and the others larger by 1/(1 − p)."""
+        """Entries are 0 with probability p, and the others are scaled by 1/(1 − p)."""
         return _drop(input, self.p) if self.training and self.p < 1 else super().forward(input)
 
 
@@ -37,7 +37,7 @@ def _drop(x: Tensor, share: float) -> Tensor:
 
 
 def _kept(shape: Any, share: float, generator: torch.Generator | None = None) -> Bool[Tensor, ...]:
-    """What stays, by a chance of 1 − share to a part in 2¹⁶."""
+    """The mask of kept entries, with probability 1 − share up to 2⁻¹⁶."""
     count = torch.Size(shape).numel()
     drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     return (drawn.view(torch.int16)[:count] >= round(share * LEVELS) - LEVELS // 2).view(shape)
@@ -50,9 +50,9 @@ def drop_and_attend(
     scale: float,
     share: float,
 ) -> Float[Tensor, "*batch n v"]:
-    """dropout(softmax(scale·q kᵀ)) v; on a processor, where n × m is large, by blocks of queries, and none is kept.
+    """dropout(softmax(scale·q kᵀ)) v; on a CPU, if n × m is large, in blocks of queries that are not stored.
 
-    Backward then computes scores again and draws the same numbers again.
+    Backward then recomputes the scores with the same random numbers.
 
     >>> query, key, value = torch.randn(3, 2, 100, 8).unbind()
     >>> drop_and_attend(query, key, value, 8**-0.5, 0.1).shape
@@ -85,7 +85,7 @@ class _Dropped(torch.autograd.Function):
             key.new_zeros(key.shape),
             value.new_zeros(value.shape),
         )
-        mean = (grad * out).sum(-1, keepdim=True)  # of what weights are worth, by the weights
+        mean = (grad * out).sum(-1, keepdim=True)  # the softmax term of backward
         grad = grad / (1 - ctx.share)
         for head, at, weights, kept in _blocks(query, key, ctx.scale, ctx.share, ctx.seed):
             worth = torch.mm(grad[head, at], value[head].mT).mul_(kept)
@@ -97,7 +97,7 @@ class _Dropped(torch.autograd.Function):
 
 
 def _blocks(query: Tensor, key: Tensor, scale: float, share: float, seed: int) -> Any:
-    """Head by head, queries by blocks: where they stand, their weights, and what of those is kept."""
+    """Per head and block of queries: their slice, attention weights and dropout mask."""
     generator = torch.Generator().manual_seed(seed)
     heads, n, m = len(query), query.shape[1], key.shape[1]
     size = max(CELLS // m, 1)

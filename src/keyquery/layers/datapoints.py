@@ -1,6 +1,6 @@
-"""Attention between datapoints: rows of a table attend to rows, then columns to columns, as in NPT.
+"""Attention between datapoints (NPT): across the rows of a table, then across its columns.
 
-A table is (batch, n, d, e): n rows, d columns, e numbers for each entry. Nothing here knows the order of rows.
+A table is (batch, n, d, e): n rows, d columns, embedding size e per entry. All layers are equivariant to row order.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from keyquery.layers.fused import extend
 from keyquery.support.checks import check_choice, check_count
 
 ROWS = ("full", "induced", "none")
-MOST = 32768  # sequences that fused kernels take at a time
-SHORT = 32  # keys, up to which they leave most of a GPU idle: a tile of theirs has 64 or 128
+MOST = 32768  # largest batch of the fused kernels
+SHORT = 32  # keys up to which unfused attention is faster on a GPU, since fused tiles have 64 or 128 keys
 
 
 class Memory(NamedTuple):
-    """Keys and values of rows, for others to attend to."""
+    """Keys and values of the support set."""
 
     key: Float[Tensor, "batch heads m r"]
     value: Float[Tensor, "batch heads m r"]
 
 
 class Between(Attention):
-    """`kq.Attention` whose keys and values may be those of other tokens than its queries; all tokens see all.
+    """Unmasked `kq.Attention` that also does cross-attention.
 
-    With `full_scale` scores are divided by √dim, not by √r. With `cross` keys are never of the vectors that queries are
-    of, which whoever looks at its heads must know.
+    With `full_scale` scores are divided by √dim, not by √r. `cross` marks layers whose keys never come from the
+    vectors of the queries, for the analyses of heads.
     """
 
     def __init__(self, dim: int, heads: int, full_scale: bool = False, cross: bool = False, **options: Any) -> None:
         for name in ("rope", "kv_heads"):
             if options.get(name) is not None:
-                raise ValueError(f"{name} must be None between datapoints, got {options[name]!r}")
+                raise ValueError(f"{name} must be None for attention between datapoints, got {options[name]!r}")
         super().__init__(dim, heads, **options)
         self.full_scale, self.kind = full_scale, "cross" if cross else "self"
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor on the scores."""
         return (self.dim if self.full_scale else self.head_dim) ** -0.5
 
     def forward(  # type: ignore[override]
@@ -57,22 +57,22 @@ class Between(Attention):
         alone: bool = False,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """x attends to `source` (None: to itself), or to a `memory` made earlier.
+        """x attends to `source` (default: x), or to a precomputed `memory`.
 
-        With `alone`, each token of x attends to the memory and to itself, whose key is of `source`: what it gives does
-        not depend on the other tokens of x. `seen` is given the weights, the mean over heads (batch, n, m), or with
-        `alone` (batch, n, m + 1).
+        With `alone`, each token of x attends to the memory and to itself only, with its key from `source`: the output
+        does not depend on the other tokens of x. The weights, averaged over heads, (batch, n, m), with `alone`
+        (batch, n, m + 1), are appended to `seen`.
         """
         query = self.queries(x)
         if memory is not None and alone:
             return self._output(self._apart(query, memory, self.memory(x if source is None else source), seen))
-        found = self.memory(x if source is None else source) if memory is None else memory
+        memory = self.memory(x if source is None else source) if memory is None else memory
         if seen is not None:
-            seen.append(self._scores(query, found.key).softmax(-1).mean(1))
-        return self._output(self._mixed(query, *found))
+            seen.append(self._scores(query, memory.key).softmax(-1).mean(1))
+        return self._output(self._mixed(query, *memory))
 
     def queries(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch heads n r"]:
-        """Queries, without keys."""
+        """Queries only."""
         if self.query is not None:
             return self._heads(self.query(x), self.heads)
         assert self.shape is not None
@@ -83,7 +83,7 @@ class Between(Attention):
         return Memory(self._heads(self.key(x), self.heads), self._heads(self.value(x), self.heads))
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
-        """Values by the weights of their keys, fused, but where torch has nothing fused that is any good."""
+        """Attention output; fused, except where the fused kernels are slower."""
         dropout = self.dropout if self.training else 0.0
         by_hand = key.shape[-2] <= SHORT if query.is_cuda else dropout > 0
         if not by_hand or torch.compiler.is_compiling():
@@ -98,7 +98,7 @@ class Between(Attention):
         return scores * self.scale
 
     def _apart(self, query: Tensor, memory: Memory, own: Memory, seen: list[Tensor] | None) -> Tensor:
-        """Each query over the memory and its own key, which stands last whichever query it is."""
+        """Attention of each query to the memory and its own key, which comes last."""
         beside = (query * own.key).sum(-1, keepdim=True)
         for term in self._key_norm(own.key):
             beside = beside + term.unsqueeze(-1)
@@ -109,10 +109,9 @@ class Between(Attention):
 
 
 class Induced(nn.Module):
-    """Attention through `points` learned tokens: they attend to all rows, and rows attend to them.
+    """Attention through inducing points: `points` learned tokens attend to all rows, and rows attend to them.
 
-    Its cost grows with the number of rows, not with its square, and the order of rows still does not matter; through
-    primal attention, which has a row of weights for each place, it would.
+    The cost is linear in the number of rows, and the layer is equivariant to row order (primal attention is not).
     """
 
     def __init__(self, dim: int, heads: int, points: int = 64, **options: Any) -> None:
@@ -130,15 +129,15 @@ class Induced(nn.Module):
         alone: bool = False,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """x attends to the points, which have attended to `source`; with a `memory`, to what they were then.
+        """x attends to the inducing points after they attended to `source`, or to those of a `memory`.
 
-        `alone` changes nothing: x does not reach the points of a memory. `seen` has the weights of points.
+        `alone` has no effect, since x does not reach the points of a memory. The weights are appended to `seen`.
         """
-        found = self.memory(x if source is None else source) if memory is None else memory
-        return self.spread(x, memory=found, seen=seen)
+        memory = self.memory(x if source is None else source) if memory is None else memory
+        return self.spread(x, memory=memory, seen=seen)
 
     def memory(self, x: Float[Tensor, "batch m dim"], seen: list[Tensor] | None = None) -> Memory:
-        """Keys and values of the points after they have attended to x; `seen` is given the weights (batch, p, m)."""
+        """Keys and values of the inducing points after they attended to x; appends weights (batch, p, m) to `seen`."""
         points = self.points.expand(len(x), -1, -1).to(x.dtype)
         return self.spread.memory(points + self.gather(points, source=x, seen=seen))
 
@@ -152,7 +151,7 @@ class _Block(nn.Module):
         place: dict[str, Any] = {name: options.get(name) for name in PLACE}
         options = {"dropout": dropout, "full_scale": published, "cross": published, **options}
         self.published = published
-        self.attention_norm = nn.LayerNorm(dim, eps, **place)  # as published, of queries alone
+        self.attention_norm = nn.LayerNorm(dim, eps, **place)  # with `published`, of queries only
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
         self.residual = nn.Linear(dim, dim, **place)
@@ -174,22 +173,40 @@ class _Block(nn.Module):
         return self.attention.memory(x if self.published else self._normed(x), **options)
 
     def _normed(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x).to(
-            x.dtype
-        )  # under autocast it is float32, and each map would make it short again
+        return self.attention_norm(x).to(x.dtype)  # float32 under autocast: cast once, not in each projection
 
 
 class DatapointAttention(nn.Module):
-    """Rows of a table attend to rows: (batch, n, d, e) as n tokens of width d·e, a residual block with pre-norm.
+    """Attention between datapoints (NPT): rows of a table (batch, n, d, e) attend to rows, as tokens of width d·e.
 
         R = W x + attention(norm(x)),  out = R + mlp(norm(R))
 
-    `kernel` is any of `kq.Attention`, and `attention` holds its other options. `rows` is "full", every row to every
-    row, or "induced", through `points` learned tokens, whose cost grows with n and not with n². With `published`, the
-    layer is that of the released code: keys and values are of x as it stands, not of norm(x), scores are divided by
-    the root of the whole width d·e in place of a head's, norms have an eps of 1e-12, and W begins at random, not as
-    the identity.
+    Parameters
+    ----------
+    columns, embedding
+        d and e.
+    heads
+        Number of heads.
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    rows
+        "full", or "induced": through inducing points, with a cost linear in n. Default: "full".
+    points
+        Number of inducing points. Default: 64.
+    dropout
+        Default: 0.
+    published
+        As in the released NPT code: keys and values from x, not norm(x); scores divided by √(d·e), not √r; LayerNorm
+        eps 1e-12; W initialised at random, not as the identity. Default: False.
+    **attention
+        Other options of `kq.Attention`.
 
+    See Also
+    --------
+    NPTClassifier, NPTRegressor : estimators built from it.
+
+    Examples
+    --------
     >>> layer = kq.DatapointAttention(columns=3, embedding=8, heads=2, kernel="symmetric")
     >>> layer(torch.randn(1, 20, 3, 8)).shape
     torch.Size([1, 20, 3, 8])
@@ -221,13 +238,13 @@ class DatapointAttention(nn.Module):
         memory: Memory | None = None,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n d e"]:
-        """Every row attends to every row of x; with a `memory`, to the rows that it holds and to itself alone."""
+        """Each row attends to all rows of x; with a `memory`, to the rows of the memory and to itself only."""
         _check(x, self.columns, self.embedding)
         options = {} if memory is None else {"memory": memory, "alone": True}
         return self.block(x.flatten(2), seen=seen, **options).view(x.shape)
 
     def memory(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> Memory:
-        """What rows that come later attend to, in the place of x; of an induced layer, `seen` is what points saw.
+        """Keys and values of x as a support set for later rows; appends inducing-point weights to `seen`.
 
         >>> layer, x = kq.DatapointAttention(3, 8, heads=2), torch.randn(1, 20, 3, 8)
         >>> later = layer(torch.randn(1, 5, 3, 8), memory=layer.memory(x))
@@ -240,9 +257,9 @@ class DatapointAttention(nn.Module):
 
 
 class AttributeAttention(nn.Module):
-    """Columns of a table attend to columns, within each row: (batch, n, d, e) as batch·n sequences of d tokens.
+    """Attention across columns, within each row: (batch, n, d, e) as batch·n sequences of d tokens.
 
-    Otherwise as `DatapointAttention`; the order of columns does not matter either.
+    Otherwise as `DatapointAttention`; equivariant to the order of columns.
 
     >>> AttributeAttention(embedding=8, heads=2)(torch.randn(1, 20, 3, 8)).shape
     torch.Size([1, 20, 3, 8])
@@ -263,7 +280,7 @@ class AttributeAttention(nn.Module):
         self.block = _Block(embedding, heads, dropout, published, None, kernel=kernel, **attention)
 
     def forward(self, x: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n d e"]:
-        """Every entry of a row attends to every entry of it."""
+        """Each entry attends to all entries of its row."""
         _check(x, x.shape[2] if x.ndim == 4 else 0, self.embedding)
         rows = x.flatten(0, 1)
         out = self.block(rows) if len(rows) <= MOST else torch.cat([self.block(part) for part in rows.split(MOST)])
@@ -271,10 +288,10 @@ class AttributeAttention(nn.Module):
 
 
 class DatapointEncoder(nn.Module):
-    """`depth` layers, rows to rows and columns to columns in turn, rows first; with `rows="none"` columns alone.
+    """`depth` layers, alternating attention across rows and across columns; with `rows="none"` columns only.
 
-    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel between columns, where that is to
-    be another one. With `thrifty` nothing within a layer is kept for backward: it is computed again.
+    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel across columns (default:
+    `kernel`). `thrifty` turns on activation checkpointing.
 
     >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
     >>> [type(layer).__name__ for layer in model.layers[:2]]
@@ -315,7 +332,7 @@ class DatapointEncoder(nn.Module):
         memories: list[Memory] | None = None,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n d e"]:
-        """All layers; with `memories`, one a layer of rows, each row of x attends to those and to itself alone."""
+        """Apply all layers; with `memories`, one per row layer, each row of x attends to those and to itself only."""
         at = 0
         for layer in self.layers:
             if isinstance(layer, AttributeAttention) or memories is None:
@@ -327,13 +344,13 @@ class DatapointEncoder(nn.Module):
 
     @torch.no_grad()
     def memories(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> list[Memory]:
-        """What later rows attend to in every layer of rows, when the rows of x attend to each other."""
-        found = []
+        """Keys and values of the support set x in every row layer."""
+        memories = []
         for layer in self.layers:
             if isinstance(layer, DatapointAttention):
-                found.append(layer.memory(x, seen))
+                memories.append(layer.memory(x, seen))
             x = layer(x)
-        return found
+        return memories
 
     def _run(self, layer: nn.Module, x: Tensor) -> Tensor:
         if not (self.thrifty and torch.is_grad_enabled()):

@@ -1,4 +1,4 @@
-"""Fused attention with masks and key terms, without a tensor of queries × keys unless the caller gives one."""
+"""Fused attention with masks and key terms, without a queries × keys tensor unless the caller passes one."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def attend(
 ]:
     """softmax(scale·(q·k + Σ terms)) v over the keys that are real and visible, and which queries see any.
 
-    The latter is None where all do; a query that sees none gives 0. `real` and `terms` depend on the key alone. They
-    become further dimensions of the key, where the query has ones, so that fused kernels need no mask.
+    The latter is None if all do; a query without visible keys gives 0. `real` and `terms` depend on the key only. They
+    are appended as dimensions of the key, in which the query is 1, so that fused kernels need no mask.
     """
     n, m, width = query.shape[-2], key.shape[-2], value.shape[-1]
     if real is not None:
-        # What padding holds, NaN also, must reach nothing.
+        # NaN in padding must not reach the output.
         key, value = (t.where(real[:, None, :, None], 0.0) for t in (key, value))
         terms = tuple(term.where(real[:, None], 0.0) for term in terms)
     if visible is not None:
         visible = _both(visible, real, is_causal, n, m)
         seen = visible.any(-1, keepdim=True)
     elif real is not None:
-        # As low as can be without an overflow when scores are scaled; float16 has no room to spare.
+        # As low as possible without overflow when scores are scaled, which matters in float16.
         hidden = torch.finfo(key.dtype).min / (1 if key.dtype == torch.float16 else 4)
         terms = (*terms, torch.zeros_like(key[..., 0]).masked_fill(~real[:, None], hidden))
         seen = _sees(real, is_causal, n)[:, None, :, None]
@@ -75,9 +75,9 @@ def as_wide(value: Float[Tensor, "batch kv m v"], width: int) -> Float[Tensor, "
 
 def _lower_right(query: Tensor, n: int, m: int) -> Any:
     """Causal for the last n of m tokens."""
-    if torch.compiler.is_compiling():  # which does not know the lazy mask
+    if torch.compiler.is_compiling():  # the compiler does not support the lazy mask
         return torch.ones(n, m, dtype=torch.bool, device=query.device).tril(m - n)
-    from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it, a second of import
+    from torch.nn.attention.bias import causal_lower_right  # a slow import
 
     return causal_lower_right(n, m)
 
@@ -93,7 +93,7 @@ def extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...])
     return (
         pad(query, (0, width - query.shape[-1])),
         pad(key, (0, width - key.shape[-1])),
-        pad(value, (0, max(width - value.shape[-1], 0))),  # wider ones stay as they are
+        pad(value, (0, max(width - value.shape[-1], 0))),  # wider ones are unchanged
     )
 
 

@@ -1,7 +1,7 @@
-"""Kernels: how a head makes queries of its keys' projection z = Wx, so that scores have a structure by construction.
+"""Attention kernels: queries computed from the keys' projection z = Wx, so that the QK form is structured.
 
-The score of x and y is (C z(x))·z(y), the form M = WᵀCᵀW. C is applied on the query's side, so that grouped queries can
-share one z. Under rotary positions C commutes with every rotation, which keeps score(i, j) = ±score(j, i).
+The score of x and y is (C z(x))·z(y), the form M = WᵀCᵀW. C is applied to the query, so that GQA can share one z.
+With RoPE, C commutes with every rotation, which keeps score(i, j) = ±score(j, i).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from keyquery.forms import Rope
+from keyquery.support.checks import check_count
 
 KERNELS = ("general", "symmetric", "psd", "rbf", "skew", "split", "pairwise")
-GROUPED = ("general", "pairwise", "symmetric")  # whose heads stay different when they share a key
+GROUPED = ("general", "pairwise", "symmetric")  # kernels that support GQA: heads that share keys stay distinct
 
 
 class Tied(nn.Module):
@@ -29,9 +30,9 @@ class Tied(nn.Module):
 
 
 class Diagonal(nn.Module):
-    """C = D, a learned diagonal for each head: M = WᵀDW is symmetric, and indefinite where D has negative entries.
+    """C = D, a learned diagonal per head: M = WᵀDW is symmetric, and indefinite if D has negative entries.
 
-    Under rotary positions both dimensions of a pair have the same entry.
+    With RoPE both dimensions of a pair have the same entry.
     """
 
     def __init__(self, heads: int, dims: int, rope: Rope | None = None) -> None:
@@ -45,7 +46,7 @@ class Diagonal(nn.Module):
         return z * self.diagonal().unsqueeze(-2).to(z.dtype)
 
     def diagonal(self) -> Float[Tensor, "heads dims"]:
-        """D itself, with tied entries written out."""
+        """D, with the tied entries expanded."""
         if self.rope is None:
             return self.gain
         pairs = self.rope.dims // 2
@@ -55,7 +56,7 @@ class Diagonal(nn.Module):
 
 
 class Turn(nn.Module):
-    """C = Jᵀ with J = [[0, I], [−I, 0]]: M = WᵀJW is skew. J turns within rotary pairs, where there are any."""
+    """C = Jᵀ with J = [[0, I], [−I, 0]]: M = WᵀJW is skew. With RoPE, J acts within the rotated pairs."""
 
     def __init__(self, dims: int, rope: Rope | None = None) -> None:
         super().__init__()
@@ -73,10 +74,9 @@ class Turn(nn.Module):
 
 
 class Split(nn.Module):
-    """Some dimensions symmetric, the rest skew: M = S + A with the capacity of each part set by hand.
+    """Some dimensions symmetric, the rest skew: M = S + A with a chosen rank of each part.
 
-    Without rotary positions the first `symmetric` dimensions are symmetric. With them, every rotary pair is whole on
-    one side: the first symmetric/2 pairs are.
+    Without RoPE the first `symmetric` dimensions are symmetric. With RoPE the first symmetric/2 rotated pairs are.
     """
 
     def __init__(self, heads: int, dims: int, symmetric: int, rope: Rope | None = None) -> None:
@@ -101,7 +101,7 @@ class Split(nn.Module):
 
 
 class Pairwise(nn.Module):
-    """C = Pᵀ, a learned matrix for each head: M = WᵀPW, any form whose row and column space are the same."""
+    """C = Pᵀ, a learned matrix per head: M = WᵀPW, any form whose row and column space are the same."""
 
     def __init__(self, heads: int, dims: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Pairwise(nn.Module):
 
 
 def make(kernel: str, heads: int, dims: int, symmetric_dims: int | float, rope: Rope | None) -> nn.Module | None:
-    """The module that makes queries of z; None for `general`, whose queries have a projection of their own."""
+    """The module that computes queries from z; None for `general`, which has a query projection."""
     match kernel:
         case "general":
             return None
@@ -138,7 +138,7 @@ def make(kernel: str, heads: int, dims: int, symmetric_dims: int | float, rope: 
 
 
 def _count(symmetric_dims: int | float, dims: int) -> int:
-    """How many of a head's dimensions are symmetric; a share is rounded to pairs."""
+    """Number of symmetric dimensions per head; a share is rounded to pairs."""
     if isinstance(symmetric_dims, bool) or not isinstance(symmetric_dims, (int, float)):
         raise TypeError(f"symmetric_dims must be a number or a share, got {type(symmetric_dims).__name__}")
     share = isinstance(symmetric_dims, float)
@@ -154,3 +154,25 @@ def _turn(z: Tensor, interleaved: bool = False) -> Tensor:
         return torch.stack((-z[..., 1::2], z[..., 0::2]), -1).flatten(-2)
     first, second = z.chunk(2, -1)
     return torch.cat((-second, first), -1)
+
+
+def checked_head_dim(
+    dim: int, heads: int, kv_heads: int, head_dim: int | None, dropout: float, rope: Rope | None
+) -> int:
+    """Head dimension r, after validating all sizes."""
+    for name, value in (("dim", dim), ("heads", heads), ("kv_heads", kv_heads)):
+        check_count(name, value, least=1)
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads must divide heads: {kv_heads} does not divide {heads}")
+    if head_dim is None:
+        if dim % heads:
+            raise ValueError(f"heads must divide dim unless head_dim is set: {heads} does not divide {dim}")
+        head_dim = dim // heads
+    check_count("head_dim", head_dim, least=1)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
+    if rope is not None and not isinstance(rope, Rope):
+        raise TypeError(f"rope must be a kq.Rope or None, got {type(rope).__name__}")
+    if rope is not None and rope.dims > head_dim:
+        raise ValueError(f"rope rotates {rope.dims} dimensions, but a head has {head_dim}")
+    return head_dim

@@ -1,4 +1,4 @@
-"""A small language model around the blocks: token embeddings, positions, and the same embeddings as the output."""
+"""A small language model: token embeddings, positions, blocks, and tied output embeddings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keyquery.support.files import beside, write_all
 
 @dataclass(frozen=True)
 class Shape:
-    """What a language model is made of; written beside its weights as config.json."""
+    """Hyperparameters of a language model, saved as config.json."""
 
     vocab_size: int
     width: int = 128
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
         mask = None if attention_mask is None else attention_mask.bool()
         if self.places is not None:
             at = torch.arange(old, old + n, device=x.device)
-            if mask is not None and old == 0:  # the first real token stands in the first place, also after padding
+            if mask is not None and old == 0:  # positions start at the first real token, also with left padding
                 at = (mask.cumsum(1) - 1).clamp(min=0)
             x = x + self.places(at)
         return self.body(x, mask, caches=caches) @ self.tokens.weight.mT
@@ -98,7 +98,7 @@ class LanguageModel(nn.Module):
     def load(cls, folder: str | Path) -> LanguageModel:
         """The model of a folder, in float32 and in eval mode.
 
-        It is built when the sizes that config.json names are known to be those of the weights, and no sooner.
+        The sizes in config.json are compared to the weights before the model is built.
         """
         shape = _shape_of(read_json(beside(folder, "config.json")))
         weights = read_tensors(beside(folder, "model.safetensors"))

@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one row of tokens, and as padded batches."""
+"""Packed sequences of different lengths, and their padded batches."""
 
 from __future__ import annotations
 

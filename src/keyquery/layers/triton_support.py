@@ -1,4 +1,4 @@
-"""What all Triton kernels of the house share: how they are made, and where they cannot run."""
+"""Helpers of all Triton kernels: compilation, and where they cannot run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TRITON = find_spec("triton") is not None
 
 
 def kernel(function: Any) -> Any:
-    """triton.jit of the function itself: what checks shapes in tests wraps it, and Triton reads its source."""
+    """triton.jit of the unwrapped function: shape checks in tests wrap it, and Triton needs its source."""
     import triton  # on use only
 
     return triton.jit(inspect.unwrap(function))
 
 
 def no_kernels(tensor: Tensor) -> str | None:
-    """Why Triton kernels cannot run where a tensor is; None where they can."""
+    """Why Triton kernels cannot run on the device of a tensor; None if they can."""
     if not TRITON:
         return "needs triton: pip install 'keyquery[triton]'"
     if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":

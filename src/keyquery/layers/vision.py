@@ -1,4 +1,4 @@
-"""Images as tokens: patches, a Transformer over them, and patches that are hidden together."""
+"""Vision transformer encoder, and masks of related patches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keyquery.support.checks import check_count
 
 
 class VisionEncoder(nn.Module):
-    """Patches of an image, by one linear map and a learned place each, through an Encoder; `depth=0` leaves that out.
+    """Vision transformer: linear patch embedding, learned positions and an Encoder; `depth=0` has no Encoder.
 
     `attention` holds the options of `kq.Encoder`. Images are `size` pixels high and wide, or (height, width), which
     `patch` divides.
@@ -46,7 +46,7 @@ class VisionEncoder(nn.Module):
     def with_attention(
         self, images: Float[Tensor, "batch c h w"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens tokens"]]:
-        """The features, and how much each patch takes of each in the last layer, heads averaged, without gradients."""
+        """Features, and attention maps of the last layer averaged over heads, without gradients."""
         if self.encoder is None:
             raise ValueError("an encoder of depth 0 has no attention")
         last: Any = self.encoder.blocks[-1]
@@ -67,9 +67,9 @@ class VisionEncoder(nn.Module):
 def together(
     attention: Float[Tensor, "batch n n"], seeds: Int[Tensor, " batch"], count: int
 ) -> Bool[Tensor, "batch n"]:
-    """`count` patches of each image to hide: its seed, and the others that the seed attends to most.
+    """`count` patches of each image to mask: its seed, and those that the seed attends to most.
 
-    In a Transformer a patch's feature lies in those of its neighbours, too: hidden alone, it could be copied.
+    Features of neighbouring patches overlap: a patch that is masked alone could be copied from them.
 
     >>> attention = torch.tensor([[[0.1, 0.2, 0.7], [0.3, 0.4, 0.3], [0.5, 0.3, 0.2]]])
     >>> together(attention, torch.tensor([0]), 2)

@@ -1,4 +1,4 @@
-"""Conformance suites to import: what keyquery promises, checked on your own objects."""
+"""Conformance tests for your own forms, layers and architectures."""
 
 from keyquery.testing.families import check_family
 from keyquery.testing.forms import check_form

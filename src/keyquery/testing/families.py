@@ -1,4 +1,4 @@
-"""`check_family`: the forms read from a file against the scores that the real model computes."""
+"""`check_family`: equivalence test of the forms read from a file against the scores of the reference model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keyquery.checkpoints.family import families
 from keyquery.support.extras import optional
 
 SPY = "keyquery_spy"
-# Families whose models do not ask transformers' attention interface: their attention maps are compared instead.
+# Architectures that do not use the attention interface of transformers: their attention maps are compared instead.
 BYPASS = ("bloom", "deberta_v2", "falcon", "gpt_neo", "gptj")
 TOLERANCE = 1e-5
 
 
 def check_family(name: str, **changes: Any) -> None:
-    """Build a tiny random model of a family with transformers, save it, read it, and compare every head's scores.
+    """Build a tiny random model of an architecture with transformers, save it, read it, and compare all scores.
 
     The q·k that the model itself computes, at position 0 and at real offsets, must equal the scores of our Form to a
     relative error of 1e-5; AssertionError otherwise. `changes` are put into the tiny model's config. Needs the extra
@@ -40,7 +40,7 @@ def check_family(name: str, **changes: Any) -> None:
 
 
 def tiny_model(name: str, **changes: Any) -> Any:
-    """The tiny model of a family with every weight random, also biases and gains, which would start as 0 and 1."""
+    """The tiny model of an architecture with random weights, including biases and gains."""
     facts = families()[name].tiny
     cls = getattr(optional("transformers", "check_family"), changes.pop("model", facts["model"]))
     config = cls.config_class(**{**facts["config"], **changes}, attn_implementation="eager")
@@ -55,7 +55,7 @@ def tiny_model(name: str, **changes: Any) -> Any:
 
 
 def tiny_inputs(name: str, model: Any) -> dict[str, Tensor]:
-    """Inputs that a family's tiny model takes."""
+    """Inputs of the tiny model."""
     ids, image = {"input_ids": torch.randint(3, 60, (1, 6))}, {"pixel_values": torch.randn(1, 3, 16, 16)}
     decoder = {"decoder_input_ids": torch.randint(3, 60, (1, 5))}
     match families()[name].tiny.get("inputs", "text"):
@@ -87,7 +87,7 @@ def _compare(model: Any, on_disk: Heads, at_zero: bool) -> None:
     kernels = list(zip(on_disk, in_memory, strict=True))
     maps = iter(out.attentions) if name in BYPASS else None
     while kernels:
-        # The two kernels of a latent head add up to its score.
+        # The scores of the two kernels of an MLA head add up.
         together = [kernels.pop(0) for _ in range(2 if "(nope)" in kernels[0][0].name else 1)]
         layer, live = together[0]
         x, y = _entering(live, seen)
@@ -114,8 +114,8 @@ def _scores(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> Tensor:
 def _check_forms(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> None:
     """The Forms give the same scores: `biased` on the layer's input, `folded` on that input before gain and shift.
 
-    Norms of queries and keys divide each by a positive factor that no form can hold: it is put back here. What is the
-    same for all keys of a query is in no folded form, since softmax does not see it: it is left out of both.
+    QK-norm divides queries and keys by factors that no form contains: they are multiplied back here. Query-only terms
+    are not in folded forms, since softmax ignores them: they are removed from both.
     """
     expected = _scores(layer, x, y, at_zero)
     sizes = [
@@ -136,7 +136,7 @@ def _check_forms(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> None:
 
 
 def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What entered the layer, with the feeding norm's shift and gain taken out again."""
+    """The input of the layer, with shift and gain of the preceding norm removed."""
 
     def undo(t: Tensor, norm: Any) -> Tensor:
         if norm is None:
@@ -149,7 +149,7 @@ def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _check_feeding_norm(
     layer: Layer, live: Layer, x: Tensor, y: Tensor, seen: dict[str, tuple[Tensor, Tensor]]
 ) -> None:
-    """The norm that is folded in gives what enters the layer: its kind, gain, shift and epsilon are right."""
+    """Check that the folded norm reproduces the input of the layer: kind, gain, shift and epsilon."""
     feeding = live.modules.get("norm", live.modules.get("first_norm"))
     for norm, module, entered in ((layer.norm, feeding, x), (layer.memory_norm, live.modules.get("memory_norm"), y)):
         if norm is not None and module in seen and not layer.notes:
@@ -201,7 +201,7 @@ def _spied(model: Any, name: str) -> Iterator[dict[str, Tensor]]:
         return (masked.softmax(-1) @ value).transpose(1, 2).contiguous(), None
 
     utils.AttentionInterface.register(SPY, spy)
-    # Without a mask function of the same name the mask would be dropped silently.
+    # Without a registered mask function of the same name, the mask would be dropped silently.
     masks.AttentionMaskInterface.register(SPY, masks.eager_mask)
     model.set_attn_implementation(SPY)
     yield calls

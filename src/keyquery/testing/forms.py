@@ -1,4 +1,4 @@
-"""`check_form`: every number of a Form against dense float64 linear algebra."""
+"""`check_form`: all metrics of a Form against dense float64 linear algebra."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Check:
         self._within(name, given, expected, self.tolerance * scale + self.rounding)
 
     def close_ratio(self, name: str, given: Tensor, expected: Tensor, scale: Tensor | float = 1.0) -> None:
-        """Without a unit: rounding counts relative to ‖M‖."""
+        """For dimensionless quantities: rounding is relative to ‖M‖."""
         rounding = torch.where(self.zero, 0.0, 10 * self.rounding / self.norm)
         self._within(name, given, expected, (self.tolerance + rounding) * scale)
 

@@ -1,4 +1,4 @@
-"""`check_kernel`: what an attention layer promises, checked on the layer itself."""
+"""`check_kernel`: conformance test of an attention layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N = 12  # tokens of a trial
 
 
 def check_kernel(layer: Any, backend: str | None = "aot_eager") -> None:
-    """Check a kq.Attention, or a layer with its signature; AssertionError names what does not hold.
+    """Test a kq.Attention, or a layer with its signature; raises AssertionError with the property that fails.
 
     The structure that its kernel promises, as it is, with random parameters and after 100 steps of training; that
     causal attention never looks ahead, padding never leaks, tokens may be permuted where there are no positions,
@@ -54,7 +54,7 @@ def structure(layer: Any) -> None:
 
 
 def causal(layer: Any) -> None:
-    """No gradient, not even a small one, from a token's output to a later token."""
+    """No gradient from a token's output to a later token."""
     x = _tokens(layer).requires_grad_()
     layer(x, is_causal=True)[:, 5].sum().backward()
     assert x.grad is not None
@@ -63,7 +63,7 @@ def causal(layer: Any) -> None:
 
 
 def padding(layer: Any) -> None:
-    """Outputs of real tokens do not change with what padding holds, wherever it stands; a row without keys is 0."""
+    """Outputs of real tokens do not depend on padding, wherever it is; a row without keys is 0."""
     x = _tokens(layer)
     for real in (_real(x), _real(x).flip(1)):
         for is_causal in (False, True):
@@ -75,7 +75,7 @@ def padding(layer: Any) -> None:
 
 
 def square_masks(layer: Any) -> None:
-    """A mask of what each query may see does what a mask of real tokens does."""
+    """A query-key mask is equivalent to a mask of real tokens."""
     x = _tokens(layer)
     for real in (_real(x), _real(x).flip(1)):
         square = real[:, None, :] & real[:, :, None]
@@ -108,7 +108,7 @@ def cached(layer: Any) -> None:
 
 
 def packed(layer: Any) -> None:
-    """Sequences packed into one row give what each gives alone."""
+    """Packed sequences give the same outputs as separate ones."""
     x = _tokens(layer)[0]
     offsets = torch.tensor([0, 3, 4, N], device=x.device)
     for is_causal in (False, True):
@@ -117,7 +117,7 @@ def packed(layer: Any) -> None:
 
 
 def against_reference(layer: Any) -> None:
-    """Outputs equal softmax(scores)·values with every score written out."""
+    """Outputs equal softmax(scores)·values with explicit scores."""
     x = _tokens(layer)
     real = _real(x)
     for is_causal in (False, True):
@@ -165,7 +165,7 @@ def compiles(layer: Any, backend: str) -> None:
     torch._dynamo.reset()
     compiled: Any = torch.compile(layer, fullgraph=True, backend=backend)
     checked = not config.jaxtyping_disable
-    config.update("jaxtyping_disable", True)  # checks of shapes, where they are on, cannot be traced
+    config.update("jaxtyping_disable", True)  # shape checks cannot be traced
     try:
         for options in ({}, {"is_causal": True}, {"mask": real}):
             _close(compiled(x, **options), layer(x, **options), 1e-5, f"compiled with {options} it differs")

@@ -1,4 +1,4 @@
-"""The one training loop: seeds, schedules, optimisers, early stopping, resuming, torchrun."""
+"""The training loop: seeds, schedules, optimisers, early stopping, resuming, torchrun."""
 
 from keyquery.training.loop import Log, Recipe, train
 from keyquery.training.optimisers import Lamb, Lookahead, schedule

@@ -1,4 +1,4 @@
-"""`train`: the one training loop of the house."""
+"""`train`: the training loop of all models in keyquery."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: everything but the model, the data and the loss."""
+    """Training hyperparameters: everything but the model, the data and the loss."""
 
     steps: int
     lr: float = 1e-3
@@ -34,13 +34,13 @@ class Recipe:
     schedule: str = "cosine"
     warmup: int = 100
     weight_decay: float = 0.01
-    flat: float = 0.7  # the share of steps before the cosine of "flat+cosine"
-    clip: float | None = 1.0  # the norm of all gradients together
-    clip_each: float | None = None  # every entry of a gradient by itself
+    flat: float = 0.7  # share of constant steps before the cosine of "flat+cosine"
+    clip: float | None = 1.0  # global gradient norm
+    clip_each: float | None = None  # elementwise
     seed: int = 0
     bf16: bool | None = None  # None: on a GPU
     check_every: int = 100  # steps between validations, log lines and checkpoints
-    patience: int | None = None  # validations without a better one, after which it stops
+    patience: int | None = None  # validations without improvement before training stops
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("warmup", 0), ("check_every", 1), ("seed", 0)):
@@ -64,7 +64,7 @@ class Recipe:
 
 @dataclass
 class Log:
-    """What happened: one row each `check_every` steps, and the best validation."""
+    """The log of a run: one row per `check_every` steps, and the best validation."""
 
     rows: list[dict[str, float]] = field(default_factory=list)
     best: float = float("inf")
@@ -86,16 +86,16 @@ def train(
     board: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Log:
-    """Train a model in place and say how it went.
+    """Train a model in place and return the log.
 
-    `draw(step, generator)` gives the batch of a step; the generator is seeded by seed, step and process, so that a run
-    which is resumed sees what it would have seen. `loss(model, batch)` is a scalar. `after(step, model)` is called
-    before the first step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops
-    early. `checkpoint` is a file: written every `check_every` steps, gone on from if it exists, deleted at the end.
-    `until(step)` is asked before the first step and after each: True breaks the run off, and its checkpoint stays.
-    With `spare` that is the only time when one is written: of a large model it is gigabytes.
-    `board` is a folder for TensorBoard (the extra `board`); KEYQUERY_TENSORBOARD in the environment names one, too.
-    Under torchrun, gradients are averaged over processes, which must all be told the same by `until`.
+    `draw(step, generator)` returns the batch of a step; the generator is seeded by seed, step and process, so that a
+    resumed run sees the same batches. `loss(model, batch)` is a scalar. `after(step, model)` is called before the first
+    step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops early. `checkpoint`
+    is a file: written every `check_every` steps, resumed from if it exists, deleted at the end. `until(step)` is called
+    before the first step and after each: True interrupts the run and keeps its checkpoint. With `spare` the checkpoint
+    is written only then, since that of a large model takes gigabytes.
+    `board` is a folder for TensorBoard (the extra `board`). Default: the environment variable KEYQUERY_TENSORBOARD.
+    Under torchrun, gradients are averaged over processes; `until` must return the same on all of them.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> draw = lambda step, generator: torch.randn(32, 2, generator=generator)
@@ -134,12 +134,12 @@ def train(
 
 
 def _seed(number: int, device: torch.device) -> None:
-    """Torch's generators; on a processor its own alone: for a GPU not in use torch would note the stack, each time."""
+    """Seed torch's generators; on a CPU only its own, since seeding an unused GPU is slow."""
     (torch.default_generator if device.type == "cpu" else torch).manual_seed(number)
 
 
 def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Recipe, step: int) -> Tensor:
-    """One update; the loss stays on its device, since reading it would wait for the GPU."""
+    """One update; the loss stays on its device, since reading it would synchronise with the GPU."""
     device = next(model.parameters()).device
     factor = schedule(recipe.schedule, step, recipe.steps, recipe.warmup, recipe.flat)
     for group in optimiser.param_groups:
@@ -168,7 +168,7 @@ def _distributed(model: nn.Module, device: torch.device) -> tuple[nn.Module, int
 
 @dataclass
 class _Run:
-    """A run's state between checks: what a checkpoint holds."""
+    """The state of a run between checks, as stored in a checkpoint."""
 
     model: nn.Module
     optimiser: Any
@@ -219,19 +219,19 @@ class _Run:
             torch.save(state, part)
 
     def restore(self) -> int:
-        """The step to go on from."""
+        """The step to resume from."""
         if self.path is None or not self.path.exists():
             return 0
         device = next(self.model.parameters()).device
         try:
             state = load_pickled(self.path, device)
-            older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # what checkpoints did not always tell
+            older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # missing in older checkpoints
             same = {**older, **state["recipe"]} == asdict(self.recipe)
             step, log, best, recent = int(state["step"]), Log(**state["log"]), state["best"], state.get("recent", [])
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise ValueError(f"{self.path} is no whole checkpoint: delete it to begin anew") from None
+            raise ValueError(f"{self.path} is not a complete checkpoint: delete it to restart") from None
         if not same:
-            raise ValueError(f"{self.path} is of another recipe: delete it to begin anew, or give that recipe")
+            raise ValueError(f"{self.path} is of another recipe: delete it to restart, or pass that recipe")
         try:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
@@ -244,7 +244,7 @@ class _Run:
         if self.board is not None:
             self.board.close()
         whole = self.log.stopped or step == self.recipe.steps
-        lost = self.recent or (self.spare and not whole and step > 0)  # broken off between two checks, or none wrote
+        lost = self.recent or (self.spare and not whole and step > 0)  # interrupted between two checks, or none written
         if rank == 0 and self.path is not None and lost:
             self._save(step)
         if validated and self.best is not None:

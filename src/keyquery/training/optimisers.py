@@ -12,14 +12,14 @@ from torch.optim import AdamW, Optimizer, RAdam, RMSprop
 
 OPTIMISERS = ("adamw", "radam", "lamb", "lamb+lookahead", "npt", "rmsprop")
 SCHEDULES = ("flat", "linear", "cosine", "flat+cosine")
-ENDLESS = 2**40  # steps, after which running means are no longer biased
+ENDLESS = 2**40  # steps, after which bias correction has no effect
 
 
 class Lamb(Optimizer):
     """Adam's direction u = m̂/(√v̂ + ε) + λw, each tensor's step as long as the tensor itself: w ← w − lr·‖w‖/‖u‖·u.
 
-    Without `unbiased`, m̂ and v̂ are the running means m and v as they are. `longest` cuts ‖w‖ off, so that the steps of
-    large tensors are no longer than lr times that. A tensor that is 0, or whose direction is, takes lr·u.
+    Without `unbiased`, there is no bias correction: m̂ = m and v̂ = v. `longest` clips ‖w‖, and so the steps of large
+    tensors. A tensor that is 0, or whose direction is, takes lr·u.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Lamb(Optimizer):
                 self._update(weights, group)
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """All tensors of a group at a time: each by itself would cost more in calls than in arithmetic.
+        """Update all tensors of a group at once, to save kernel launches.
 
         The direction is what torch's fused Adam takes from zeros, which reads and writes everything once. A step count
         beyond all bounds leaves its means as they are.
@@ -98,7 +98,7 @@ class Lookahead(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One inner step, and the slow weights' where it is their turn."""
+        """One inner step, and every `every` steps one of the slow weights."""
         self.inner.step(closure)
         self.count += 1
         if self.count % self.every == 0:
@@ -107,7 +107,7 @@ class Lookahead(Optimizer):
                 torch._foreach_copy_(group["params"], kept)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients."""
+        """Reset gradients."""
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Lookahead(Optimizer):
         return {"inner": self.inner.state_dict(), "slow": self.slow, "count": self.count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Load a saved state."""
         self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         for kept, saved in zip(self.slow, state_dict["slow"], strict=True):
@@ -125,7 +125,7 @@ class Lookahead(Optimizer):
 
 
 def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) -> Optimizer:
-    """An optimiser by name; vectors (biases, gains, a kernel's diagonal) and embeddings do not decay."""
+    """An optimiser by name; no weight decay for vectors (biases, gains, a kernel's diagonal) and embeddings."""
     kept = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     kept |= {id(weight) for name, weight in model.named_parameters() if weight.ndim <= 1 or name.endswith("gain")}
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -141,7 +141,7 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
         return Lamb(groups, lr=lr)
     if name == "lamb+lookahead":
         return Lookahead(Lamb(groups, lr=lr))
-    if name == "npt":  # as attention between datapoints was published
+    if name == "npt":  # as published for NPT
         return Lookahead(Lamb(groups, lr=lr, unbiased=False, longest=10.0))
     if name == "rmsprop":  # with the constants of Keras
         return RMSprop(groups, lr=lr, alpha=0.9, eps=1e-7)
@@ -149,7 +149,7 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
 
 
 def schedule(name: str, step: int, steps: int, warmup: int, flat: float = 0.7) -> float:
-    """What the learning rate is multiplied by: a linear rise over `warmup` steps, then flat, linear, cosine, or flat
+    """Learning-rate factor: linear warmup over `warmup` steps, then flat, linear, cosine, or flat
     for a share `flat` of the rest and a cosine after ("flat+cosine").
 
     >>> [round(schedule("cosine", step, 100, 10), 2) for step in (0, 9, 55, 99)]

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, of every training of this process, where they were asked for."""
+"""TensorBoard logging of all training runs of the process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from keyquery.support.extras import optional
 
-VARIABLE = "KEYQUERY_TENSORBOARD"  # a folder: the way to ask of studies and estimators, which take no such option
+VARIABLE = "KEYQUERY_TENSORBOARD"  # a folder; the switch for studies and estimators, which have no such option
 _numbers = count()
 
 
 class Board:
-    """The curves of one training, in a folder of their own. Needs the extra `board`."""
+    """The curves of one run, in its own folder. Needs the extra `board`."""
 
     def __init__(self, folder: str | Path, name: str, first: int = 0) -> None:
-        """`first` is the step that training goes on from: what an earlier run told of later ones is forgotten."""
+        """`first` is the step that training resumes from; later steps of an earlier run are purged."""
         library = optional("torch.utils.tensorboard", "a log for TensorBoard")
         self._writer: Any = library.SummaryWriter(str(Path(folder) / name), purge_step=first + 1 if first else None)
 
@@ -30,15 +30,15 @@ class Board:
         self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Close the log."""
         self._writer.close()
 
 
 def open_board(folder: str | Path | None, checkpoint: Path | None, seed: int, rank: int, first: int) -> Board | None:
-    """The board of a training: in `folder`, or in the one that the environment names; None where neither does.
+    """The board of a run: in `folder`, or in that of the environment variable; None if neither is set.
 
-    A training that has a checkpoint is called as that is, so that one which is resumed goes on with its curves; others
-    are numbered, by process.
+    A run with a checkpoint is named after it, so that a resumed run continues its curves; others are numbered, by
+    process.
     """
     asked = folder or os.environ.get(VARIABLE)
     if not asked or rank > 0:

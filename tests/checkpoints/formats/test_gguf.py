@@ -162,7 +162,7 @@ def test_the_largest_gemmas_scale_by_width(tmp_path):
 def test_other_architectures_are_refused(tmp_path):
     model = tiny_model("llama", **SIZE)
     path = write(tmp_path / "model.gguf", model, "stablelm")
-    with pytest.raises(ValueError, match=r"architecture 'stablelm', which is not read; those that are: llama, qwen2"):
+    with pytest.raises(ValueError, match=r"architecture 'stablelm', which is not supported; supported: llama, qwen2"):
         kq.read(path)
 
 

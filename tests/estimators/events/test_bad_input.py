@@ -51,9 +51,9 @@ def test_what_teaches_nothing_is_told(types, times, groups, said):
 
 def test_bad_questions_are_told(fitted):
     types, times, who = clicks()
-    with pytest.raises(ValueError, match=r"types that training did not, in 2 of 4 rows: 'dance', 'sing'"):
+    with pytest.raises(ValueError, match=r"types that did not occur in training, in 2 of 4 rows: 'dance', 'sing'"):
         fitted.predict(["buy", "sing", "dance", "buy"], range(4))
-    with pytest.raises(ValueError, match="no group has a second event: there is nothing to foretell"):
+    with pytest.raises(ValueError, match="no group has a second event: there is nothing to predict"):
         fitted.score(["buy"], [1.0])
     with pytest.raises(ValueError, match='at is for information="target_time"'):
         fitted.predict(types, times, who, at=np.ones(9))
@@ -76,7 +76,7 @@ def test_bad_questions_are_told(fitted):
         ({"time": "clock"}, "time must be one of 'mercer', 'bochner', 'positions', got 'clock'"),
         ({"how": "add"}, "how must be one of"),
         ({"information": "future"}, "information must be one of 'past', 'target_time'"),
-        ({"time": "positions", "information": "target_time"}, 'information "target_time" needs times'),
+        ({"time": "positions", "information": "target_time"}, 'information="target_time" needs times'),
         ({"heads": 3}, "heads must divide width: 3 does not divide 16"),
         ({"window": 1}, "window must be at least 2, got 1"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
@@ -98,7 +98,7 @@ def test_a_file_that_names_huge_sizes_costs_nothing(tmp_path):
     name = next(key for key, value in facts.items() if '"width": 8' in value)
     facts[name] = facts[name].replace('"width": 8', '"width": 200000')
     save_file(tensors, tmp_path / "huge", facts)
-    with pytest.raises(ValueError, match="is not what a network of these parameters has"):
+    with pytest.raises(ValueError, match="does not match a network with these parameters"):
         kq.EventModel.load(tmp_path / "huge")
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_names_huge_sizes_costs_nothing(tmp_path):
         ({"log_gaps": [0.0, 0.0]}, "log_gaps must have a spread above 0"),
         ({"classes": {"dtype": "<U5", "labels": ["look", "leave", "buy"]}}, "classes must be two or more, in rising"),
         ({"scale": None}, "float\\(\\) argument|scale must be a number"),
-        ({"seen": ...}, "it has no 'seen'"),
+        ({"seen": ...}, "missing 'seen'"),
         ({"transitions": torch.zeros(2, 2, dtype=torch.int64)}, r"transitions must be counts from 0 on, \(3, 3\)"),
         ({"transitions": -torch.ones(3, 3, dtype=torch.int64)}, "transitions must be counts from 0 on"),
         ({"contexts.000.types": torch.full((3,), 9)}, "contexts.000.types is no history of types among 3"),
@@ -131,5 +131,5 @@ def test_a_file_that_no_fit_wrote_is_told(fitted, tmp_path, change, said):
         if value is ...:
             del where[name]
     save_file(tensors, path, {"keyquery": json.dumps(facts)})
-    with pytest.raises(ValueError, match=f"is no whole EventModel: ({said})"):
+    with pytest.raises(ValueError, match=f"is not a complete EventModel file: ({said})"):
         kq.EventModel.load(path, device="cpu")

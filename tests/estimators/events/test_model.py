@@ -286,10 +286,10 @@ def test_it_is_saved_bit_for_bit(tmp_path, information):
     assert (again.history_, again.seen_) == (model.history_, model.seen_)
     model.save(tmp_path / "model.safetensors", contexts=False)
     bare = kq.EventModel.load(tmp_path / "model.safetensors", device="cpu")
-    with pytest.raises(ValueError, match="there is no history to ask about: give events, times and groups"):
+    with pytest.raises(ValueError, match="there are no histories to compare: pass events, times and groups"):
         bare.interactions()
     assert bare.interactions(*data).change == model.interactions(*data).change
-    with pytest.raises(ValueError, match="is no saved SeriesClassifier"):
+    with pytest.raises(ValueError, match="is not a saved SeriesClassifier"):
         kq.SeriesClassifier.load(tmp_path / "model.safetensors")
 
 

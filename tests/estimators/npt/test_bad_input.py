@@ -61,10 +61,10 @@ def test_tables(name):
 
 TARGETS = {
     "none": (None, "NPTRegressor requires y to be passed, but the target y is None"),
-    "two axes": (X, r"y must be \(n,\), one number a sample, got shape \(12, 2\)"),
+    "two axes": (X, r"y must be \(n,\), one number per sample, got shape \(12, 2\)"),
     "too few": (Y[:3], "y must have a number for each of the 12 samples of X, got 3"),
     "texts": (["a"] * 12, "y must hold numbers, got <U1 such as 'a'"),
-    "missing": ([np.nan] * 12, "y must have a target for every row, and row 0 has none: with semi_supervised=True"),
+    "missing": ([np.nan] * 12, "y must have a target for every row, and row 0 has none: set semi_supervised=True"),
     "huge": (np.arange(12) * 1e300, "y holds values too large to be standardised"),
     "complex": (Y + 1j, "y must have a finite number|y must hold numbers"),
 }
@@ -88,7 +88,7 @@ def test_a_target_that_is_held_out_and_far_from_all_others_is_told():
 
 def test_targets_that_are_all_missing():
     for model in (kq.NPTClassifier, kq.NPTRegressor):
-        with pytest.raises(ValueError, match="y holds no target at all: all 12 are missing"):
+        with pytest.raises(ValueError, match="y has no targets: all 12 are missing"):
             model(**SMALL, semi_supervised=True).fit(X, [None] * 12)
         with pytest.raises(ValueError, match="y must have a"):
             model(**SMALL).fit(X, [None] * 12)
@@ -174,7 +174,7 @@ def test_context_and_semi_supervised_are_of_one_kind():
 
 def test_a_table_that_does_not_fit_is_told_before_the_work():
     wide = np.zeros((10, 2_000), dtype=np.float32)
-    message = 'a table of 2001 columns.*: training on 10 rows would take about .* GB, and .*row_attention="induced"'
+    message = 'training on 10 rows and 2001 columns .* would take about .* GB, and .*row_attention="induced"'
     with pytest.raises(MemoryError, match=message):
         kq.NPTRegressor(**{**SMALL, "embedding": 512, "heads": 8}).fit(wide, np.arange(10.0))
 
@@ -185,7 +185,7 @@ def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
     usual = kq.NPTClassifier(**SMALL).fit(X, Y)
     assert usual.network_.encoder.thrifty
     monkeypatch.setattr(room, "free", lambda device: thrifty / 2)
-    with pytest.raises(MemoryError, match="Half the embedding takes a quarter of the weights"):
+    with pytest.raises(MemoryError, match="Halving the embedding quarters the weights"):
         kq.NPTClassifier(**SMALL).fit(X, Y)
     monkeypatch.undo()
     again = kq.NPTClassifier(**SMALL).fit(X, Y)

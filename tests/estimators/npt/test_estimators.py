@@ -285,7 +285,7 @@ def test_it_is_saved_whole(tmp_path, row_attention):
     assert repr(again) == repr(model)
     assert again.explain(X[:1]) == model.explain(X[:1])
     assert np.array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X))
-    with pytest.raises(ValueError, match="is no saved NPTRegressor"):
+    with pytest.raises(ValueError, match="is not a saved NPTRegressor"):
         kq.NPTRegressor.load(tmp_path / "model.safetensors")
 
 
@@ -312,7 +312,7 @@ def test_a_file_that_was_tampered_with_is_refused(tmp_path, fitted, what):
     else:
         facts["classes"]["labels"] = ["yes"]
     path.write_bytes(save(tensors, {"keyquery": json.dumps(facts)}))
-    with pytest.raises(ValueError, match="is no whole NPTClassifier: "):
+    with pytest.raises(ValueError, match="is not a complete NPTClassifier file: "):
         kq.NPTClassifier.load(path)
 
 
@@ -367,7 +367,7 @@ def test_leaning_has_a_picture(row_attention):
     assert found.predicted == model.predict(X[:1])[0]
     assert found.probability == pytest.approx(model.predict_proba(X[:1]).max())
     assert found.to_frame().shape == (3 + len(model.context_rows_), 5)
-    with pytest.raises(ValueError, match="row must be one row of a table, such as X"):
+    with pytest.raises(ValueError, match="row must be a table with one row, such as X"):
         model.explain(X[:2])
 
 

@@ -37,7 +37,7 @@ EMPTY[7] = 0
             VECTORS,
             "queries must have all its values, got masked",
         ),
-        (VECTORS[:1], VECTORS[:5], "top is 8, but the database has only 5 items: give top=5 or less"),
+        (VECTORS[:1], VECTORS[:5], "top is 8, but the database has only 5 items: use top=5 or less"),
     ],
 )
 def test_vectors_that_are_none(queries, database, said):
@@ -48,7 +48,7 @@ def test_vectors_that_are_none(queries, database, said):
 @pytest.mark.parametrize(
     ("lists", "said"),
     [
-        ([[0, 1, 2]], "top is 8, but lists hold only 3 items: give top=3 or less"),
+        ([[0, 1, 2]], "top is 8, but lists hold only 3 items: use top=3 or less"),
         ([[*range(95), 96]], "lists must hold places in the database, 0 to 95, got 96 in row 0"),
         ([[-1, *range(20)]], "lists must hold places in the database, 0 to 95, got -1 in row 0"),
         ([[0, 1, 2, 3, 4, 5, 6, 7, 3]], "lists must name an item once, got 3 twice in row 0"),
@@ -97,8 +97,8 @@ def test_an_index_that_does_not_fit():
         ({}, VECTORS, None, "Reranker requires labels to be passed, but the target labels is None"),
         ({}, None, LABELS, "fit needs features, vectors"),
         ({}, VECTORS, LABELS[:9], "labels must have a label for each of the 96 samples of features, got 9"),
-        ({}, VECTORS, torch.arange(96), "labels must give two items or more the same label, got 96 items of 96 labels"),
-        ({}, VECTORS, torch.zeros(96), "labels must be of two kinds or more"),
+        ({}, VECTORS, torch.arange(96), "at least two items must share a label, got 96 items with 96 labels"),
+        ({}, VECTORS, torch.zeros(96), "labels must have two or more classes"),
         ({}, HOLED, LABELS, "features must be finite: row 5 holds NaN"),
         ({}, [VECTORS, EMPTY], LABELS, r"features\[1\] must have a direction: row 7 is a zero vector"),
         ({}, [VECTORS, VECTORS[:9]], LABELS, "features must be descriptors of the same items, got 96, 9 of them"),
@@ -118,7 +118,7 @@ def test_what_cannot_be_learned_from(options, features, labels, said):
 
 def test_lists_shorter_than_the_anchors():
     model = kq.Reranker(top=8, anchors=12, width=8, heads=2, steps=1, device="cpu").fit(VECTORS, LABELS)
-    with pytest.raises(ValueError, match="anchors is 12, so that lists need 11 candidates or more, got 8"):
+    with pytest.raises(ValueError, match="anchors is 12, but lists have 8 candidates: use at most 9"):
         model.rerank(VECTORS[:1], VECTORS)
     assert model.rerank(VECTORS[:1], VECTORS, top=11)[0].shape == (1, 11)
 

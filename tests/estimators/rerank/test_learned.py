@@ -310,10 +310,10 @@ def test_files_that_are_no_reranker_are_told(fitted, tmp_path):
     size = struct.unpack("<Q", whole[:8])[0]
     head = json.loads(whole[8 : 8 + size])
     cases = [
-        (lambda facts: facts.update(kind="EventModel"), "is no saved Reranker"),
-        (lambda facts: facts["params"].update(anchors=13), "is not what a network of these parameters has"),
-        (lambda facts: facts["params"].update(width=2**24), "is not what a network of these parameters has"),
-        (lambda facts: facts["params"].update(kernel="other"), "is no whole Reranker: kernel must be one of"),
+        (lambda facts: facts.update(kind="EventModel"), "is not a saved Reranker"),
+        (lambda facts: facts["params"].update(anchors=13), "does not match a network with these parameters"),
+        (lambda facts: facts["params"].update(width=2**24), "does not match a network with these parameters"),
+        (lambda facts: facts["params"].update(kernel="other"), "not a complete Reranker file: kernel must be one of"),
     ]
     for change, said in cases:
         facts = json.loads(head["__metadata__"]["keyquery"])

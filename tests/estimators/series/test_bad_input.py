@@ -41,7 +41,7 @@ def small(**options):
         (GOOD, [True, 2, 3, 2, 3], "y must hold labels of one type, got bool, int"),
         (GOOD, ["a", None, "a", "b", "a"], "y must have a label for every sample, got None or NaN"),
         (GOOD, np.array(["a", 1, "a", "b", "a"], dtype=object), "y must hold labels of one type, got int, str"),
-        (GOOD, np.ones((5, 2)), r"y must be \(n,\), one label a sample, got shape \(5, 2\)"),
+        (GOOD, np.ones((5, 2)), r"y must be \(n,\), one label per sample, got shape \(5, 2\)"),
         (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
         (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
         (5.0, LABELS, "or a list of series, got float. that is no array"),
@@ -87,7 +87,7 @@ def test_data(X, y, said):
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1"),
         ({"eta": -1}, "eta must be at least 0, got -1"),
         ({"lr": NAN}, "lr must be finite"),
-        ({"random_state": "x"}, "random_state must be None, a number from 0 on"),
+        ({"random_state": "x"}, "random_state must be None, an integer ≥ 0"),
     ],
     ids=str,
 )
@@ -125,7 +125,7 @@ def test_what_only_several_series_or_only_one_may_be():
     X = np.random.default_rng(0).normal(size=(5, 6, 2))
     model = small(random_state=0).fit(X, LABELS)
     for alone in (X[0], X[0].tolist()):
-        with pytest.raises(ValueError, match=r"fitted on series of 2: one series alone is \[X\]"):
+        with pytest.raises(ValueError, match=r"fitted on series of 2: pass a single series as \[X\]"):
             model.predict(alone)
     for several in (X, [X[0]], list(X)):
         with pytest.raises(ValueError, match="plot takes one series"):

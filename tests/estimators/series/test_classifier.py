@@ -289,17 +289,17 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
         path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
 
     cases = [
-        (lambda facts: facts.update(kind="TableClassifier"), "is no saved SeriesClassifier"),
-        (lambda facts: facts.update(format=9), "is of format 9; this version reads 1"),
-        (lambda facts: facts["params"].update(system="rm"), "is no whole SeriesClassifier: .*unexpected keyword"),
-        (lambda facts: facts["params"].update(depth=2), "is no whole .*blocks.0.* is not what a network of these"),
+        (lambda facts: facts.update(kind="TableClassifier"), "is not a saved SeriesClassifier"),
+        (lambda facts: facts.update(format=9), "has format 9; this version reads format 1"),
+        (lambda facts: facts["params"].update(system="rm"), "not a complete Series.* file: .*unexpected keyword"),
+        (lambda facts: facts["params"].update(depth=2), "not a complete .*blocks.0.* does not match a network"),
         (lambda facts: facts["params"].update(depth=10**9), "a network of depth 1000000000 has more than"),
-        (lambda facts: facts["params"].update(width=2**24), "is not what a network of these parameters has"),
-        (lambda facts: facts["params"].update(width=0), "is no whole SeriesClassifier: width must be at least 1"),
+        (lambda facts: facts["params"].update(width=2**24), "does not match a network with these parameters"),
+        (lambda facts: facts["params"].update(width=0), "not a complete Series.* file: width must be at least 1"),
         (lambda facts: facts["classes"].update(dtype="|O"), "labels cannot be of dtype object"),
-        (lambda facts: facts["classes"].update(dtype="<U100000000"), "labels cannot be of such a dtype"),
-        (lambda facts: facts["classes"].update(labels=[1, 1]), "labels must be a list, each of them once"),
-        (lambda facts: facts.pop("classes"), "is no whole SeriesClassifier: 'classes'"),
+        (lambda facts: facts["classes"].update(dtype="<U100000000"), "labels cannot have this dtype"),
+        (lambda facts: facts["classes"].update(labels=[1, 1]), "labels must be a list without duplicates"),
+        (lambda facts: facts.pop("classes"), "not a complete Series.* file: missing 'classes'"),
     ]
     for change, said in cases:
         write(change)
@@ -307,16 +307,19 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
             kq.SeriesClassifier.load(path)
     text = json.dumps({**head, "__metadata__": {"keyquery": "[" * 100_000}}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
-    with pytest.raises(ValueError, match="is no whole file of an estimator: it is nested more than 100 deep"):
+    with pytest.raises(ValueError, match="not a complete estimator file: it is nested more than 100 deep"):
         kq.SeriesClassifier.load(path)
-    for wrong, said in ((NAN, "it holds NaN or infinity"), (0.0, "mean and scale must be .*, and scale above 0")):
+    for wrong, said in (
+        (NAN, "mean or scale holds NaN or infinity"),
+        (0.0, "mean and scale must be .*, and scale above 0"),
+    ):
         tensors = load(whole)
         tensors["scale"][0] = wrong
         path.write_bytes(save(tensors, head["__metadata__"]))
         with pytest.raises(ValueError, match=said):
             kq.SeriesClassifier.load(path)
     path.write_bytes(whole[:100])
-    with pytest.raises(ValueError, match="is no whole file of an estimator"):
+    with pytest.raises(ValueError, match="is not a complete estimator file"):
         kq.SeriesClassifier.load(path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         kq.SeriesClassifier.load(tmp_path / "none")

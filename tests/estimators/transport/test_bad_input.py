@@ -58,7 +58,7 @@ def test_data(given, y, said):
         ({"hidden": 32}, TypeError, r"hidden must be the widths of layers, such as \(32, 32\), got 32"),
         ({"hidden": (32, 0)}, ValueError, "hidden must be at least 1, got 0"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
-        ({"random_state": -1}, ValueError, "random_state must be None, a number from 0 on or a generator"),
+        ({"random_state": -1}, ValueError, "random_state must be None, an integer ≥ 0 or a numpy generator"),
         ({"device": "tpu"}, ValueError, "device"),
     ],
     ids=str,
@@ -119,16 +119,16 @@ def test_files_that_are_no_such_classifier(tmp_path):
     tensors = load_file(path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         kq.TransportClassifier.load(tmp_path / "none")
-    with pytest.raises(ValueError, match="is no saved SeriesClassifier"):
+    with pytest.raises(ValueError, match="is not a saved SeriesClassifier"):
         kq.SeriesClassifier.load(path)
     with safe_open(path, "pt") as file:
         said = file.metadata()
     for name, changed in {
-        "it holds NaN or infinity": {"mean": tensors["mean"] * NAN},
+        "mean or scale holds NaN or infinity": {"mean": tensors["mean"] * NAN},
         "and scale above 0": {"scale": 0 * tensors["scale"]},
-        "layers.0.weight is not what a network of these parameters has": {"network.layers.0.weight": torch.ones(3, 2)},
-        "centres is not what a network of these parameters has": {"network.centres": torch.ones(5, 2)},
+        "layers.0.weight does not match a network with these parameters": {"network.layers.0.weight": torch.ones(3, 2)},
+        "centres does not match a network with these parameters": {"network.centres": torch.ones(5, 2)},
     }.items():
         save_file({**tensors, **changed}, path, said)
-        with pytest.raises(ValueError, match=f"is no whole TransportClassifier: .*{name}"):
+        with pytest.raises(ValueError, match=f"is not a complete TransportClassifier file: .*{name}"):
             kq.TransportClassifier.load(path)

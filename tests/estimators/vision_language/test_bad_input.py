@@ -68,7 +68,7 @@ def test_images_of_any_size_are_brought_to_one():
         ("a.png", TypeError, r"images must be an array or a list of images, got str: one alone is \[image\]"),
         ([np.zeros(8, np.uint8)], ValueError, r"images\[0\] must be \(h, w\) or \(h, w, c\), a path"),
         (["there is none.png"], FileNotFoundError, r"there is no image there is none.png"),
-        ([Image.new("I;16", (4, 4))], ValueError, r"images\[0\] must have 8 bits a channel, got mode I;16"),
+        ([Image.new("I;16", (4, 4))], ValueError, r"images\[0\] must have 8 bits per channel, got mode I;16"),
     ],
 )
 def test_images_that_are_none_are_told(images, error, said):
@@ -85,7 +85,7 @@ def test_images_that_are_none_are_told(images, error, said):
         ("red", TypeError, r"texts must be a list of texts, one for each image, got str"),
         ([], ValueError, r"texts must hold at least one text, got none"),
         (["red"], ValueError, r"texts must hold one for each of the 2 images, got 1"),
-        (["red", "RED"], ValueError, r"texts must say at least two different things"),
+        (["red", "RED"], ValueError, r"texts must hold at least two different texts"),
     ],
 )
 def test_texts_that_say_nothing_are_told(given, error, said):
@@ -99,7 +99,7 @@ def test_texts_that_say_nothing_are_told(given, error, said):
         ({"size": 10}, r"patch must divide size: 4 does not divide 10"),
         ({"heads": 3}, r"heads must divide width: 3 does not divide 32"),
         ({"masking": "attenton"}, r"masking must be one of 'attention', 'random', got 'attenton'; did you mean"),
-        ({"parser_depth": 0}, r'masking="attention" needs a parser that attends: parser_depth is 0'),
+        ({"parser_depth": 0}, r'masking="attention" needs attention maps: set parser_depth above 0'),
         ({"kernel": "cosine"}, r"kernel must be one of"),
         ({"masked": 1.0}, r"masked must be at least 0 and below 1, got 1.0"),
         ({"epochs": 0}, r"epochs must be at least 1, got 0"),
@@ -141,10 +141,10 @@ def test_files_that_are_not_whole_are_told(fitted, tmp_path):
     fitted.save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match="is no whole file of an estimator"):
+    with pytest.raises(ValueError, match="is not a complete estimator file"):
         kq.VisualParser.load(path)
     path.write_bytes(whole.replace(b'\\"depth\\": 2', b'\\"depth\\": 3'))
-    with pytest.raises(ValueError, match=r"is no whole VisualParser: joint\.blocks\.2"):
+    with pytest.raises(ValueError, match=r"is not a complete VisualParser file: joint\.blocks\.2"):
         kq.VisualParser.load(path)
     with pytest.raises(FileNotFoundError):
         kq.VisualParser.load(tmp_path / "none")

@@ -196,13 +196,13 @@ def test_images_that_are_too_thin(size):
 def test_files_that_are_no_images(tmp_path):
     (tmp_path / "text.png").write_text("no image")
     options = {"text": vision.TEXT, "processor": vision.vilt_processor()}
-    with pytest.raises(ValueError, match=r"text.png is no image that Pillow can decode"):
+    with pytest.raises(ValueError, match=r"text.png is not an image that Pillow can decode"):
         kq.flow(vision.vilt(), image=tmp_path / "text.png", **options)
     with pytest.raises(FileNotFoundError, match="there is no image"):
         kq.flow(vision.vilt(), image=tmp_path / "none.png", **options)
     deep = Image.fromarray(np.zeros((8, 8), np.uint16))
     deep.save(tmp_path / "deep.png")
-    with pytest.raises(ValueError, match="must have 8 bits a channel, got mode I"):
+    with pytest.raises(ValueError, match="must have 8 bits per channel, got mode I"):
         kq.flow(vision.vilt(), image=tmp_path / "deep.png", **options)
 
 

@@ -527,7 +527,7 @@ def test_wrong_words_give_exit_code_2(arguments, monkeypatch, capsys):
 
 def test_a_model_without_heads_is_refused():
     with pytest.raises(
-        ValueError, match=r"Linear has no attention that is known: it holds bias, weight; where there is some"
+        ValueError, match=r"Linear has no known attention module: it holds bias, weight; if it has attention"
     ):
         kq.look(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="keys of width 6 beside queries of width 4 have no form"):

@@ -11,7 +11,7 @@ from keyquery.layers.primal import Random
     ("options", "complaint"),
     [
         ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"rank": 5}, "rank must be at most 4, the features of a head"),
+        ({"rank": 5}, "rank must be at most 4, the number of features per head"),
         ({"heads": 3}, "3 does not divide 8"),
         ({"eta": -0.1}, "eta must be at least 0, got -0.1"),
         ({"eta": float("nan")}, "eta must be finite"),
@@ -20,8 +20,8 @@ from keyquery.layers.primal import Random
         ({"loss": "kvsd"}, "did you mean 'ksvd'"),
         ({"init": "random"}, "init must be one of"),
         ({"impl": "cuda"}, "impl must be one of"),
-        ({"init": "ksvd"}, r"data \(batch, n, dim\) is for init=\"ksvd\", which needs it"),
-        ({"data": torch.zeros(1, 5, 8)}, "give both or none"),
+        ({"init": "ksvd"}, r"data \(batch, n, dim\) and init=\"ksvd\" must be used together"),
+        ({"data": torch.zeros(1, 5, 8)}, "must be used together"),
     ],
 )
 def test_bad_construction(options, complaint):
@@ -98,17 +98,17 @@ def test_a_wrong_width_is_named():
 
 def test_what_needs_a_forward_first():
     for name in ("regularizer", "ksvd"):
-        with pytest.raises(RuntimeError, match=f"{name} is of the last forward: call the layer first"):
+        with pytest.raises(RuntimeError, match=f"{name} needs the last forward pass: call the layer first"):
             getattr(kq.PrimalAttention(8, 2, 2), name)()
 
 
 def test_a_state_of_another_batch():
     layer = kq.PrimalAttention(8, 2, 2)
     _, state = layer.step(torch.zeros(2, 1, 8))
-    with pytest.raises(ValueError, match="state is of a batch of 2, but x has 3"):
+    with pytest.raises(ValueError, match="state has a batch of 2, but x has 3"):
         layer.step(torch.zeros(3, 1, 8), state)
     with pytest.raises(
-        ValueError, match=r"state must be of this layer, \(2, 2, 4, 2, 2\), got one of \(2, 2, 2, 4, 2\)"
+        ValueError, match=r"state must be of this layer, with shape \(2, 2, 4, 2, 2\), got \(2, 2, 2, 4, 2\)"
     ):
         kq.PrimalAttention(8, 4, 2).step(torch.zeros(2, 1, 8), state)
     with pytest.raises(ValueError, match="x must hold at least one token"):
@@ -122,6 +122,6 @@ def test_data_that_are_not_finite():
     with pytest.raises(ValueError, match="x must be finite, got 8 NaN"):
         layer.start(x)
     layer(x)
-    with pytest.raises(RuntimeError, match="whose queries or keys were not finite"):
+    with pytest.raises(RuntimeError, match="the queries or keys of the last forward pass were not finite"):
         layer.ksvd()
     layer.start(x, mask=~x.isnan().any(-1))  # padding may hold anything

@@ -116,9 +116,9 @@ def test_memory_is_linear_in_the_tokens():
 def test_what_has_no_causal_form():
     layer, x = oracle.make(loss="ksvd"), tokens(1, 5, 12)
     layer(x, is_causal=True)
-    with pytest.raises(RuntimeError, match=r'loss="ksvd" has no causal form.*loss="paper" or is_causal=False'):
+    with pytest.raises(RuntimeError, match=r'loss="ksvd" does not support causal.*loss="paper" or is_causal=False'):
         layer.regularizer()
-    with pytest.raises(RuntimeError, match="the last forward was causal"):
+    with pytest.raises(RuntimeError, match="the last forward pass was causal"):
         layer.ksvd()
 
 

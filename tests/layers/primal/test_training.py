@@ -20,7 +20,7 @@ def tokens(*shape):
 def test_a_call_whose_loss_was_never_asked_is_warned_of_once():
     layer, x = oracle.make(), tokens(1, 9, 12)
     layer(layer(x))
-    with pytest.warns(UserWarning, match="called again before it was asked for its loss"):
+    with pytest.warns(UserWarning, match=r"called again before its regularizer\(\) was read"):
         layer.regularizer()
     assert layer.regularizer().isfinite()  # and not again
 
@@ -42,7 +42,7 @@ def test_a_replica_elsewhere_is_refused():
         replica.add_module(name, part)
     replica.directions, replica.log_lambda = layer.directions.to("meta"), layer.log_lambda.to("meta")
     replica(tokens(1, 9, 12).to("meta"))
-    with pytest.raises(RuntimeError, match="weights have moved since, or a replica ran it"):
+    with pytest.raises(RuntimeError, match="weights have moved to another device since, or a replica ran it"):
         layer.regularizer()
 
 
@@ -110,7 +110,7 @@ def test_a_forward_without_gradients_has_no_loss_to_train_with():
     layer, x = oracle.make(), tokens(1, 9, 12).requires_grad_()
     layer(x)
     value = layer.regularizer().item()
-    complaint = "regularizer has no gradient: the last forward ran without"
+    complaint = "regularizer has no gradient: the last forward pass ran under"
     checkpoint(layer, x, use_reentrant=True)
     with pytest.raises(RuntimeError, match=complaint):
         layer.regularizer()

@@ -237,5 +237,5 @@ def test_which_implementation_runs(monkeypatch):
 
 
 def test_there_is_no_causal_kernel():
-    with pytest.raises(RuntimeError, match='impl="triton" has no causal kernel'):
+    with pytest.raises(RuntimeError, match='impl="triton" does not support causal attention'):
         kq.PrimalAttention(8, 2, 2, impl="triton")(torch.zeros(1, 4, 8), is_causal=True)

@@ -122,7 +122,7 @@ def test_decoding_with_a_cache_equals_the_full_pass(how):
         for some in (slice(0, 5), slice(5, 6), slice(6, 9))
     ]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)
-    with pytest.raises(ValueError, match="origin must be given with a cache"):
+    with pytest.raises(ValueError, match="a cache needs an origin"):
         layer(x, times, cache=kq.Cache())
 
 
@@ -195,7 +195,7 @@ def test_bad_input_is_told():
         kq.TimeAttention(DIM, 2, 8)
     with pytest.raises(ValueError, match="heads must divide dim"):
         kq.TimeAttention(DIM, 5, code)
-    with pytest.raises(ValueError, match=r"times must be \(2, 9\), one for each event of x, got \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"times must be \(2, 9\), one per event of x, got \(2, 8\)"):
         made("additive")(x, times[:, 1:])
     with pytest.raises(ValueError, match=r"x must be \(batch, n, 12\)"):
         made("additive")(x[..., 1:], times)

@@ -393,12 +393,12 @@ def test_codes_that_cannot_be_are_told():
 @pytest.mark.parametrize(
     ("periods", "error", "words"),
     [
-        ("7", ValueError, "periods must be how many, or a list with at least one, got '7'"),
-        ([], ValueError, r"periods must be how many, or a list with at least one, got \[\]"),
-        (None, ValueError, "periods must be how many, or a list with at least one, got None"),
+        ("7", ValueError, "periods must be a number of periods, or a non-empty list of them, got '7'"),
+        ([], ValueError, r"periods must be a number of periods, or a non-empty list of them, got \[\]"),
+        (None, ValueError, "periods must be a number of periods, or a non-empty list of them, got None"),
         (1.5, TypeError, "periods must be an integer, got 1.5"),
         (["a"], TypeError, "periods must be a number, got str"),
-        ([1e-320], ValueError, "periods must be above 0, and 1e-300 at least, got 1e-320"),
+        ([1e-320], ValueError, "periods must be at least 1e-300, got 1e-320"),
     ],
 )
 def test_periods_that_are_none_are_told(periods, error, words):

@@ -75,7 +75,7 @@ def test_modes_dtypes_and_dropout_stay():
 @pytest.mark.unchecked
 def test_refusals_of_models():
     assert_refused("bert", "model must be a live torch.nn.Module, got str", TypeError)
-    assert_refused(nn.Linear(4, 4), "Linear has no attention that is known")
+    assert_refused(nn.Linear(4, 4), "Linear has no known attention module")
     assert_refused(encoder().train(), "in training mode with dropout")
     with torch.device("meta"):
         meta = nn.MultiheadAttention(8, 2)

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, every length checked against the bytes that are there before anything is made of it.
+"""The header of a GGUF file; every length is checked against the file before anything is allocated.
 
 The layout: b"GGUF", version, counts of tensors and of fields; the fields, name, type, value; the tensors, name, sizes
 (the first varies fastest), type, offset; padding up to the alignment; the data. All of it little-endian.
@@ -19,13 +19,13 @@ import numpy as np
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY = 8, 9
 SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
-DIMENSIONS = 4  # that a tensor may have, as ggml's do
-LEAST_TENSOR, LEAST_FIELD = 8 + 4 + 4 + 8, 8 + 4 + 1  # bytes that an entry takes
+DIMENSIONS = 4  # limit of ggml
+LEAST_TENSOR, LEAST_FIELD = 8 + 4 + 4 + 8, 8 + 4 + 1  # least bytes per entry
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor: its sizes as torch has them, its type by number, and the bytes it has in the file."""
+    """A tensor: its shape in torch order, type number, and byte range in the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -51,7 +51,7 @@ def read_header(path: Path, quantities: Mapping[int, tuple[int, int]], skip: str
 
 
 class _Walk:
-    """A place in the bytes, which only goes forward."""
+    """A forward-only cursor in the bytes."""
 
     def __init__(self, data: mmap.mmap, quantities: Mapping[int, tuple[int, int]], skip: str | None) -> None:
         self.data, self.quantities, self.skip, self.at, self.end = data, quantities, skip, 0, len(data)

@@ -1,4 +1,4 @@
-"""llama2.c's own files: seven numbers, then float32 weights one after the other, under the names of a Llama file."""
+"""Files of llama2.c: seven integers, then float32 weights, exposed under the names of a Llama file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 2**20  # of any of the seven numbers
 
 
 class Llama2c:
-    """The attention weights of a llama2.c file, version 0; a tensor is read when it is asked for."""
+    """The attention weights of a llama2.c file, version 0, lazily loaded."""
 
     def __init__(self, path: Path, numbers: tuple[int, ...]) -> None:
         dim, _, layers, heads, keys, vocabulary, length = numbers
@@ -53,7 +53,7 @@ class Llama2c:
 
 
 def open_llama2c(path: Path) -> Llama2c | None:
-    """The file as a llama2.c model, or None where its beginning says that it is something else."""
+    """The file as a llama2.c model, or None if its header is not one."""
     with path.open("rb") as file:
         start = file.read(HEADER.size)
     if start[:4] == MAGIC:
@@ -81,7 +81,7 @@ def open_llama2c(path: Path) -> Llama2c | None:
 
 
 def _stored(numbers: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the first tensors in the order of the file; those of all layers stand together."""
+    """Names and shapes of the first tensors in file order; those of all layers are stacked."""
     dim, _, _, heads, keys, vocabulary, _ = numbers
     wide = dim // heads * keys
     return [

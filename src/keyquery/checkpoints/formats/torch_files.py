@@ -1,7 +1,7 @@
-"""What `torch.save` wrote, zipped or in the older format, without torch's unpickler.
+"""Files of `torch.save`, in the zip or the older format, without torch's unpickler.
 
-The pickle is walked within budgets, every tensor is held against the bytes that its storage has in the file, and only
-then are tensors made, over the file as it is mapped into memory.
+The pickle is interpreted within limits, every tensor is checked against the bytes of its storage, and only then are
+tensors created, over the memory-mapped file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OTHER = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_qten
 
 @dataclass(frozen=True)
 class Storage:
-    """So many bytes of the file, under a key."""
+    """A byte range of the file, under a key."""
 
     key: str
     dtype: torch.dtype
@@ -56,27 +56,27 @@ class Claim:
 
 
 def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
-    """What `torch.save` wrote: tensors in plain containers; anything else is refused, and sizes are checked first.
+    """Load a file of `torch.save`: tensors in plain containers; anything else raises, and sizes are checked first.
 
     With `mapped`, tensors of a zipped file are not copied out of it. Parameters come as tensors.
     """
     path = regular(path)
     try:
         with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: what is written stays in memory
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # copy-on-write
         value, starts = _zipped(path, data) if data[:2] == b"PK" else _older(data)
         return _made(value, _Places(data, starts, torch.device(device), mapped), {})
     except UnknownName as error:
         raise ValueError(f"{path} is refused: it holds more than weights ({error!s:.100})") from None
     except OSError:
         raise
-    except Exception as error:  # a broken file makes it stumble over anything
+    except Exception as error:  # a damaged file may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path} is not a readable torch file: {reason:.300}") from None
 
 
 def _zipped(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, int]]:
-    """What the pickle of a zipped file holds, and where its storages begin; nothing in such a file is compressed."""
+    """The content of the pickle of a zip file, and the offsets of its storages, which are not compressed."""
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: info for info in archive.infolist()}
     if sum(info.file_size for info in members.values()) > len(data):
@@ -101,7 +101,7 @@ def _zipped(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, int]]:
 
 
 def _member(data: mmap.mmap, info: zipfile.ZipInfo) -> tuple[int, int]:
-    """Where a member's bytes begin and end."""
+    """The byte range of a member."""
     at = info.header_offset
     if info.compress_type != zipfile.ZIP_STORED or data[at : at + 4] != b"PK\x03\x04":
         raise ValueError(f"its member {info.filename!r:.100} is compressed or not there")
@@ -112,7 +112,7 @@ def _member(data: mmap.mmap, info: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _older(data: mmap.mmap) -> tuple[Any, dict[str, int]]:
-    """The same of the older format: five pickles, and storages, each behind the number of its elements."""
+    """The same for the older format: five pickles, then storages, each after its number of elements."""
     storages: dict[str, Storage] = {}
     pickles = Pickle(NAMES, len(data), _remembering(storages, 6))
     if (pickles.load(data), pickles.load(data)) != (MAGIC, OLDER):
@@ -136,7 +136,7 @@ def _older(data: mmap.mmap) -> tuple[Any, dict[str, int]]:
 
 
 def _remembering(storages: dict[str, Storage], length: int) -> Callable[[Any], Storage]:
-    """What makes storages of persistent ids, and notes each under its key."""
+    """A function from persistent ids to storages, which it records by key."""
 
     def remember(given: Any) -> Storage:
         if not isinstance(given, tuple) or len(given) != length:
@@ -159,7 +159,7 @@ def _check_counts(name: str, counts: Any) -> None:
 
 
 def _claim(storage: Any, offset: Any, size: Any, stride: Any, dtype: Any) -> Claim:
-    """A tensor within its storage; one that is larger, as of stride 0, is refused."""
+    """A tensor within its storage; a larger one, such as with stride 0, raises."""
     if not isinstance(storage, Storage) or not isinstance(dtype, torch.dtype):
         raise ValueError("it holds a tensor without a storage")
     _check_counts("offset, shape and strides of a tensor", (offset, *size, *stride))
@@ -188,7 +188,7 @@ def _device(*parts: Any) -> torch.device:
     return torch.device(*parts)
 
 
-# What a pickle may name: types, and functions that stand in for those of the same name.
+# Allowed names of a pickle: types, and replacements of functions.
 NAMES: dict[str, Any] = {
     **{f"torch.{name}Storage": dtype for name, dtype in _TYPES.items()},
     **{f"{place}.UntypedStorage": torch.uint8 for place in ("torch", "torch.storage")},
@@ -211,7 +211,7 @@ def _mapping(items: Any = ()) -> dict[Any, Any]:
 
 
 class _Places:
-    """Tensors over the bytes of their storages, each storage made once however many tensors share it."""
+    """Tensors over the bytes of their storages; shared storages are created once."""
 
     def __init__(self, data: mmap.mmap, starts: dict[str, int], device: torch.device, mapped: bool) -> None:
         self.data, self.starts, self.device, self.mapped = data, starts, device, mapped
@@ -234,7 +234,7 @@ class _Places:
 
 
 def _made(value: Any, places: _Places, known: dict[int, Any]) -> Any:
-    """Plain data with its tensors made; what was shared is shared again."""
+    """Plain data with its tensors created; sharing is preserved."""
     if id(value) in known:
         return known[id(value)]
     made = value

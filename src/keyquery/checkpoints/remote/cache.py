@@ -1,4 +1,4 @@
-"""Models that the Hugging Face hub's library has put on this machine before: found without it, and offline."""
+"""The local cache of huggingface_hub: found without that library, and offline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# Models that are known by a bare name, from before names had an owner: their names on the hub now.
+# Current names of models that are known by a bare name, without an owner.
 OWNERS = {
     "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
     "google-bert": ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
@@ -19,7 +19,7 @@ OWNERS = {
 
 
 def cache_folder() -> Path:
-    """Where the hub's library keeps models: HF_HUB_CACHE, or `hub` in HF_HOME, or in the user's cache."""
+    """The cache folder of huggingface_hub: HF_HUB_CACHE, or `hub` in HF_HOME, or in the user's cache."""
     if own := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(own).expanduser()
     around = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a hub model (org/name) in the local cache, where its weights are there; None elsewhere.
+    """The folder of a hub model (org/name) in the local cache, if its weights are there, else None.
 
     That of the branch main, if it has weights, else the newest that has.
     """
@@ -43,7 +43,7 @@ def cached(name: str) -> Path | None:
 
 
 def located(source: str | Path) -> Path:
-    """The path that is given, or the folder in the local cache of the hub model (org/name) that is.
+    """The path itself, or the folder of a hub model (org/name) in the local cache.
 
     >>> located("docs").name
     'docs'
@@ -53,7 +53,7 @@ def located(source: str | Path) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether weights lie there; a shard that was not fetched is named when the model is read."""
+    """Whether a folder has weights; missing shards are reported when the model is read."""
     return any(path.suffix in (".safetensors", ".bin", ".pt", ".gguf") and path.exists() for path in folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""HTTP for a hub: credentials stay with its own host, and no response is larger or slower than it may be."""
+"""HTTP for a hub: credentials are sent to its host only, and responses are limited in size and time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-PATIENCE = 60.0  # seconds for a response, and
-SLOWEST = 2**18  # bytes a second for a long one
+PATIENCE = 60.0  # seconds per response, plus the time of its bytes
+SLOWEST = 2**18  # least bytes per second
 STALL = 30.0  # seconds without a byte
-HOPS = 10  # redirects that are followed
+HOPS = 10  # largest number of redirects
 REDIRECTS = (301, 302, 303, 307, 308)
 PORTS = {"http": 80, "https": 443}
 
@@ -32,19 +32,19 @@ class Get:
 
 @dataclass(frozen=True)
 class Response:
-    """What came, and from where in the end."""
+    """A response and its final URL."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     url: str
-    trusted: bool  # whether no other host than the owner was asked
+    trusted: bool  # whether only the owner's host was contacted
 
 
 def fetch(client: Any, get: Get) -> Response:
-    """Send a request by an httpx client, and follow redirects, within a time that depends on its size alone.
+    """Send a request by an httpx client and follow redirects, within a time limit that depends on its size.
 
-    It runs in a thread of its own: a header that comes byte by byte could not be stopped from outside otherwise.
+    It runs in its own thread: headers that arrive byte by byte could not be interrupted otherwise.
     """
     seconds = PATIENCE + get.most / SLOWEST
     done: SimpleQueue[Response | Exception] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""A hub model by its name: the header and the byte ranges of what is read, and nothing else."""
+"""A hub model by name: only the header and the byte ranges of the tensors that are read are downloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keyquery.checkpoints.sources import first_line
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.extras import optional
 
-# Bytes that are fetched to open a model, in all: JSON takes up to thirty times as much memory. The index and headers
+# Limit of the bytes to open a model: JSON takes up to thirty times as much memory. The index and headers
 # of a model of 100,000 tensors have some 25 MB.
 LARGEST, LARGEST_CONFIG = 2**26, 2**22
 LARGEST_TENSOR = 2**34
@@ -52,7 +52,7 @@ class Hub:
         return _decode(body, dtype, [len(rows), *shape[1:]] if shape else [])
 
     def _files(self) -> list[str]:
-        """The files that hold the weights; an index can name none that is not the model's own."""
+        """The weight files; an index must not name files outside the model."""
         index = self._whole("model.safetensors.index.json")
         if not index:
             return ["model.safetensors"]
@@ -72,7 +72,7 @@ class Hub:
         return found
 
     def _checked(self, file: str, tensor: str, entry: Any) -> dict[str, Any]:
-        """What a header says of a tensor, whose bytes must be as many as its shape has."""
+        """The header entry of a tensor, whose bytes must match its shape."""
         said = entry if isinstance(entry, dict) else {}
         shape, ends = (said[key] if _sizes(said.get(key)) else None for key in ("shape", "data_offsets"))
         if shape is None or ends is None or len(ends) != 2 or not isinstance(said.get("dtype"), str):
@@ -83,7 +83,7 @@ class Hub:
         return said
 
     def _header(self, file: str) -> tuple[int, dict[str, Any]]:
-        """Where a file's data begin, and what its header says of each tensor."""
+        """The start of a file's data, and the header entry of each tensor."""
         (size,) = struct.unpack("<Q", self._range(file, 0, 8))
         if size > LARGEST - self.fetched:
             raise ValueError(f"{self.label}: {file} claims a header of {size} bytes; refused")
@@ -145,6 +145,6 @@ def _sizes(said: Any) -> bool:
 
 
 def _decode(body: bytes, dtype: str, shape: list[int]) -> Tensor:
-    """Bytes as a tensor, by way of a safetensors file that holds nothing else."""
+    """Bytes as a tensor, by way of a safetensors file in memory."""
     header = json.dumps({"t": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(body)]}}).encode()
     return load(struct.pack("<Q", len(header)) + header + body)["t"]

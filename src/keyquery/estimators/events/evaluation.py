@@ -1,4 +1,4 @@
-"""How well next events are foretold, beside what counting alone would say."""
+"""Evaluation of next-event prediction, with count-based baselines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from keyquery.reading import Reading
 
 @dataclass(frozen=True, kw_only=True)
 class EventEvaluation(Reading, kind="event evaluation"):
-    """Accuracy and −log-likelihoods of next events, of the model and of counts of the training data.
+    """Accuracy and negative log-likelihoods of next events, of the model and of count-based baselines.
 
-    `events` were foretold; `firsts`, the first event of every group, have nothing before them and were not.
+    `events` is the number of predicted events; `firsts`, the first events of the groups, are not predicted.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -34,21 +34,21 @@ class EventEvaluation(Reading, kind="event evaluation"):
 
     @property
     def accuracy(self) -> float:
-        """The model's."""
+        """Accuracy of the model."""
         return float(self.rows[0]["accuracy"])
 
     @property
     def nll_type(self) -> float:
-        """The model's, of the type."""
+        """Negative log-likelihood of the type, of the model."""
         return float(self.rows[0]["nll_type"])
 
     @property
     def nll_gap(self) -> float:
-        """The model's, of the time to it."""
+        """Negative log-likelihood of the inter-event time, of the model."""
         return float(self.rows[0]["nll_gap"])
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a way to foretell."""
+        """One row per predictor."""
         return [dict(row) for row in self.rows]
 
 
@@ -70,10 +70,10 @@ def counted(
     following: Int[np.ndarray, " pairs"],
     gaps: Float64[np.ndarray, " pairs"],
 ) -> list[dict[str, Any]]:
-    """Rows "majority" and "Markov": the commonest next type, and the commonest after the last one.
+    """Baselines "majority" and "Markov": the most frequent next type, overall and after the last type.
 
-    Probabilities are counts with one added to each; gaps have one log-normal of mean and spread `logs`. Both know
-    the past alone, whatever the model knows.
+    Probabilities are counts with add-one smoothing; inter-event times are log-normal with mean and standard deviation
+    `logs`. Both use the past only, whatever the model uses.
     """
     weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs))
     one = Mixture(weight, mean, spread, floor)

@@ -1,4 +1,4 @@
-"""Which events change what comes next, and how long after: asked of the model, one event at a time."""
+"""Interactions between event types: effect of one inserted event on the predictions of the model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress
 
-CONTEXTS, LAGS = 64, 16  # histories that are asked about, and lags
+CONTEXTS, LAGS = 64, 16  # histories and lags
 Foretell = Callable[[Batch], tuple[Tensor, Mixture]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interactions(Reading, kind="interactions"):
-    """What it matters of which type one event more in the past is: `change[a][b][l]`, for the log-probability of b.
+    """Effect of the type of one inserted past event: `change[a][b][l]` of the log-probability of b.
 
-    Into real histories an event is put `lags[l]` before now, and `change` is log p(next is b | it is an a), less the
-    median over all types c of log p(next is b | it is a c): not what an event more changes, but what an a does and
-    most others would not. Figures are means over the `contexts` histories that reach back to the longest lag, `error`
-    the standard errors of these means. Now is the last event with `information` "past", and the moment of the event to
-    foretell with "target_time". `sooner[a][l]` is by how much the median time to the next event is shorter than with
-    most other types, as a logarithm.
+    An event is inserted into real histories `lags[l]` before now, and `change` is log p(next is b | it is an a) minus
+    the median over all types c of log p(next is b | it is a c): the effect of the type, not of one event more. Values
+    are means over the `contexts` histories that reach back to the longest lag, and `error` their standard errors. Now
+    is the last event with `information` "past", and the time of the predicted event with "target_time".
+    `sooner[a][l]` is the log ratio by which the median time to the next event is shorter than with most other types.
     """
 
     units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "the data's"}
@@ -44,7 +43,7 @@ class Interactions(Reading, kind="interactions"):
     sooner: Sequence[Sequence[float]]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row for two types and a lag."""
+        """One row per pair of types and lag."""
         return [
             {
                 "past": a,
@@ -60,9 +59,9 @@ class Interactions(Reading, kind="interactions"):
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """The pairs of the largest change upwards, at the lag where it is largest, the largest first.
+        """The pairs with the largest increase, each at its best lag, largest first.
 
-        Two standard errors are taken off. Upwards only: where one type becomes likelier, all others become less so.
+        Two standard errors are subtracted. Increases only: if one type becomes more probable, others become less.
         """
         best: dict[tuple[int, int], dict[str, Any]] = {}
         rows, step = self.records(), len(self.lags)
@@ -78,26 +77,26 @@ def _sure(row: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A history, and when the event after it came; times in units of the median gap."""
+    """A history and the time of its next event, in units of the median inter-event time."""
 
     types: Int[np.ndarray, " n"]
     times: Float64[np.ndarray, " n"]
     next_time: float
 
     def now(self, targeted: bool) -> float:
-        """From when lags are counted."""
+        """The time that lags are measured from."""
         return self.next_time if targeted else float(self.times[-1])
 
     def reach(self, targeted: bool) -> float:
-        """The longest lag within it."""
+        """The longest lag within the history."""
         return self.now(targeted) - float(self.times[0])
 
     def batch(self, device: str, lags: Any = None, types: int = 1, targeted: bool = False) -> Batch:
-        """It alone, or with one event more: (types · lags) histories, the lags of the first type first."""
+        """The history, or (types · lags) histories with one inserted event, the lags of the first type first."""
         codes, times = self.types[None], self.times[None]
         if lags is not None:
             at = self.now(targeted) - np.asarray(lags)
-            # Where times tie the event more stands before: in the past of an event is nothing that came with it.
+            # At ties the inserted event comes first: simultaneous events are not in each other's past.
             place = np.searchsorted(self.times, at, side="left")
             if not targeted:
                 place = np.minimum(place, len(self.times) - 1)
@@ -119,9 +118,9 @@ def compare(
     device: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Change and error (types, types, lags), sooner (types, lags), and how many contexts they are of.
+    """Change and error (types, types, lags), sooner (types, lags), and the number of contexts.
 
-    These are the ones that reach back to the longest lag, the same for all lags, or curves would tell of contexts.
+    Contexts are those that reach back to the longest lag, the same for all lags, so that curves are comparable.
     """
     chosen = [context for context in contexts if lags.max() <= context.reach(targeted) * (1 + 1e-12)]
     if not chosen:
@@ -139,7 +138,7 @@ def compare(
 
 
 def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
-    """A few histories, each the last `longest` events of a window, and when the event after it came."""
+    """A few histories, each the last `longest` events of a window, with the time of the next event."""
     count = len(windows.starts)
     found = []
     for number in np.random.default_rng(seed).permutation(count)[:CONTEXTS]:
@@ -150,7 +149,7 @@ def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
 
 
 def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
-    """Even in logarithms, from a tenth of the gaps within contexts to the length of half of them."""
+    """Log-spaced lags, from the 10 % quantile of the inter-event times to the median length of the contexts."""
     gaps = np.concatenate([np.diff(context.times) for context in contexts])
     far = float(np.median([context.reach(targeted) for context in contexts]))
     near = float(np.quantile(gaps[gaps > 0], 0.1)) if (gaps > 0).any() else far / 100
@@ -158,7 +157,7 @@ def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarra
 
 
 def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
-    """Lags that were given, numbers above 0."""
+    """Validated lags, numbers above 0."""
     try:
         found = np.asarray(lags, dtype=np.float64)
     except (TypeError, ValueError):
@@ -169,7 +168,7 @@ def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
 
 
 def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
-    """Contexts as a file holds them."""
+    """Contexts as tensors to save."""
     found = {}
     for number, context in enumerate(contexts):
         found[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
@@ -178,7 +177,7 @@ def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
 
 
 def take_contexts(tensors: dict[str, Tensor], classes: int) -> list[Context]:
-    """The contexts among the tensors of a file, which are taken out; histories of types among `classes`, or refused."""
+    """Contexts from the tensors of a file, which are removed; raises unless types and times are valid."""
     found = []
     for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
         times, types = tensors.pop(name.replace(".types", ".times")), tensors.pop(name)

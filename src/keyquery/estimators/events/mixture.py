@@ -11,15 +11,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-NARROWEST = 0.05  # of log gaps: a component cannot become a spike over gaps that come again and again
+NARROWEST = 0.05  # least standard deviation of log gaps: no spikes at frequent gaps
 
 
 class Mixture(NamedTuple):
     """Gaps g with density Σ_k w_k LogNormal(g; mean_k, spread_k), w = softmax(weights).
 
-    Gaps at or below `floor`, 0 among them, are known only to be so small: they count with their probability, the
-    distribution function at the floor, and all others with their density. A log-normal has no density at 0, and events
-    at one and the same time are common.
+    Gaps at or below `floor`, including 0, are left-censored: they count with the distribution function at the floor,
+    all others with the density. A log-normal has no density at 0, and simultaneous events are common.
     """
 
     weights: Float[Tensor, "*batch k"]
@@ -29,7 +28,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, raw: Float[Tensor, "*batch parameters"], floor: float) -> Mixture:
-        """Out of what a linear map gives, 3 k numbers.
+        """From the 3 k outputs of a linear map.
 
         >>> Mixture.of(torch.zeros(2, 12), floor=1e-3).mean.shape
         torch.Size([2, 4])
@@ -38,12 +37,12 @@ class Mixture(NamedTuple):
         return cls(weights, mean, NARROWEST + softplus(spread), floor)
 
     def at(self, chosen: Bool[Tensor, "*batch"]) -> Mixture:
-        """Some of the distributions, (chosen, k)."""
+        """A subset of the distributions, (chosen, k)."""
         return Mixture(self.weights[chosen], self.mean[chosen], self.spread[chosen], self.floor)
 
     @classmethod
     def join(cls, parts: Sequence[Mixture]) -> Mixture:
-        """One after the other, (all, k)."""
+        """Concatenated, (all, k)."""
         weights, mean, spread = (torch.cat(each) for each in list(zip(*parts, strict=True))[:3])
         return cls(weights, mean, spread, parts[0].floor)
 
@@ -61,11 +60,11 @@ class Mixture(NamedTuple):
         return (self.weights.log_softmax(-1) + each).logsumexp(-1)
 
     def average(self) -> Float[Tensor, "*batch"]:
-        """The expected gap, Σ w exp(mean + spread²/2): long tails weigh heavily."""
+        """The expected gap, Σ w exp(mean + spread²/2); sensitive to long tails."""
         return (self.weights.softmax(-1) * (self.mean + self.spread.square() / 2).exp()).sum(-1)
 
     def quantile(self, share: float = 0.5) -> Float[Tensor, "*batch"]:
-        """The gap that a share of gaps stays below, by bisection of logarithms; 0 where that is at the floor.
+        """Quantile of the gaps, by bisection in the logarithm; 0 if it is at the floor.
 
         >>> round(float(Mixture(torch.zeros(1), torch.ones(1), torch.ones(1), 0.01).quantile()), 4)
         2.7183
@@ -81,7 +80,7 @@ class Mixture(NamedTuple):
         return found.where(found > self.floor, 0.0)
 
     def draw(self, generator: torch.Generator) -> Float[Tensor, "*batch"]:
-        """One gap of each distribution; 0 where it is at or below the floor."""
+        """One sample per distribution; 0 if it is at or below the floor."""
         shape, k = self.mean.shape[:-1], self.mean.shape[-1]
         weights = self.weights.softmax(-1).reshape(-1, k).cpu()
         chosen = torch.multinomial(weights, 1, generator=generator).reshape(*shape, 1).to(self.mean.device)

@@ -1,93 +1,95 @@
-"""EventModel: timed events in, the next event and the time to it out."""
+"""EventModel: prediction of the next event and its time."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import (
-    Estimator,
-    check_sizes,
-    classes_of,
-    filled,
-    label_facts,
-    read_fitted,
-    seed_of,
-    seeded,
-    write_fitted,
-)
+from keyquery.estimators.base import label_facts, seed_of, seeded
+from keyquery.estimators.events.base import EventEstimator
 from keyquery.estimators.events.evaluation import EventEvaluation, counted, transitions
-from keyquery.estimators.events.interactions import (
-    Context,
-    Interactions,
-    checked_lags,
-    compare,
-    context_tensors,
-    contexts_of,
-    take_contexts,
-    usual_lags,
-)
+from keyquery.estimators.events.interactions import Interactions, checked_lags, compare, contexts_of, usual_lags
 from keyquery.estimators.events.mixture import Mixture
-from keyquery.estimators.events.network import TIMES, EventNetwork
-from keyquery.estimators.events.saved_facts import check_facts
 from keyquery.estimators.events.training import following, judged, learn
-from keyquery.estimators.events.windows import Batch, Clock, Windows, cut, ends
-from keyquery.estimators.inputs.columns import times_of, told
-from keyquery.estimators.inputs.event_streams import Stream, learnable, longer, stream_of
-from keyquery.layers.time.attention import WAYS
+from keyquery.estimators.events.windows import Batch, Clock, cut
+from keyquery.estimators.inputs.columns import told
+from keyquery.estimators.inputs.event_streams import learnable, longer, stream_of
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 
-INFORMATION = ("past", "target_time")
-
 
 class Events(NamedTuple):
-    """Columns of one length."""
+    """Sampled events as three columns of equal length."""
 
     events: Shaped[np.ndarray, " n"]
     times: Shaped[np.ndarray, " n"]
     groups: Shaped[np.ndarray, " n"]
 
 
-class EventModel(Estimator):
-    """The next event of each group, and the time to it, from the types and times of the events before.
+class EventModel(EventEstimator):
+    """Continuous-time event model: predicts the type and the time of the next event of each group.
 
-    Events come as three columns of equal length, in any order of rows: `events` (types), `times` (numbers, or dates)
-    and `groups` (who, or where; None: all are of one). `time` is "mercer" or "bochner", through `kq.TimeAttention`
-    with its `how`, or "positions", which knows the order of events and not their times. At most `window` events before
-    are seen. The loss is the cross-entropy of the next type plus `gap_weight` times the −log-likelihood of the gap
-    under a mixture of log-normals. `holdout` of the groups, whole ones, are kept from training.
+    Events are three columns of equal length, in any order of rows: `events` (types), `times` (numbers or dates) and
+    `groups` (such as a user; None: one group). The loss is
 
-    With `information="past"` nothing of the event to foretell is known. With "target_time" its type is foretold at a
-    time that is given, as published work does: figures of the two do not compare. Time is counted from the first event
-    of the window; with `calendar` from the earliest of training, so that seasons and dates are seen.
+        cross-entropy of the next type − `gap_weight` · log-likelihood of the inter-event time,
 
+    where inter-event times follow a mixture of log-normals.
+
+    Parameters
+    ----------
+    time
+        Time encoding: "mercer" or "bochner", through `kq.TimeAttention`, or "positions", which uses the order of
+        events but not their times. Default: "mercer".
+    how
+        How time enters the scores, as in `kq.TimeAttention`. Default: "concatenated".
+    information
+        "past": the next event is predicted from the past only. "target_time": its type is predicted given its time,
+        as in published work; metrics of the two are not comparable. Default: "past".
+    calendar
+        Measure time from the earliest training event, not from the start of the window, so that the model can use
+        seasons and dates. Default: False.
+    width, depth, heads
+        Size of the transformer. Default: 32, 1, 2.
+    window
+        Number of past events that are used. Default: 80.
+    dropout
+        Default: 0.1.
+    gap_weight
+        Weight of the inter-event times in the loss. Default: 1.
+    epochs, batch_size, lr
+        Default: 20, 32, 2e-3.
+    holdout
+        Share of the groups used as the validation split. Default: 0.1.
+    patience
+        Epochs without improvement before training stops. Default: 5.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
+
+    See Also
+    --------
+    kq.TimeAttention : the layer.
+    kq.MercerTime, kq.BochnerTime : time encodings.
+
+    Examples
+    --------
     >>> types, gaps = np.array(["tick", "tock"] * 60), np.array([1.0, 3.0] * 60)
     >>> when, who = gaps.cumsum() - gaps, np.repeat(["left", "right"], 60)
     >>> model = kq.EventModel(width=16, heads=2, window=10, epochs=30, holdout=0, random_state=0, device="cpu")
     >>> model.fit(types, when, who).predict(types[:61], when[:61], who[:61])
     array(['tick', 'tock'], dtype='<U4')
     """
-
-    network_: EventNetwork
-    classes_: Shaped[np.ndarray, " classes"]
-    scale_: float  # the median of the gaps above 0, the unit of time within
-    floor_: float  # gaps of so many units or fewer are told from each other no more
-    clock_: str
-    start_: float | None  # with `calendar`, when time begins
-    transitions_: Int[np.ndarray, "classes classes"]
-    log_gaps_: tuple[float, float]  # mean and spread of their logarithms
-    contexts_: list[Context]
-    seen_: dict[str, int]
-    history_: list[dict[str, float]]
 
     def __init__(
         self,
@@ -118,8 +120,10 @@ class EventModel(Estimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, events: Any, times: Any, groups: Any = None, *, strict: bool = False) -> EventModel:
-        """Learn from columns of types, times and groups. Times that decrease within a group are sorted with a warning,
-        or with `strict` refused."""
+        """Fit to columns of types, times and groups.
+
+        Times that decrease within a group are sorted with a warning, or raise if `strict`.
+        """
         self._check()
         device, seed = pick_device(self.device), seed_of(self.random_state)
         stream = stream_of(events, times, groups, strict)
@@ -141,9 +145,9 @@ class EventModel(Estimator):
                 "lr": self.lr,
                 "patience": self.patience,
             }
-            given: dict[str, Any] = {"holdout": self.holdout, "gap_weight": self.gap_weight, "seed": seed}
+            options: dict[str, Any] = {"holdout": self.holdout, "gap_weight": self.gap_weight, "seed": seed}
             with bars(self.verbose) as progress:
-                history = learn(network, windows, owners, **sizes, **given, progress=progress)
+                history = learn(network, windows, owners, **sizes, **options, progress=progress)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
         self.start_, self.params_ = clock.start, self._plain_params()
         self.clock_, self.transitions_, self.history_ = stream.clock, counts, history
@@ -152,7 +156,7 @@ class EventModel(Estimator):
         self.seen_ = {
             "events": len(codes),
             "groups": len(stream.groups),
-            "groups of one event": int((stream.lengths == 1).sum()),  # from which nothing can be learned
+            "groups of one event": int((stream.lengths == 1).sum()),  # no next event to train on
             "sorted": stream.moved,
             "gaps of 0": int((gaps == 0).sum()),
             "windows": len(owners),
@@ -162,59 +166,61 @@ class EventModel(Estimator):
     def predict_proba(
         self, events: Any, times: Any, groups: Any = None, at: Any = None
     ) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (groups, classes) of the event that follows each group's last, in the order of `classes_`.
+        """Probabilities (groups, classes) of the next event of each group, in the order of `classes_`.
 
-        Groups stand in the order in which they first appear. `at` holds for each the time of the event to foretell,
-        with `information="target_time"` only.
+        Groups are in order of first appearance. `at` is the time of the predicted event of each group; required with
+        `information="target_time"`, and not allowed otherwise.
         """
         stream = self._stream(events, times, groups)
         logits, _ = self._last(stream, self._moments(stream, at))
         return logits.softmax(-1).cpu().numpy()
 
     def predict(self, events: Any, times: Any, groups: Any = None, at: Any = None) -> Shaped[np.ndarray, " n"]:
-        """The likeliest event to follow each group's last; groups in the order in which they first appear."""
-        found = self.predict_proba(events, times, groups, at)
-        return self.classes_[found.argmax(1)]
+        """Most probable next event of each group; groups in order of first appearance."""
+        probabilities = self.predict_proba(events, times, groups, at)
+        return self.classes_[probabilities.argmax(1)]
 
     def predict_time(
         self, events: Any, times: Any, groups: Any = None, what: str = "median"
     ) -> Float64[np.ndarray, " n"]:
-        """The "median" or "mean" time from each group's last event to the next, in units of times, of dates seconds."""
+        """Predicted time to the next event of each group, "median" or "mean", in units of `times` (dates: seconds)."""
         check_choice("what", what, ("median", "mean"))
         stream = self._stream(events, times, groups)
-        # The gap is told by a token that does not see when the next event comes: any time does.
+        # The inter-event time is predicted by a token that does not see the time of the next event: any time will do.
         _, mixture = self._last(stream, stream.last)
-        found = mixture.quantile() if what == "median" else mixture.average()
-        return found.double().cpu().numpy() * self.scale_
+        gaps = mixture.quantile() if what == "median" else mixture.average()
+        return gaps.double().cpu().numpy() * self.scale_
 
     def score(self, events: Any, times: Any, groups: Any = None) -> float:
-        """The share of events, but the first of each group, whose type is foretold from those before."""
+        """Accuracy of next-event prediction, over all events but the first of each group."""
         return self.evaluate(events, times, groups).accuracy
 
     def evaluate(self, events: Any, times: Any, groups: Any = None) -> EventEvaluation:
-        """Every event but the first of its group, foretold from those before: the model beside counts of its training
-        data, "majority" and "Markov"."""
+        """Evaluate next-event prediction on all events but the first of each group.
+
+        The model is compared to two baselines from counts of its training data, "majority" and "Markov".
+        """
         stream = self._stream(events, times, groups)
         codes = self._codes(stream)
         if len(stream.gaps) == 0:
-            raise ValueError("no group has a second event: there is nothing to foretell")
+            raise ValueError("no group has a second event: there is nothing to predict")
         windows = self._windows(stream, codes)
         network = self.network_.to(windows.starts.device)
         known = self.params_["information"]
-        found = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
+        row = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / self.scale_
         return EventEvaluation(
             information=known,
             events=len(stream.gaps),
             firsts=len(stream.groups),
-            rows=[found, *counted(self.transitions_, self.log_gaps_, self.floor_, *pairs)],
+            rows=[row, *counted(self.transitions_, self.log_gaps_, self.floor_, *pairs)],
             provenance=provenance(
                 tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
             ),
         )
 
     def sample(self, events: Any, times: Any, groups: Any = None, n: int = 10, random_state: Any = None) -> Events:
-        """Each group continued by n events that are drawn, as columns, group after group."""
+        """Sample the next n events of each group; columns, group after group."""
         check_count("n", n, least=1)
         stream = self._stream(events, times, groups)
         generator = torch.Generator().manual_seed(seed_of(random_state))
@@ -230,16 +236,27 @@ class EventModel(Estimator):
             stream, codes = longer(stream, codes, kind, when)
             drawn_codes.append(kind)
             drawn_times.append(when)
-        found = told(np.stack(drawn_times, 1).ravel(), self.clock_)
-        return Events(self.classes_[np.stack(drawn_codes, 1).ravel()], found, np.repeat(stream.groups, n))
+        times = told(np.stack(drawn_times, 1).ravel(), self.clock_)
+        return Events(self.classes_[np.stack(drawn_codes, 1).ravel()], times, np.repeat(stream.groups, n))
 
     def interactions(self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None) -> Interactions:
-        """Which types of events change what comes next, and at which lags.
+        """Which event types change the prediction of the next event, and at which lags.
 
-        Into real histories, those given or a few that were kept from training, one event more is put at each lag before
-        now, of each type in turn, and what the model foretells is compared among types: see `Interactions`. It is
-        what the model has learned, and a cause in the data only where nothing else explains it. `lags` are in the
-        units of times, of dates seconds; None: 16 between the shortest gaps and the length of half of the histories.
+        One event is inserted into real histories at each lag before now, of each type in turn, and the predictions are
+        compared between types. This describes the model; it is causal in the data only without confounding.
+
+        Parameters
+        ----------
+        events, times, groups
+            The histories. Default: a few training histories that were kept.
+        lags
+            In units of `times` (dates: seconds). Default: 16, from the shortest inter-event times to the length of
+            half of the histories.
+
+        Returns
+        -------
+        Interactions
+            A Reading; `.plot()` draws it.
         """
         self._check_fitted()
         device, targeted = pick_device(self.device), self._targeted
@@ -249,16 +266,16 @@ class EventModel(Estimator):
             contexts = contexts_of(self._windows(stream, self._codes(stream)), self.params_["window"] - 1, 0)
         contexts = [context for context in contexts if context.reach(targeted) > 0]
         if not contexts:
-            raise ValueError("there is no history to ask about: give events, times and groups")
+            raise ValueError("there are no histories to compare: pass events, times and groups")
         chosen = usual_lags(contexts, targeted) if lags is None else checked_lags(lags) / self.scale_
         network = self.network_.to(device).eval()
 
         @torch.no_grad()
-        def foretell(batch: Batch) -> tuple[Tensor, Mixture]:
+        def predict(batch: Batch) -> tuple[Tensor, Mixture]:
             return following(network, batch)
 
         with bars(self.verbose) as progress:
-            found = compare(foretell, contexts, chosen, len(self.classes_), targeted, device, progress)
+            effects = compare(predict, contexts, chosen, len(self.classes_), targeted, device, progress)
         return Interactions(
             types=label_facts(self.classes_)["labels"],
             lags=(chosen * self.scale_).tolist(),
@@ -267,129 +284,13 @@ class EventModel(Estimator):
             provenance=provenance(
                 tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
             ),
-            **found,
+            **effects,
         )
 
     def save(self, path: str | Path, contexts: bool = True) -> None:
-        """Write everything that foretelling needs into one safetensors file.
+        """Write the fitted model, everything that prediction needs, to one safetensors file.
 
-        It holds the few histories that `interactions()` asks about, unless `contexts` is False.
+        It includes the few training histories that `interactions()` uses, unless `contexts` is False.
         """
         self._check_fitted()
-        named = ("params", "scale", "floor", "clock", "start", "log_gaps", "history", "seen")
-        facts = {name: getattr(self, f"{name}_") for name in named} | {"classes": label_facts(self.classes_)}
-        tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
-        tensors["transitions"] = torch.from_numpy(self.transitions_)
-        kept = context_tensors(self.contexts_ if contexts else [])
-        write_fitted(path, type(self).__name__, facts, {**tensors, **kept})
-
-    @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> EventModel:
-        """The model of a file that `save` wrote, to run on `device`."""
-        pick_device(device)
-        facts, tensors = read_fitted(path, cls.__name__)
-        try:
-            made = cls(**{**facts["params"], "device": device})
-            made._check()
-            made.params_ = facts["params"]
-            made.classes_, made.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
-            made.scale_, made.floor_ = float(facts["scale"]), float(facts["floor"])
-            made.start_ = None if facts["start"] is None else float(facts["start"])
-            made.clock_, made.seen_ = str(facts["clock"]), dict(facts["seen"])
-            made.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
-            made.history_ = list(facts["history"])
-            check_facts(facts, made.classes_, made.transitions_)
-            made.contexts_ = take_contexts(tensors, len(made.classes_))
-            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            made.network_ = filled(lambda: made._network(len(made.classes_), made.floor_), weights, made.depth)
-        except KeyError as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: it has no {error}") from None
-        except (IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        return made
-
-    def _check(self) -> None:
-        check_choice("time", self.time, TIMES)
-        check_choice("how", self.how, WAYS)
-        check_choice("information", self.information, INFORMATION)
-        if not isinstance(self.calendar, (bool, np.bool_)):
-            raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
-        if self.time == "positions" and self.information == "target_time":
-            raise ValueError('information "target_time" needs times: time "positions" sees none')
-        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
-        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, holdout=1)
-        check_count("window", self.window, least=2)
-        if self.width % self.heads:
-            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
-
-    @property
-    def _targeted(self) -> bool:
-        return bool(self.params_["information"] == "target_time")
-
-    def _network(self, types: int, floor: float) -> EventNetwork:
-        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
-        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor)
-
-    def _stream(self, events: Any, times: Any, groups: Any) -> Stream:
-        self._check_fitted()
-        stream = stream_of(events, times, groups)
-        if stream.clock != self.clock_:
-            raise ValueError(
-                f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}"
-            )
-        return stream
-
-    def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
-        """Numbers of types; one that was not there in training is refused, since nothing is known of it."""
-        known = np.isin(stream.types, self.classes_)
-        if not known.all():
-            strange = np.unique(stream.types[~known])
-            listed = ", ".join(repr(label.item()) for label in strange[:5]) + (", …" if len(strange) > 5 else "")
-            rows = f"{int((~known).sum())} of {len(known)} rows"
-            raise ValueError(f"events hold types that training did not, in {rows}: {listed}")
-        return np.searchsorted(self.classes_, stream.types).astype(np.int64)
-
-    def _windows(self, stream: Stream, codes: Int[np.ndarray, " n"]) -> Windows:
-        clock = Clock(self.scale_, self.start_)
-        return cut(stream, codes, clock, self.params_["window"], pick_device(self.device))[0]
-
-    @torch.no_grad()
-    def _last(
-        self, stream: Stream, when: Float64[np.ndarray, " groups"], codes: Int[np.ndarray, " n"] | None = None
-    ) -> tuple[Tensor, Mixture]:
-        """Of what follows each group's last event, `when` it does: logits (groups, types), and the gap."""
-        codes = self._codes(stream) if codes is None else codes
-        device = pick_device(self.device)
-        clock = Clock(self.scale_, self.start_)
-        windows = ends(stream, codes, clock, self.params_["window"], device)
-        since = (when - clock.begin(stream)) / self.scale_
-        network = self.network_.to(device).eval()
-        size, logits, gaps = 4 * self.batch_size, [], []
-        for first in range(0, len(stream.groups), size):
-            batch = windows.take(range(first, min(first + size, len(stream.groups))))
-            moments = torch.from_numpy(since[first : first + size]).to(device).unsqueeze(1)
-            batch = batch._replace(next_times=moments.where(batch.counted, batch.next_times))
-            found, mixture = following(network, batch)
-            logits.append(found.double())
-            gaps.append(mixture)
-        return torch.cat(logits), Mixture.join(gaps)
-
-    def _moments(self, stream: Stream, at: Any) -> Float64[np.ndarray, " groups"]:
-        """When the event to foretell comes; where that is not to be seen, any time."""
-        last = stream.last
-        if self._targeted and at is None:
-            raise ValueError('at must hold a time for each group: this model was fitted with information="target_time"')
-        if not self._targeted and at is not None:
-            raise ValueError('at is for information="target_time": this model knows the past alone')
-        if at is None:
-            return last
-        when, clock = times_of(at, "at")
-        if len(when) != len(last):
-            raise ValueError(f"at must hold a time for each of {len(last)} groups, got {len(when)}")
-        if clock != self.clock_:
-            raise ValueError(f"at must be {self.clock_}, as times are, got {clock}")
-        if (when < last).any():
-            raise ValueError(
-                f"at must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
-            )
-        return when
+        self._write(path, *self._saved(contexts))

@@ -1,4 +1,4 @@
-"""The network of an EventModel: events and their times to the next event, and to the time until it comes."""
+"""The network of an EventModel: predicts the type and the time of the next event."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from keyquery.layers.time import TimeCode
 TIMES = ("mercer", "bochner", "positions")
 COMPONENTS = 8  # of the mixture
 DEGREE, PERIODS = 2, 6  # of Mercer's Fourier series
-KNOTS = 17  # of the function of a gap, quantiles of those in the data
-LEAST = 0.01  # between knots, of log gaps
-SEEN = 1000  # windows that time kernels are started from
+KNOTS = 17  # of the piecewise-linear function of a gap, at quantiles of the data
+LEAST = 0.01  # least distance of knots, in log gaps
+SEEN = 1000  # windows that time encodings are initialised from
 
 
 class EventNetwork(nn.Module):
-    """What follows each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
+    """Predictions after each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
 
-    Events are embeddings plus sines of their place, and see themselves and those before them. With `time` other than
-    "positions" a function of the time since the event before is added, and blocks attend with `kq.TimeAttention`. With
-    `targeted`, what the next type is asked of is a token of its own at the time of the event to predict, which knows
-    that time and the events before, and which no other token sees; the gap is told by the event before, which does not
-    know it. Attention counts time from the first event of the window, or with `calendar` from 0.
+    Events are type embeddings plus sinusoidal positions, with causal attention. With `time` other than "positions" a
+    function of the time since the previous event is added, and blocks use `kq.TimeAttention`. With `targeted`, the next
+    type is predicted by a separate query token at the time of the next event, which sees that time and the past and is
+    seen by no other token; the gap is predicted by the previous event, which does not see it. Attention measures time
+    from the first event of the window, or with `calendar` from 0.
 
     >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
     >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
@@ -70,7 +70,7 @@ class EventNetwork(nn.Module):
         real: Bool[Tensor, "batch n"],
         next_times: Float64[Tensor, "batch n"] | None = None,
     ) -> tuple[Float[Tensor, "batch n types"], Mixture]:
-        """Logits of the next type, and the distribution of the time to it; `next_times` where it is targeted."""
+        """Logits of the next type and the distribution of the gap; `next_times` is needed if targeted."""
         n, width = types.shape[1], self.types.embedding_dim
         at = places(n + 1, width, types.device)
         x = self.types(types) + at[:n]
@@ -97,7 +97,7 @@ class EventNetwork(nn.Module):
     def begin(
         self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows
     ) -> None:
-        """Start where types and gaps are as frequent as in the data, and time kernels are as wide as its gaps."""
+        """Initialise output biases and time encodings from the frequencies of types and gaps in the data."""
         self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
         tied = gaps <= self.floor
         spread = max(float(np.log(gaps[~tied]).std()) / 2, 0.1)
@@ -118,8 +118,8 @@ class EventNetwork(nn.Module):
 class Since(nn.Module):
     """A learned function of the time g since another event, (…, width), piecewise linear in log g.
 
-    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, where the knots c are quantiles of the data's log gaps: gaps
-    are spread over many scales, of which a few sines would tell only some apart.
+    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, with knots c at quantiles of the log gaps of the data, since
+    gaps span many scales, which a few sines do not resolve.
 
     >>> Since(16)(torch.rand(2, 5).double()).shape
     torch.Size([2, 5, 16])
@@ -140,10 +140,10 @@ class Since(nn.Module):
 
     @torch.no_grad()
     def begin(self, gaps: Float64[np.ndarray, " pairs"]) -> None:
-        """Put the knots where the gaps are."""
+        """Set the knots to quantiles of the gaps."""
         logs = np.log(np.maximum(gaps, self.floor))
         found = np.quantile(logs, np.linspace(0, 1, KNOTS))
-        # Where many gaps are the same, knots would stand on each other.
+        # If many gaps are equal, quantiles coincide.
         self.knots.copy_(torch.from_numpy(found + LEAST * np.arange(KNOTS)))
 
 
@@ -160,7 +160,7 @@ def _block(width: int, heads: int, time: str, how: str, dropout: float) -> Block
 
 
 def _targeted(real: Bool[Tensor, "batch n"]) -> Bool[Tensor, "batch m m"]:
-    """Who sees whom among n events and, behind them, n moments: events those before, a moment these and itself."""
+    """Attention mask of n events followed by n query tokens: events see the past, a query token the past and itself."""
     n = real.shape[1]
     past = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
     seen = past & real.unsqueeze(1)

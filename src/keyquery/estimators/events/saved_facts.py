@@ -1,4 +1,4 @@
-"""What a saved EventModel must hold to be one: facts that a forged or broken file would have wrong."""
+"""Validation of the facts of a saved EventModel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_facts(
     classes: Shaped[np.ndarray, " classes"],
     transitions: Shaped[np.ndarray, ...],
 ) -> None:
-    """Refuse what no fit gives, one sentence each.
+    """Raise ValueError for facts that no fit produces.
 
     >>> check_facts({"scale": 0.0, "floor": 1e-3}, np.array([0, 1]), np.zeros((2, 2), int))
     Traceback (most recent call last):

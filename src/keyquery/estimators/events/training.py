@@ -1,4 +1,4 @@
-"""How an EventModel's network learns: what each event costs, groups that are held out, and what is right in the end."""
+"""Training of an EventModel: losses, validation split and metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def learn(
     seed: int,
     progress: Progress,
 ) -> list[dict[str, float]]:
-    """Train in place on windows of groups (`owners`), a share of them held out, and say how it went, a row an epoch."""
+    """Train in place on windows of groups (`owners`), with a validation split of groups; returns one row per epoch."""
     names = np.unique(owners)
     _, held = hold_out(np.zeros(len(names)), holdout, seed)
     apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
@@ -62,13 +62,13 @@ def learn(
 
 
 def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch types"], Mixture]:
-    """What follows the one event of each row that counts: logits, and the gap."""
+    """Logits and gap distribution after the one counted event of each row."""
     logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
     return logits[batch.counted].float(), mixture.at(batch.counted)
 
 
 def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every event that counts: cross-entropy of its type, −log-likelihood of its gap, and whether it is right.
+    """Per counted event: cross-entropy of its type, negative log-likelihood of its gap, and whether it is correct.
 
     All (count,), in nats; gaps in units of the median gap.
     """
@@ -85,7 +85,7 @@ def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def judged(model: nn.Module, windows: Windows, size: int) -> dict[str, float]:
-    """Means over all events to predict: accuracy, and −log-likelihoods of type and gap."""
+    """Means over all predicted events: accuracy, and negative log-likelihoods of type and gap."""
     model.eval()
     sums, count = torch.zeros(3, dtype=torch.float64), 0
     for batch in windows.batches(size):

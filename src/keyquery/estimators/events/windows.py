@@ -1,4 +1,4 @@
-"""Streams of events cut into windows, every event to predict in one of them, and batches of those."""
+"""Windows of event streams, in which every event is predicted once, and batches of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keyquery.estimators.inputs.event_streams import Stream
 
 
 class Clock(NamedTuple):
-    """How times are told within: in units of `scale`, since `start` for all, or since each group's first event."""
+    """The internal clock: units of `scale`, measured from `start`, or from the first event of each group."""
 
     scale: float
     start: float | None = None
 
     def begin(self, stream: Stream) -> Float64[np.ndarray, " groups"]:
-        """When time begins, for each group; small numbers keep more of the gaps.
+        """The origin of time of each group; small numbers keep more digits of the gaps.
 
         >>> from keyquery.estimators.inputs.event_streams import stream_of
         >>> stream = stream_of(["a", "b"], [7.0, 9.0], [0, 1])
@@ -31,14 +31,14 @@ class Clock(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Events that are seen, and for each of them the one that follows; times in units of the median gap."""
+    """Input events and for each the next event; times in units of the median gap."""
 
     types: Int[Tensor, "batch n"]
     times: Float64[Tensor, "batch n"]
     real: Bool[Tensor, "batch n"]
     next_types: Int[Tensor, "batch n"]
     next_times: Float64[Tensor, "batch n"]
-    counted: Bool[Tensor, "batch n"]  # the following event is predicted here, and in no other window
+    counted: Bool[Tensor, "batch n"]  # the next event is predicted here, and in no other window
 
     @property
     def gaps(self) -> Float64[Tensor, "batch n"]:
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Stretches of one long stream.
+    """Slices of one long stream.
 
     Window w sees the `lengths[w]` events from `starts[w]` on, and counts them from its `skips[w]`-th.
     """
@@ -69,7 +69,7 @@ class Windows(NamedTuple):
         times, following_times = self.times[at], self.times[following]
         return Batch(
             self.types[at].where(real, 0),
-            times.where(real, times[:, :1]),  # padding stands where the window begins, far from overflow
+            times.where(real, times[:, :1]),  # padding has the time of the window's first event
             real,
             self.types[following].where(real, 0),
             following_times.where(real, times[:, :1]),
@@ -77,7 +77,7 @@ class Windows(NamedTuple):
         )
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All windows, a few at a time, the longest first, so that little is padding."""
+        """Batches of all windows, longest first, to minimise padding."""
         order = torch.argsort(self.lengths, descending=True, stable=True)
         for first in range(0, len(order), size):
             yield self.take(order[first : first + size])
@@ -92,8 +92,8 @@ def cut(
 ) -> tuple[Windows, Int[np.ndarray, " windows"]]:
     """Windows of at most `window` events, and the number of the group of each.
 
-    A group of more is cut into windows that overlap by half: what follows an event is predicted once, in the first
-    window that holds it, so that only those near the beginning of the group have fewer than half a window before them.
+    Longer groups are cut into windows that overlap by half: each next event is predicted once, in the first window that
+    holds it, so that only the first events of a group have less than half a window of history.
 
     >>> from keyquery.estimators.inputs.event_streams import stream_of
     >>> stream = stream_of(range(11), range(11))
@@ -116,7 +116,7 @@ def cut(
 
 
 def ends(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str) -> Windows:
-    """For each group its last `window` events, of which only the last is counted: what follows it is not known."""
+    """The last `window` events of each group, of which only the last is counted."""
     lengths = np.minimum(stream.lengths, window)
     starts = stream.offsets[1:] - lengths
     made = (torch.from_numpy(part.copy()).to(device) for part in (starts, lengths, lengths - 1))

@@ -1,1 +1,1 @@
-"""Data as users have them, to tensors as networks want them."""
+"""Validation and conversion of user data to tensors."""

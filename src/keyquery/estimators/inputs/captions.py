@@ -1,4 +1,4 @@
-"""Captions as numbers of words, by a vocabulary that is learned from them."""
+"""Captions as word ids, with a vocabulary built from them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-PAD, MASK = 0, 1  # what stands after the end of shorter texts, and for words that are hidden or not known
-FIRST = 2  # the number of the first word
+PAD, MASK = 0, 1  # padding, and masked or unknown words
+FIRST = 2  # id of the first word
 PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[^\w\s]|_")
 
 
 class Vocabulary:
-    """Words of texts, in small letters, the most frequent first; signs are words, too. A word not known is hidden.
+    """Lower-case words and punctuation marks, most frequent first. Unknown words are [MASK].
 
     >>> words = Vocabulary.of(["A cat.", "a dog"])
     >>> words.names, words.encode("A bird!").tolist()
@@ -38,11 +38,11 @@ class Vocabulary:
         return cls(sorted(counts, key=lambda word: (-counts[word], word)))
 
     def __len__(self) -> int:
-        """How many numbers there are, those of padding and of hidden words among them."""
+        """Number of ids, including padding and mask."""
         return FIRST + len(self.names)
 
     def encode(self, text: str) -> Int[np.ndarray, " words"]:
-        """The number of each word."""
+        """The id of each word."""
         return np.array([self._numbers.get(word, MASK) for word in cut(text)], dtype=np.int64)
 
     def batch(self, texts: Sequence[str]) -> Int[Tensor, "batch longest"]:
@@ -52,7 +52,7 @@ class Vocabulary:
 
 
 def cut(text: str) -> list[str]:
-    """The words of a text, in small letters.
+    """The lower-case words of a text.
 
     >>> cut("The dog's left of it.")
     ['the', "dog's", 'left', 'of', 'it', '.']
@@ -61,7 +61,7 @@ def cut(text: str) -> list[str]:
 
 
 def texts_of(texts: Any) -> list[str]:
-    """Texts, checked: a list, each with at least one word.
+    """Validated texts: a list, each with at least one word.
 
     >>> texts_of(["a cat", "  "])
     Traceback (most recent call last):

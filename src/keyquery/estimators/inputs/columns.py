@@ -1,4 +1,4 @@
-"""Columns as users have them, lists, arrays, of pandas or pyarrow, to labels and to times, none of them missing."""
+"""Columns (lists, arrays, pandas, pyarrow) to labels and times, without missing values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from keyquery.estimators.base import LABELS, is_missing
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SHORT = 100  # steps of a short float that half of all gaps should have at least
+SHORT = 100  # the median gap should be at least this many float spacings
 
 
 def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
@@ -46,10 +46,10 @@ def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
 
 
 def times_of(values: Any, name: str = "times") -> tuple[Float64[np.ndarray, " n"], str]:
-    """Times as float64, and the clock they are of: numbers as they are, dates and spans in seconds.
+    """Times as float64, and their clock: "numbers" unchanged, "dates" and "spans" in seconds.
 
-    Dates with time zones become UTC, whatever their zones; dates without are taken as UTC, and do not go with others.
-    What differs and becomes the same, integers from 2⁵³ on and dates within a microsecond, is warned of.
+    Dates with time zones are converted to UTC; dates without are taken as UTC, and cannot be mixed with others. Warns
+    if distinct times become equal: integers from 2⁵³ on, and dates within a microsecond.
 
     >>> times_of(np.array(["1970-01-02", "1970-01-01T00:00:00.5"], dtype="datetime64[ms]"))
     (array([8.64e+04, 5.00e-01]), 'dates')
@@ -77,7 +77,7 @@ def times_of(values: Any, name: str = "times") -> tuple[Float64[np.ndarray, " n"
 
 
 def told(times: Float64[np.ndarray, " n"], clock: str) -> Shaped[np.ndarray, " n"]:
-    """Times as they are given out: numbers as they are, seconds as dates in UTC or as spans.
+    """Times in the user's format: numbers unchanged, seconds as UTC dates or as spans.
 
     >>> told(np.array([0.5]), "dates")
     array(['1970-01-01T00:00:00.500000'], dtype='datetime64[us]')
@@ -107,7 +107,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _from_list(values: Sequence[Any]) -> np.ndarray:
-    """A list as it is: numpy would turn numbers beside texts into texts, and nothing into a text too."""
+    """A list as an object array; numpy would convert numbers beside texts, and None, to texts."""
     found = np.empty(len(values), dtype=object)
     found[:] = values
     plain = {type(value) for value in values} if len(values) else {float}
@@ -124,7 +124,7 @@ def _refuse_missing(name: str, missing: Any) -> None:
 
 
 def _of_objects(name: str, values: list[Any]) -> tuple[np.ndarray, str]:
-    """Dates, spans or numbers out of Python's own objects, or of numpy's and pandas' one by one."""
+    """Dates, spans or numbers from Python, numpy or pandas scalars."""
     dates = [isinstance(one, (date, np.datetime64)) for one in values]
     spans = [isinstance(one, (timedelta, np.timedelta64)) for one in values]
     for kind, clock, found in ((dates, "dates", _seconds), (spans, "spans", _spans)):
@@ -170,7 +170,7 @@ def _spans(spans: list[Any]) -> Float64[np.ndarray, " n"]:
 
 
 def _microseconds(name: str, found: np.ndarray) -> np.ndarray:
-    """Dates and spans by the microsecond; those that do not fit would silently become others."""
+    """Dates and spans in microseconds; raises if they overflow."""
     kind = found.dtype.kind
     if np.datetime_data(found.dtype)[0] == "generic":
         raise ValueError(f"{name} must have a unit, such as timedelta64[s], got {found.dtype}")
@@ -181,7 +181,7 @@ def _microseconds(name: str, found: np.ndarray) -> np.ndarray:
 
 
 def _tell_lost(name: str, given: np.ndarray, found: Float64[np.ndarray, " n"]) -> None:
-    """Warn where what was given differs and what was found does not, or where short floats have steps like gaps."""
+    """Warn if distinct times become equal, or if the float spacing is comparable to the gaps."""
     fine = given.dtype.kind in "mM" and np.datetime_data(given.dtype)[0] in ("ns", "ps", "fs", "as")
     large = given.dtype.kind in "iu" and len(given) and np.abs(found).max() > 2**53
     if (fine or large) and (lost := len(np.unique(given)) - len(np.unique(found))):

@@ -1,4 +1,4 @@
-"""Timed events as users have them, long columns with a group for each row, to streams sorted by group and time."""
+"""Event columns in long format to streams sorted by group and time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keyquery.estimators.inputs.columns import labels_of_column, times_of
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Events of all groups, one group after the other, each in the order of time.
+    """Events of all groups, group by group, sorted by time.
 
-    Group g has the rows from offsets[g] up to offsets[g + 1] and the name groups[g]; groups stand in the order in which
-    they first appear. `clock` says what times are: "numbers" as they were given, or seconds, of "dates" (since 1970,
-    UTC) or "spans". `moved` counts the events that were given behind a later one of their group.
+    Group g has the rows offsets[g] to offsets[g + 1] and the name groups[g]; groups are in order of first appearance.
+    `clock` is the format of times: "numbers", or seconds of "dates" (since 1970, UTC) or "spans". `moved` is the number
+    of events that came after a later one of their group.
     """
 
     types: Shaped[np.ndarray, " n"]
@@ -30,17 +30,17 @@ class Stream:
 
     @property
     def lengths(self) -> Int[np.ndarray, " groups"]:
-        """How many events each group has."""
+        """Number of events per group."""
         return np.diff(self.offsets)
 
     @property
     def last(self) -> Float64[np.ndarray, " groups"]:
-        """When each group's last event was."""
+        """Time of the last event per group."""
         return self.times[self.offsets[1:] - 1]
 
     @property
     def inside(self) -> Shaped[np.ndarray, " pairs"]:
-        """True for each event but the last that the next one is of the same group, (n − 1,)."""
+        """Whether the next event is of the same group, (n − 1,)."""
         same = np.ones(max(len(self.times) - 1, 0), dtype=bool)
         same[self.offsets[1:-1] - 1] = False
         return same
@@ -90,7 +90,7 @@ def longer(
     kinds: Int[np.ndarray, " groups"],
     when: Float64[np.ndarray, " groups"],
 ) -> tuple[Stream, Int[np.ndarray, " more"]]:
-    """A stream, by the numbers of its types, with one event more at the end of each group."""
+    """A stream and its type codes with one event appended to each group."""
     ends = stream.offsets[1:]
     made = np.insert(codes, ends, kinds)
     offsets = stream.offsets + np.arange(len(stream.offsets))
@@ -105,7 +105,7 @@ def _tell_backwards(moved: int, first: int, strict: bool) -> None:
 
 
 def learnable(stream: Stream, classes: Shaped[np.ndarray, " classes"]) -> Float64[np.ndarray, " pairs"]:
-    """The gaps, where something can be learned of them and of types.
+    """The inter-event times; raises if neither they nor the types can be modelled.
 
     >>> learnable(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]), np.array(["a", "b"]))
     array([1., 3.])

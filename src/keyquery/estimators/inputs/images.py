@@ -1,4 +1,4 @@
-"""Images of any size and mode as one array: uint8, in colour, of one size."""
+"""Images of any size and mode as one uint8 RGB array of one size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANNELS = {1: "grey", 2: "grey and alpha", 3: "colour", 4: "colour and alpha"}
 
 
 def images_of(images: Any, size: int) -> UInt8[Tensor, "n 3 size size"]:
-    """Images, checked, in colour, `size` pixels high and wide, by antialiased bilinear interpolation; alpha is dropped.
+    """Validated RGB images, resized to `size` × `size` pixels by antialiased bilinear interpolation; alpha is dropped.
 
     `images` is an array (n, h, w) or (n, h, w, c), what `kq.data.load_images` gives, or a list of arrays (h, w) or
     (h, w, c), of images of Pillow, and of paths, of any sizes. Arrays are uint8, or floats from 0 to 1.
@@ -32,7 +32,7 @@ def images_of(images: Any, size: int) -> UInt8[Tensor, "n 3 size size"]:
     if isinstance(images, Tensor):
         images = images.detach().cpu().numpy()
     if isinstance(images, np.ndarray) and images.dtype != object:
-        alone = images.ndim == 3 and images.shape[-1] in (3, 4)  # a colour image: nobody has grey ones 3 pixels wide
+        alone = images.ndim == 3 and images.shape[-1] in (3, 4)  # one RGB image, not greyscale images 3 pixels wide
         if images.ndim not in (3, 4) or alone:
             raise ValueError(f"images must be (n, h, w) or (n, h, w, c), got {images.shape}: one alone is [image]")
         return _sized(_colour("images", images if images.ndim == 4 else images[..., None]), size)
@@ -48,7 +48,7 @@ def images_of(images: Any, size: int) -> UInt8[Tensor, "n 3 size size"]:
 def _one(name: str, image: Any) -> UInt8[np.ndarray, "1 h w 3"]:
     if isinstance(image, (str, Path)):
         return read_image(image)[None]
-    if hasattr(image, "convert") and hasattr(image, "mode"):  # an image of Pillow
+    if hasattr(image, "convert") and hasattr(image, "mode"):  # a Pillow image
         return _colour(name, pixels_of(name, image)[None])
     given = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
     if given.ndim not in (2, 3):

@@ -1,4 +1,4 @@
-"""Tables and sequences as users have them, to points: one a row, or one a step of a sequence."""
+"""Tables and sequences to points: one per row, or one per time step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from keyquery.estimators.inputs import sequences, tables
 
 
 class Points(NamedTuple):
-    """Steps of all samples, one sample after the other, and the sample that each is a step of."""
+    """Time steps of all samples, concatenated, and the sample of each."""
 
     values: Float64[np.ndarray, "points features"]
     owner: Int[np.ndarray, " points"]
-    names: list[str] | None  # of features, where X told them
+    names: list[str] | None  # of the features, if X has names
 
     @property
     def samples(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return int(self.owner[-1]) + 1
 
     def of(self, samples: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " points"]:

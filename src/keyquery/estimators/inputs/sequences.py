@@ -1,4 +1,4 @@
-"""Series as users have them, to padded tensors as networks want them."""
+"""Time series to padded, standardised tensors."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Padded(NamedTuple):
         return Padded(self.values[index, :length], real[:, :length])
 
     def batches(self, size: int) -> Iterator[Padded]:
-        """All series, a few at a time."""
+        """All series in batches."""
         for first in range(0, len(self.values), size):
             yield self.take(torch.arange(first, min(first + size, len(self.values)), device=self.values.device))
 
     def alike(self, size: int) -> list[Int[Tensor, " some"]]:
-        """Which series to take together, a few at a time, none of them more than twice as long as another of its batch.
+        """Batches of series whose lengths differ by at most a factor of two.
 
         >>> real = torch.arange(8) < torch.tensor([[8], [2], [3], [1]])
         >>> [some.tolist() for some in Padded(real.unsqueeze(-1).float(), real).alike(16)]
@@ -51,9 +51,9 @@ class Padded(NamedTuple):
 
 
 def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
-    """A list of arrays (length, dims), out of such a list, an array (n, length, dims) or (n, length), or a Series.
+    """A list of arrays (length, dims) from such a list, an array (n, length, dims) or (n, length), or a Series.
 
-    Every series has the same dims and at least one value; NaN is a value that is missing.
+    Every series has the same dims and at least one value; NaN is a missing value.
 
     >>> [one.shape for one in series_of([[1.0, 2.0, 3.0], [4.0]])]
     [(3, 1), (1, 1)]
@@ -91,7 +91,7 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
 
 
 def columns_of(X: Any) -> list[str] | None:
-    """The names of dims, where X is a list of data frames; None where it is anything else.
+    """The column names if X is a list of data frames, else None.
 
     >>> columns_of([[1.0, 2.0]]) is None
     True
@@ -161,7 +161,7 @@ def _one(number: int, one: Any) -> np.ndarray:
 
 
 def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], what: str = "X") -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (dims,) of all values that are there; 1 where a dimension does not vary.
+    """Mean and standard deviation (dims,), ignoring NaN; a constant dimension has standard deviation 1.
 
     >>> statistics([np.array([[1.0], [np.nan]]), np.array([[3.0]])])
     (array([2.]), array([1.]))
@@ -170,18 +170,28 @@ def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], what: str = "X")
     there = ~np.isnan(values)
     counts = np.maximum(there.sum(0), 1)
     mean = np.where(there, values, 0.0).sum(0) / counts
-    with np.errstate(over="ignore"):  # what is infinite is told below
+    with np.errstate(over="ignore"):  # infinities are reported below
         spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
     if not (np.isfinite(mean).all() and np.isfinite(spread).all()):
         raise ValueError(f"{what} holds values too large to be standardised: their squares are infinite")
-    still = spread <= 1e-9 * np.abs(mean)  # what does not vary, but for rounding
-    return mean, np.where(still | (spread == 0), 1.0, spread)
+    constant = spread <= 1e-9 * np.abs(mean)  # up to rounding
+    return mean, np.where(constant | (spread == 0), 1.0, spread)
+
+
+def restored_statistics(tensors: dict[str, Tensor], axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and scale of a saved estimator, removed from its tensors and validated; `axis` names them in errors."""
+    mean, scale = tensors.pop("mean"), tensors.pop("scale")
+    if not all(tensor.isfinite().all() for tensor in (mean, scale)):
+        raise ValueError("mean or scale holds NaN or infinity")
+    if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
+        raise ValueError(f"mean and scale must be ({axis},), and scale above 0")
+    return mean.double().numpy(), scale.double().numpy()
 
 
 def padded(series: Sequence[np.ndarray], mean: np.ndarray, scale: np.ndarray, device: str = "cpu") -> Padded:
-    """Series standardised and filled up with 0 to the longest; a value that is missing is 0 too, the mean.
+    """Series standardised and zero-padded to the longest; missing values are 0, the mean.
 
-    Values beyond single precision become infinite, as the network's outputs then are not finite either.
+    Values beyond float32 become infinite; the outputs of the network are then not finite either.
     """
     lengths = [len(one) for one in series]
     values = np.zeros((len(series), max(lengths), len(mean)), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Tables as users have them, with numbers, categories and gaps, to tensors as networks want them."""
+"""Tables with numeric, categorical and missing values to tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SHOWN = 5  # names that an error lists
 
 
 class Rows(NamedTuple):
-    """Entries of a table: a standardised number or the code of a category; `hidden` where neither is to be seen."""
+    """Entries of a table: a standardised number or a category code; `hidden` if missing or masked."""
 
     values: Float[Tensor, "*batch d"]
     codes: Int[Tensor, "*batch d"]
     hidden: Bool[Tensor, "*batch d"]
 
     def take(self, index: Any) -> Rows:
-        """Some rows."""
+        """A subset of the rows."""
         chosen = torch.as_tensor(index, device=self.hidden.device)
         return Rows(*(part[chosen] for part in self))
 
@@ -37,13 +37,13 @@ class Rows(NamedTuple):
         return Rows(*(part.to(device) for part in self))
 
     def within(self) -> Rows:
-        """As a batch of one table."""
+        """With a batch dimension of 1."""
         return Rows(*(part.unsqueeze(0) for part in self))
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column as it was in training: its mean and standard deviation, or its categories."""
+    """A column of the training data: mean and standard deviation, or categories."""
 
     name: str
     mean: float = 0.0
@@ -52,14 +52,14 @@ class Field:
 
     @property
     def size(self) -> int:
-        """How many categories; 0 of a column of numbers."""
+        """Number of categories; 0 for a numeric column."""
         return len(self.categories or ())
 
 
 class Columns(NamedTuple):
     """Columns of one length: float64 with NaN, or objects, texts with None, where values are categories."""
 
-    names: list[str] | None  # where the table has told them
+    names: list[str] | None  # if the table has names
     values: list[Shaped[np.ndarray, " n"]]
 
     @property
@@ -94,8 +94,8 @@ def columns_of(X: Any) -> Columns:
     if array.ndim == 0:
         raise ValueError(f"X must be a table (rows, columns), got {type(X).__name__}")
     if array.ndim != 2:
-        told = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
-        raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {told}")
+        hint = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
+        raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {hint}")
     _require_some(array.shape)
     return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
 
@@ -223,10 +223,10 @@ def check_features(name: str, known: tuple[Any, int], given: tuple[list[str] | N
     (old, count), (new, found) = known, given
     if old is not None and new is not None and list(old) != new:
         strange, lost = [n for n in new if n not in old], [n for n in old if n not in new]
-        told = _listed("Feature names unseen at fit time", strange)
-        told += _listed("Feature names seen at fit time, yet now missing", lost)
-        told = told or "Feature names must be in the same order as they were in fit.\n"
-        raise ValueError(f"The feature names should match those that were passed during fit.\n{told}")
+        message = _listed("Feature names unseen at fit time", strange)
+        message += _listed("Feature names seen at fit time, yet now missing", lost)
+        message = message or "Feature names must be in the same order as they were in fit.\n"
+        raise ValueError(f"The feature names should match those that were passed during fit.\n{message}")
     if found != count:
         raise ValueError(f"X has {found} features, but {name} is expecting {count} features as input")
     if (old is None) != (new is None):
@@ -240,7 +240,7 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def fields_of(columns: Columns) -> list[Field]:
-    """What encoding needs to know of each column: of all values that are there.
+    """Statistics or categories of each column, from its non-missing values.
 
     >>> fields_of(columns_of([[1.0, "red"], [3.0, "blue"]]))[1]
     Field(name='1', mean=0.0, scale=1.0, categories=('blue', 'red'))
@@ -256,7 +256,7 @@ def fields_of(columns: Columns) -> list[Field]:
 
 
 def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
-    """Columns as rows of tensors (n, d). A category that training did not have counts as missing, with a warning."""
+    """Columns as tensors (n, d). A category unseen in training is treated as missing, with a warning."""
     n, d = len(columns.values[0]), len(fields)
     values, codes = np.zeros((n, d), dtype=np.float32), np.zeros((n, d), dtype=np.int64)
     hidden = np.zeros((n, d), dtype=bool)

@@ -1,12 +1,11 @@
-"""What NPTClassifier and NPTRegressor share: all but what a target is."""
+"""Base class of NPTClassifier and NPTRegressor."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -17,17 +16,7 @@ from torch import Tensor
 
 from keyquery.capture.load import pick_device
 from keyquery.data.tables import Table
-from keyquery.estimators.base import (
-    Estimator,
-    check_sizes,
-    filled,
-    hold_out,
-    is_missing,
-    read_fitted,
-    seed_of,
-    seeded,
-    write_fitted,
-)
+from keyquery.estimators.base import SavedEstimator, check_sizes, hold_out, is_missing, seed_of, seeded
 from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, named
 from keyquery.estimators.npt.explanation import NPTExplanation, lean
 from keyquery.estimators.npt.memory import require_room
@@ -43,7 +32,7 @@ Own = TypeVar("Own", bound="Datapoints")
 
 
 class Coded(NamedTuple):
-    """The targets that are there, as a column of the table."""
+    """The non-missing targets, encoded as a column of the table."""
 
     field: Field
     values: Float[np.ndarray, " n"]
@@ -51,33 +40,33 @@ class Coded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A context as it was read, and of which weights and rows that is, each with how often it was written to."""
+    """Cached keys and values of the support set, with the weights and rows, and their versions, they were made of."""
 
     device: torch.device
     of: list[tuple[ReferenceType[Tensor], int]]
     memories: list[Memory]
 
     def holds(self, tensors: list[Tensor]) -> bool:
-        """Whether it is of these tensors, as they are now."""
+        """Whether the cache is valid for these tensors in their current state."""
         pairs = zip(self.of, tensors, strict=False)
-        same = all(one() is tensor and count == tensor._version for (one, count), tensor in pairs)
+        same = all(reference() is tensor and count == tensor._version for (reference, count), tensor in pairs)
         return same and len(self.of) == len(tensors)
 
 
-READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # apart from estimators, which predicting leaves as is
+READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # kept outside, so that predict changes no estimator
 
 
-class Datapoints(Estimator, ABC):
-    """A table, and a context of its rows that predictions attend to."""
+class Datapoints(SavedEstimator):
+    """A table model with a support set: training rows that predictions attend to."""
 
     plan: ClassVar[Plan] = Plan()
     network_: TableNetwork
     fields_: list[Field]  # of all columns, the target last
-    context_: Rows  # rows that predictions attend to, with their targets
-    context_rows_: Shaped[np.ndarray, " m"]  # where those stood in X
+    context_: Rows  # the support set: rows that predictions attend to, with their targets
+    context_rows_: Shaped[np.ndarray, " m"]  # their row numbers in X
     history_: list[dict[str, float]]
     n_features_in_: int
-    feature_names_in_: Shaped[np.ndarray, " d"]  # where X told them
+    feature_names_in_: Shaped[np.ndarray, " d"]  # if X has column names
 
     def __init__(
         self,
@@ -98,23 +87,23 @@ class Datapoints(Estimator, ABC):
         self.context, self.random_state, self.device, self.verbose = context, random_state, device, verbose
 
     def fit(self: Own, X: Any, y: Any = None) -> Own:
-        """Learn from a table and a target for each of its rows; y may be left out where X is a `kq.data.Table`."""
+        """Fit to a table X and targets y (n,). Default y: the target column, if X is a `kq.data.Table`."""
         self._check()
         device, columns = pick_device(self.device), columns_of(X)
         count = len(columns.values[0])
         y = target_of(X) if y is None else y
         there = self._there(y, count)
         some = y if there.all() else [value for value, is_there in zip(y, there, strict=True) if is_there]
-        given = self._given(some, int(there.sum()))
-        if len(given) < 2:
+        targets = self._given(some, int(there.sum()))
+        if len(targets) < 2:
             raise ValueError(
-                f"X has {count} sample(s), {len(given)} of them with a target, and at least 2 are required: rows "
+                f"X has {count} sample(s), {len(targets)} of them with a target, and at least 2 are required: rows "
                 "attend to other rows"
             )
         seed = seed_of(self.random_state)
-        share = self.plan.holdout if len(given) >= self.plan.least else 0.0
-        learned, held = hold_out(self._strata(given), share, seed)
-        coded = self._coded(given, learned)
+        share = self.plan.holdout if len(targets) >= self.plan.least else 0.0
+        learned, held = hold_out(self._strata(targets), share, seed)
+        coded = self._coded(targets, learned)
         fields = [*fields_of(columns), coded.field]
         samples = self._samples(encode(columns, fields[:-1]), coded, there, learned, held)
         network, history = self._learned(fields, samples, device, seed)
@@ -122,7 +111,7 @@ class Datapoints(Estimator, ABC):
         self.network_, self.fields_, self.history_ = network, fields, history
         self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
         self._keep_columns(columns.names, len(columns.values))
-        self._keep(given)
+        self._keep(targets)
         self.params_ = self._plain_params()
         return self
 
@@ -141,39 +130,50 @@ class Datapoints(Estimator, ABC):
         return network, history
 
     def explain(self, row: Any, rows: int = 10) -> NPTExplanation:
-        """Which training rows and which columns the prediction of one row leans on, as a Reading with a picture.
+        """Which training rows and columns the prediction of one row depends on.
 
-        A row's attention is the mean over layers and heads. Its effect, and a column's, is by how much the prediction
-        changes without it: of a class its log-odds, of a number the number itself. Without a column: its entry of
-        `row` is hidden. Without a training row: the context is read without it; that is tried for the `rows` which
-        have the most attention.
+        The attention to a training row is the mean over layers and heads. The effect of a row or column is the change
+        of the prediction (log-odds of the class, or the value) when it is ablated: the entry of the column is masked,
+        or the row is removed from the support set.
+
+        Parameters
+        ----------
+        row
+            One row of a table, such as X[:1].
+        rows
+            How many training rows, those with the most attention, are ablated. Default: 10.
+
+        Returns
+        -------
+        NPTExplanation
+            A Reading; `.plot()` draws it.
         """
         check_count("rows", rows, least=0)
         data = self._rows(row)
         if len(data.hidden) != 1:
-            raise ValueError(f"row must be one row of a table, such as X[:1], got {len(data.hidden)}")
+            raise ValueError(f"row must be a table with one row, such as X[:1], got {len(data.hidden)} rows")
         network, context = self.network_.to(data.hidden.device).eval(), self.context_.to(data.hidden.device)
         with bars(self.verbose) as progress:
-            found = lean(network, context, data, rows, self._odds, progress)
+            effects = lean(network, context, data, rows, self._odds, progress)
         names = [field.name for field in self.fields_[:-1]]
         shown = [self._entry(column, context) for column in range(len(names) + 1)]
         asked = [self._entry(column, data)[0] for column in range(len(names))]
         return NPTExplanation(
-            **self._told(found.said),
-            own=found.own,
+            **self._told(effects.said),
+            own=effects.own,
             columns=[
                 {"column": name, "value": value, "effect": effect}
-                for name, value, effect in zip(names, asked, found.columns, strict=True)
+                for name, value, effect in zip(names, asked, effects.columns, strict=True)
             ],
             rows=[
                 {
                     "row": int(self.context_rows_[place]),
-                    "attention": found.attention[place],
-                    "effect": found.rows.get(place),
+                    "attention": effects.attention[place],
+                    "effect": effects.rows.get(place),
                     "target": shown[-1][place],
                     "values": [column[place] for column in shown[:-1]],
                 }
-                for place in found.order
+                for place in effects.order
             ],
             provenance=provenance(
                 tensors=digests(self.network_.state_dict()),
@@ -182,51 +182,33 @@ class Datapoints(Estimator, ABC):
             ),
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write everything that predicting needs into one safetensors file: the rows of the context are in it."""
-        self._check_fitted()
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = {
-            "params": self.params_,
             "fields": [
                 [f.name, f.mean, f.scale, None if f.categories is None else list(f.categories)] for f in self.fields_
             ],
-            "history": self.history_,
             "named": hasattr(self, "feature_names_in_"),
             "published": self.plan.published,
             "points": self.plan.points,
             **self._facts(),
         }
-        tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
-        tensors |= {f"context.{name}": part for name, part in self.context_._asdict().items()}
-        tensors["context.rows"] = torch.from_numpy(self.context_rows_)
-        write_fitted(path, type(self).__name__, facts, tensors)
+        tensors = {f"context.{name}": part for name, part in self.context_._asdict().items()}
+        return facts, tensors | {"context.rows": torch.from_numpy(self.context_rows_)}
 
-    @classmethod
-    def load(cls: type[Own], path: str | Path, device: str | torch.device = "auto") -> Own:
-        """The estimator of a file that `save` wrote, to run on `device`."""
-        pick_device(device)
-        facts, tensors = read_fitted(path, cls.__name__)
-        try:
-            made = cls(**{**facts["params"], "device": device})
-            made._check()
-            made.params_, made.history_ = facts["params"], list(facts["history"])
-            made.fields_ = [
-                Field(str(name), float(mean), float(scale), None if of is None else tuple(map(str, of)))
-                for name, mean, scale, of in facts["fields"]
-            ]
-            if not all(math.isfinite(field.mean) and math.isfinite(field.scale) for field in made.fields_):
-                raise ValueError("the means and scales of its columns hold NaN or infinity")
-            made._take_context(tensors)
-            made._take(facts)
-            names = [field.name for field in made.fields_[:-1]]
-            made._keep_columns(names if facts["named"] else None, len(names))
-            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            shape = {"published": bool(facts["published"]), "points": int(facts["points"])}
-            sizes = [field.size for field in made.fields_]
-            made.network_ = filled(lambda: made._network(sizes, **shape), weights, made.depth)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        return made
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], TableNetwork], int]:
+        self.fields_ = [
+            Field(str(name), float(mean), float(scale), None if of is None else tuple(map(str, of)))
+            for name, mean, scale, of in facts["fields"]
+        ]
+        if not all(math.isfinite(field.mean) and math.isfinite(field.scale) for field in self.fields_):
+            raise ValueError("the means and scales of its columns hold NaN or infinity")
+        self._take_context(tensors)
+        self._take(facts)
+        names = [field.name for field in self.fields_[:-1]]
+        self._keep_columns(names if facts["named"] else None, len(names))
+        shape = {"published": bool(facts["published"]), "points": int(facts["points"])}
+        sizes = [field.size for field in self.fields_]
+        return lambda: self._network(sizes, **shape), self.depth
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -247,21 +229,21 @@ class Datapoints(Estimator, ABC):
             check_count("context", self.context, least=1, optional=True)
 
     def _there(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
-        """Which rows have a target; without `semi_supervised` all must."""
+        """Which rows have a target; all must, unless `semi_supervised`."""
         if y is None or np.ndim(y) != 1 or len(y) != count:
-            return np.ones(count, dtype=bool)  # what is wrong with it is told later
+            return np.ones(count, dtype=bool)  # the error is raised later
         there = np.array([value is not np.ma.masked and not is_missing(value) for value in y])
         if not self.semi_supervised and not there.all():
             raise ValueError(
                 f"y must have a target for every row, and row {there.argmin()} has none: "
-                "with semi_supervised=True such rows are learned from without one"
+                "set semi_supervised=True to train on rows without a target"
             )
         if not there.any():
-            raise ValueError(f"y holds no target at all: all {count} are missing")
+            raise ValueError(f"y has no targets: all {count} are missing")
         return there
 
     def _samples(self, rows: Rows, coded: Coded, there: np.ndarray, learned: np.ndarray, held: np.ndarray) -> Samples:
-        """The table with its targets; `learned` and `held` are places among those that have one."""
+        """The table with its targets; `learned` and `held` index the rows that have one."""
         count, known = len(there), np.flatnonzero(there)
         values, codes = np.zeros(count, dtype=np.float32), np.zeros(count, dtype=np.int64)
         values[known], codes[known] = coded.values, coded.codes
@@ -271,7 +253,7 @@ class Datapoints(Estimator, ABC):
         return Samples(whole, known[learned], known[held], bare)
 
     def _chosen(self, samples: Samples, seed: int) -> np.ndarray:
-        """Rows of the context: those learned from and those without a target, a sample of them, or with "all" more."""
+        """Rows of the support set: training and unlabelled rows, or a sample; "all" adds the validation split."""
         learned, bare = samples.learned, np.setdiff1d(samples.bare, samples.held)
         if self.context == "all":
             learned = np.sort(np.concatenate((learned, samples.held)))
@@ -279,7 +261,7 @@ class Datapoints(Estimator, ABC):
         if isinstance(self.context, str) or self.context is None or int(self.context) >= len(chosen):
             return chosen
         last = (samples.rows.codes + samples.rows.values)[chosen, -1].double().numpy()  # one of the two is 0
-        last[len(learned) :] = np.inf  # no target is a stratum, too
+        last[len(learned) :] = np.inf  # unlabelled rows are a stratum of their own
         return chosen[stratified(last, int(self.context), seed)]
 
     def _network(self, sizes: list[int], **shape: Any) -> TableNetwork:
@@ -292,15 +274,15 @@ class Datapoints(Estimator, ABC):
         self.context_rows_ = tensors.pop("context.rows").numpy()
         shape = (len(self.context_rows_), len(self.fields_))
         if any(part.shape != shape for part in self.context_) or self.context_.hidden.dtype != torch.bool:
-            raise ValueError("its context is not of its columns")
+            raise ValueError("the support set does not match the columns")
         most = torch.tensor([max(field.size, 1) for field in self.fields_])
         if (self.context_.codes < 0).any() or (self.context_.codes >= most).any():
-            raise ValueError("its context has categories that its columns do not have")
+            raise ValueError("the support set has categories that the columns do not have")
         if not self.context_.values.isfinite().all():
-            raise ValueError("its context holds NaN or infinity")
+            raise ValueError("the support set holds NaN or infinity")
 
     def _rows(self, X: Any) -> Rows:
-        """New rows, their targets hidden, on the device."""
+        """New rows with masked targets, on the device."""
         self._check_fitted()
         columns = columns_of(X)
         known = getattr(self, "feature_names_in_", None)
@@ -312,26 +294,26 @@ class Datapoints(Estimator, ABC):
         return whole.to(pick_device(self.device))
 
     def _memories(self, device: torch.device) -> list[Memory]:
-        """The context as new rows see it, read once, and again where weights have changed."""
+        """Keys and values of the support set in every layer; cached until the weights change."""
         network = self.network_.to(device).eval()
-        found, tensors = READ.get(self), [*network.parameters(), *self.context_]
-        if found is None or found.device != device or not found.holds(tensors):
+        cached, tensors = READ.get(self), [*network.parameters(), *self.context_]
+        if cached is None or cached.device != device or not cached.holds(tensors):
             memories = network.memories(self.context_.to(device).within())
-            found = READ[self] = Read(device, [(ref(tensor), tensor._version) for tensor in tensors], memories)
-        return found.memories
+            cached = READ[self] = Read(device, [(ref(tensor), tensor._version) for tensor in tensors], memories)
+        return cached.memories
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:
         data = self._rows(X)
         memories = self._memories(data.hidden.device)
         with bars(self.verbose) as progress:
-            found = answers(self.network_.to(data.hidden.device).eval(), data, memories, progress=progress)
-        if not found.isfinite().all():
+            outputs = answers(self.network_.to(data.hidden.device).eval(), data, memories, progress=progress)
+        if not outputs.isfinite().all():
             most = float(data.values.abs().max())
             raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")
-        return found.double().cpu()
+        return outputs.double().cpu()
 
     def _entry(self, column: int, rows: Rows) -> list[Any]:
-        """A column of rows as the user knows it, None where it is hidden."""
+        """A column in the user's units and categories, None where it is masked."""
         field = self.fields_[column]
         hidden = rows.hidden[:, column].tolist()
         if field.categories:
@@ -340,45 +322,45 @@ class Datapoints(Estimator, ABC):
         numbers = (rows.values[:, column].double() * field.scale + field.mean).tolist()
         return [None if h else number for h, number in zip(hidden, numbers, strict=True)]
 
-    # What a target is, each estimator says for itself.
+    # Handling of the target, which differs between classifier and regressor.
 
     @abstractmethod
     def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
-        """Targets, checked."""
+        """Validated targets."""
 
     @abstractmethod
     def _strata(self, given: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-        """What rows are held out by."""
+        """The strata of the validation split."""
 
     @abstractmethod
     def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        """Targets as a column; what is learned from them, from those that are learned from."""
+        """Targets as a column; statistics are those of the training split `learned`."""
 
     def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
-        """What a fit has learned of targets besides."""
+        """Set further fitted attributes of the target."""
 
     def _names(self) -> list[Any]:
-        """Of classes, as JSON holds them."""
+        """Class labels as JSON."""
         return []
 
     def _facts(self) -> dict[str, Any]:
-        """What else a file must hold."""
+        """Further facts to save."""
         return {}
 
     def _take(self, facts: Mapping[str, Any]) -> None:
-        """The same out of a file."""
+        """Restore the facts of `_facts`."""
 
     @abstractmethod
     def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
-        """What an effect is a difference of."""
+        """The quantity whose change is an effect: log-odds of the class, or the predicted value."""
 
     @abstractmethod
     def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
-        """What a prediction says, for a NPTExplanation."""
+        """The prediction, for a NPTExplanation."""
 
 
 def target_of(X: Any) -> Any:
-    """The target of a `kq.data.Table`."""
+    """The target column of a `kq.data.Table`, if it has one."""
     if not isinstance(X, Table) or X.target is None:
         return None
     values = X.values[X.target]

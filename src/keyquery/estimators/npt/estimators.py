@@ -1,4 +1,4 @@
-"""NPTClassifier and NPTRegressor: a table in, the targets of new rows out, by attention between datapoints."""
+"""NPTClassifier and NPTRegressor: tabular prediction by attention between datapoints (NPT)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,53 @@ from keyquery.estimators.inputs.sequences import statistics
 from keyquery.estimators.inputs.tables import Field
 from keyquery.estimators.npt.base import Coded, Datapoints, target_of
 
-FARTHEST = 1e18  # standard deviations from the mean, whose square single precision still holds
+FARTHEST = 1e18  # standard deviations from the mean; its square still fits float32
 
 
 class NPTClassifier(Datapoints):
-    """Classes of the rows of a table, by attention between datapoints: a row is told from what other rows are.
+    """Tabular classifier: a non-parametric transformer (NPT), in which rows attend to other rows.
 
-    X is a data frame, a `kq.data.Table`, an array or a list of rows; columns of numbers and of categories (texts,
-    booleans, pandas' own) are told apart, and values may be missing. The training rows are kept, and new rows attend to
-    them, never to each other: `predict` gives the same for a row whatever else is asked. `context` keeps a stratified
-    sample of so many in their place; "all" has those in it, too, that were held out to stop early.
+    Layers alternate between attention across rows and attention across columns. X is a data frame, a `kq.data.Table`,
+    an array or a list of rows, with numeric and categorical columns (text, booleans, pandas categories) and missing
+    values. The training rows are kept as a support set; new rows attend to it and never to each other, so that the
+    prediction for a row does not depend on the batch. A validation split is used for early stopping.
 
-    `kernel` is any of `kq.Attention`. `row_attention` is "full", "induced", whose cost grows with the number of rows
-    and not with its square, or "none", which tells each row from its own entries. With `semi_supervised`, y may be
-    missing (None, NaN): such rows are seen without a target, and so are those held out.
+    Parameters
+    ----------
+    embedding, depth, heads
+        Embedding size per entry, layers and heads. Default: 64, 8, 8.
+    steps
+        Training steps. Default: 2000.
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    row_attention
+        "full"; "induced", through inducing points, with a cost linear in the number of rows; or "none", attention
+        within each row only. Default: "full".
+    semi_supervised
+        Allow missing targets (None, NaN): such rows, and the validation split, are seen without a target.
+        Default: False.
+    context
+        Size of the support set, a stratified sample; "all" adds the validation split. Default: all training rows.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
 
+    Raises
+    ------
+    MemoryError
+        By `fit`, if training would not fit into memory.
+
+    See Also
+    --------
+    NPTRegressor : for numeric targets.
+    kq.DatapointAttention : the layer.
+    kq.data.load_table : reads tables from files.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(60, 2))
     >>> y = np.where(X[:, 0] > 0, "right", "left")
@@ -46,15 +78,15 @@ class NPTClassifier(Datapoints):
         return self._answers(X).softmax(-1).numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """The likeliest class of each row."""
-        found = self._answers(X)  # first: what is not fitted has no classes
-        return self.classes_[found.argmax(1).numpy()]
+        """Predicted class of each row (n,)."""
+        logits = self._answers(X)  # raises if not fitted
+        return self.classes_[logits.argmax(1).numpy()]
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The share of rows whose class is predicted; y may be left out where X is a `kq.data.Table` with a target."""
-        found = self.predict(X)
-        truth = labels_of(type(self).__name__, target_of(X) if y is None else y, len(found))
-        return float(np.mean(found == truth))
+        """Accuracy. Default y: the target column, if X is a `kq.data.Table`."""
+        predicted = self.predict(X)
+        truth = labels_of(type(self).__name__, target_of(X) if y is None else y, len(predicted))
+        return float(np.mean(predicted == truth))
 
     def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         labels = labels_of(type(self).__name__, y, count)
@@ -82,7 +114,7 @@ class NPTClassifier(Datapoints):
     def _take(self, facts: Mapping[str, Any]) -> None:
         self.classes_ = classes_of(facts["classes"])
         if len(self.classes_) != self.fields_[-1].size:
-            raise ValueError("its classes are not those of its target")
+            raise ValueError("the classes do not match the target column")
 
     def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         others = torch.cat((said[:, :chosen], said[:, chosen + 1 :]), 1)
@@ -94,10 +126,19 @@ class NPTClassifier(Datapoints):
 
 
 class NPTRegressor(Datapoints):
-    """Numbers that belong to the rows of a table, by attention between datapoints.
+    """Tabular regressor: a non-parametric transformer (NPT), in which rows attend to other rows.
 
-    All but the target is as in `kq.NPTClassifier`; `score` is R².
+    Parameters
+    ----------
+    embedding, depth, heads, steps, kernel, row_attention, semi_supervised, context, random_state, device, verbose
+        As in `NPTClassifier`, with the same defaults.
 
+    See Also
+    --------
+    NPTClassifier : for categorical targets; its docstring describes the model.
+
+    Examples
+    --------
     >>> X = np.random.default_rng(0).normal(size=(60, 2))
     >>> model = kq.NPTRegressor(embedding=8, depth=2, heads=2, steps=150, random_state=0, device="cpu")
     >>> model.fit(X[:40], 3 * X[:40, 0]).score(X[40:], 3 * X[40:, 0]) > 0.7
@@ -107,16 +148,16 @@ class NPTRegressor(Datapoints):
     _estimator_type = "regressor"
 
     def predict(self, X: Any) -> Float64[np.ndarray, " n"]:
-        """The number of each row."""
-        found = self._answers(X)[:, 0].numpy()
-        return found * self.fields_[-1].scale + self.fields_[-1].mean
+        """Predicted value of each row (n,)."""
+        standardised = self._answers(X)[:, 0].numpy()
+        return standardised * self.fields_[-1].scale + self.fields_[-1].mean
 
     def score(self, X: Any, y: Any = None) -> float:
-        """R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)²; y may be left out where X is a `kq.data.Table` with a target."""
-        found = self.predict(X)
-        truth = numbers_of(type(self).__name__, target_of(X) if y is None else y, len(found))
-        left, all_ = np.square(truth - found).sum(), np.square(truth - truth.mean()).sum()
-        return float(1 - left / all_) if all_ > 0 else float(left == 0)
+        """R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)². Default y: the target column, if X is a `kq.data.Table`."""
+        predicted = self.predict(X)
+        truth = numbers_of(type(self).__name__, target_of(X) if y is None else y, len(predicted))
+        residual, total = np.square(truth - predicted).sum(), np.square(truth - truth.mean()).sum()
+        return float(1 - residual / total) if total > 0 else float(residual == 0)
 
     def _given(self, y: Any, count: int) -> Float64[np.ndarray, " n"]:
         return numbers_of(type(self).__name__, y, count)

@@ -1,4 +1,4 @@
-"""Which rows and which columns a prediction leans on: attention, and what becomes of it without them."""
+"""Attribution of a prediction to rows and columns: attention, and the effect of ablating them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Odds = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NPTExplanation(Reading, kind="npt explanation"):
-    """What one prediction leans on: every column of the row, and the rows of the context, the most attended first.
+    """Attribution of one prediction: every column of the row, and the rows of the support set, most attended first.
 
-    `attention` is of all rows of the context, and with `own`, that of the row on itself, sums to 1.
+    `attention` over all rows of the support set and `own`, the attention of the row to itself, sum to 1.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -33,7 +33,7 @@ class NPTExplanation(Reading, kind="npt explanation"):
     }
 
     predicted: Any
-    probability: float | None  # of the class; a number has none
+    probability: float | None  # of the class; None for regression
     own: float
     columns: Sequence[Mapping[str, Any]]
     rows: Sequence[Mapping[str, Any]]
@@ -42,7 +42,7 @@ class NPTExplanation(Reading, kind="npt explanation"):
         return f"NPTExplanation(predicted {self.predicted!r}, {len(self.columns)} columns, {len(self.rows)} rows)"
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a column, then one a row of the context."""
+        """One row per column, then one per row of the support set."""
         parts = [
             {"part": "column", "name": one["column"], "value": one["value"], "attention": None, "effect": one["effect"]}
             for one in self.columns
@@ -61,7 +61,7 @@ class NPTExplanation(Reading, kind="npt explanation"):
 
 
 class Found(NamedTuple):
-    """What `lean` finds; rows by their place in the context."""
+    """The result of `lean`; rows by their index in the support set."""
 
     said: Float64[Tensor, " k"]
     own: float
@@ -73,7 +73,7 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def lean(network: TableNetwork, context: Rows, row: Rows, rows: int, odds: Odds, progress: Progress) -> Found:
-    """Attention to every row of the context, and effects of columns and of the `rows` that are attended to most."""
+    """Attention to every row of the support set, and effects of the columns and of the `rows` most attended rows."""
     gathered: list[Tensor] = []
     memories = network.memories(context.within(), gathered)
     attention, own = _attention(network, row, memories, gathered, len(context.hidden))
@@ -96,7 +96,7 @@ def lean(network: TableNetwork, context: Rows, row: Rows, rows: int, odds: Odds,
 def _attention(
     network: TableNetwork, row: Rows, memories: list[Any], gathered: list[Tensor], count: int
 ) -> tuple[Float64[Tensor, " m"], float]:
-    """The mean over layers; through points, what the row gives to each times what that has taken of every row."""
+    """The mean over layers; through inducing points, the product of both attention maps."""
     seen: list[Tensor] = []
     network(*row.within(), memories, seen)
     if not seen:

@@ -1,4 +1,4 @@
-"""Whether a table fits into memory, told before the work and not after it."""
+"""Estimate of the memory that training on a table takes, checked before training starts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from keyquery.layers.cpu_dropout import FEW
 from keyquery.layers.datapoints import SHORT
 
 FLOAT = 4  # bytes
-HELD = 6  # copies of a weight: itself, its gradient, two means of LAMB's, Lookahead's slow weights, the best so far
-STEP = 1  # and what LAMB makes while it steps
-BRIEF = 0.5  # the copy in bfloat16 that a GPU has
-KEPT = {"cpu": 17.5, "cuda": 13.0}  # numbers that a layer keeps for backward, for each number of its input
-PASSING = 10.0  # those that its backward makes
-SCORES = {"cpu": 2.25, "cuda": 1.75}  # numbers kept for each score between columns, where they are written
-LOOSE, AT_MOST, ALWAYS = 70, 8e6, 5e7  # what a processor's allocator does not give back: tensors, of a size, bytes
-CHUNK = 64  # rows that are predicted at a time: on a processor always as many, so that none depends on the others
-CHUNKS = 8192  # the most
+HELD = 6  # copies of a weight: itself, its gradient, two LAMB moments, Lookahead's slow weights, the best so far
+STEP = 1  # and the temporary copy of a LAMB step
+BRIEF = 0.5  # the bfloat16 copy on a GPU
+KEPT = {"cpu": 17.5, "cuda": 13.0}  # activations kept for backward by a layer, per number of its input
+PASSING = 10.0  # temporaries of backward, per number of the input
+SCORES = {"cpu": 2.25, "cuda": 1.75}  # numbers kept per score between columns, if scores are materialised
+LOOSE, AT_MOST, ALWAYS = 70, 8e6, 5e7  # memory that the CPU allocator does not return: tensors, bytes each, bytes
+CHUNK = 64  # rows per prediction batch; constant on a CPU, so that a row's result does not depend on the others
+CHUNKS = 8192  # the largest batch on a GPU
 
 
 def needed(
     columns: int, embedding: int, depth: int, heads: int, categories: int, rows: int, row_attention: str, device: str
 ) -> tuple[float, float]:
-    """Bytes that training takes about, keeping all for backward, and keeping a layer's input alone.
+    """Approximate bytes that training takes, without and with activation checkpointing.
 
-    A layer of width w has 13w² weights: four maps of attention, the residual's, and eight w² of its mlp.
+    A layer of width w has 13w² weights: four of attention, one of the residual, and 8w² of the MLP.
 
     >>> whole, thrifty = needed(14, 128, 8, 8, 0, 354, "full", "cpu")
     >>> 4e9 < thrifty < whole < 7e9
@@ -53,7 +53,7 @@ def needed(
 
 
 def at_a_time(rows: int, wide: int, heads: int, context: int, device: torch.device) -> int:
-    """How many rows to predict at a time: on a GPU a power of two, as many as half of what is free has room for.
+    """Rows per prediction batch: on a GPU the largest power of two that fits into half of the free memory.
 
     >>> at_a_time(1000, 640, 8, 500, torch.device("cpu"))
     64
@@ -69,33 +69,33 @@ def at_a_time(rows: int, wide: int, heads: int, context: int, device: torch.devi
 
 
 def free(device: str) -> float:
-    """Bytes of memory that are free on a device; on a GPU also those that torch holds and does not use."""
+    """Free bytes on a device; on a GPU including memory that torch has reserved but does not use."""
     if torch.device(device).type == "cuda":
         own = torch.device(device)
         unused = torch.cuda.memory_reserved(own) - torch.cuda.memory_allocated(own)
         return float(torch.cuda.mem_get_info(own)[0] + unused)
-    told = Path("/proc/meminfo")
-    lines = told.read_text().splitlines() if told.is_file() else []
-    found = [float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    if not found and hasattr(os, "sysconf"):
-        found = [float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")]
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    limits = [float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    if not limits and hasattr(os, "sysconf"):
+        limits = [float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")]
     limit, used = (Path("/sys/fs/cgroup", f"memory.{name}") for name in ("max", "current"))
     if limit.is_file() and used.is_file() and limit.read_text().strip().isdecimal():
-        found.append(float(limit.read_text()) - float(used.read_text()))
-    return min(found, default=float("inf"))
+        limits.append(float(limit.read_text()) - float(used.read_text()))
+    return min(limits, default=float("inf"))
 
 
 def require_room(
     columns: int, embedding: int, depth: int, heads: int, categories: int, rows: int, row_attention: str, device: str
 ) -> bool:
-    """Refuse what does not fit, and say whether layers must be computed again in backward for it to fit."""
+    """Raise MemoryError if training does not fit; return whether activation checkpointing is needed."""
     whole, thrifty = needed(columns, embedding, depth, heads, categories, rows, row_attention, device)
     there = free(device)
     if thrifty > there:
-        linear = "" if row_attention == "induced" else ', and row_attention="induced" takes less where rows are many'
+        linear = "" if row_attention == "induced" else '; row_attention="induced" needs less memory for many rows'
         raise MemoryError(
-            f"a table of {columns} columns, its target among them, is {columns * embedding:,} wide at "
-            f"embedding={embedding}: training on {rows:,} rows would take about {thrifty / 1e9:,.0f} GB, and "
-            f"{there / 1e9:,.0f} GB are free. Half the embedding takes a quarter of the weights{linear}"
+            f"training on {rows:,} rows and {columns} columns (including the target; width {columns * embedding:,} at "
+            f"embedding={embedding}) would take about {thrifty / 1e9:,.0f} GB, and {there / 1e9:,.0f} GB are free. "
+            f"Halving the embedding quarters the weights{linear}"
         )
     return whole > there / 2

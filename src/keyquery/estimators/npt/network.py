@@ -1,4 +1,4 @@
-"""The network of NPT: entries of a table to vectors, attention between rows and between columns, and back."""
+"""The network of NPT: embedding of table entries, attention across rows and columns, and output heads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keyquery.layers.datapoints import DatapointEncoder, Memory
 
 
 class TableNetwork(nn.Module):
-    """Entries (batch, n, d) to vectors (batch, n, d, e), one an entry, and those to numbers and logits.
+    """Embeds entries (batch, n, d) as vectors (batch, n, d, e), and predicts numbers and logits from them.
 
         h0 = [enc(x), hidden] W_j + b_j + index_j + kind_j
 
-    Every column j has maps of its own, in and out. `sizes` says how many categories a column has, 0 of numbers; enc is
-    the standardised number, or one-hot, and 0 where the entry is hidden: what stands there reaches nothing. The kind
-    is left out where all columns are of one. Other options are those of `DatapointEncoder`.
+    Every column j has its own input and output maps. `sizes` is the number of categories per column, 0 if numeric; enc
+    is the standardised number or one-hot vector, and 0 if the entry is masked, whose value has no effect. The kind is
+    left out if all columns are of one kind. Other options are those of `DatapointEncoder`.
 
     >>> network = TableNetwork((0, 3, 0), embedding=8, depth=2, heads=2)
     >>> rows = Rows(torch.randn(1, 10, 3), torch.randint(3, (1, 10, 3)), torch.rand(1, 10, 3) < 0.2)
@@ -62,7 +62,7 @@ class TableNetwork(nn.Module):
         self._begin()
 
     def _begin(self) -> None:
-        """Maps as a linear layer of each column would begin."""
+        """Initialise like a linear layer per column."""
         bounds = [1 / math.sqrt(max(size, 1) + 1) for size in self.sizes]
         fan = torch.tensor(bounds).unsqueeze(1)
         each = torch.tensor([bound for bound, size in zip(bounds, self.sizes, strict=True) for _ in range(size)])
@@ -86,7 +86,7 @@ class TableNetwork(nn.Module):
         memories: list[Memory] | None = None,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n d e"]:
-        """A vector an entry; with `memories`, each row attends to those and to itself alone."""
+        """One vector per entry; with `memories`, each row attends to those and to itself only."""
         return self.dropout(self.encoder(self.embed(Rows(values, codes, hidden)), memories, seen))
 
     def embed(self, rows: Rows) -> Float[Tensor, "batch n d e"]:
@@ -105,23 +105,23 @@ class TableNetwork(nn.Module):
         return x
 
     def memories(self, rows: Rows, seen: list[Tensor] | None = None) -> list[Memory]:
-        """What later rows attend to, when `rows` attend to each other; see `DatapointEncoder.memories`."""
+        """Keys and values of the support set `rows`; see `DatapointEncoder.memories`."""
         with torch.no_grad():
             return self.encoder.memories(self.embed(rows), seen)
 
     def numbers(self, h: Float[Tensor, "*batch e"], column: int | None = None) -> Float[Tensor, "*batch"]:
-        """What vectors say of a column of numbers, or of all columns (batch, n, d, e), standardised."""
+        """Predicted standardised numbers of one column, or of all columns (batch, n, d, e)."""
         chosen = slice(None) if column is None else column
         return (h * self.number[chosen]).sum(-1) + self.number_bias[chosen]
 
     def logits(self, h: Float[Tensor, "*batch e"], column: int) -> Float[Tensor, "*batch categories"]:
-        """What vectors say of a column of categories."""
+        """Logits of a categorical column."""
         first = sum(self.sizes[:column])
         mine = slice(first, first + self.sizes[column])
         return h @ self.choice[mine].mT + self.choice_bias[mine]
 
     def target(self, h: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n k"]:
-        """What is said of the last column: logits, or one number."""
+        """Prediction of the last column: logits, or one number."""
         last = len(self.sizes) - 1
         at = h[..., last, :]
         return self.logits(at, last) if self.sizes[last] else self.numbers(at, last).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""How NPT learns: entries that are hidden or spoilt, what they cost, and rows that are held out."""
+"""Training of NPT: masked and corrupted entries, losses and validation split."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from keyquery.layers.datapoints import Memory
 from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 
-LONG = 2000  # steps of the published runs; a step of a shorter one goes further
+LONG = 2000  # steps of the published runs; shorter runs have a larger learning rate
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the constructor of an estimator does not ask for. Studies have plans of their own."""
+    """Training hyperparameters that are not constructor arguments; studies set their own."""
 
-    feature_share: float = 0.15  # of entries that are hidden
-    target_share: float = 0.5  # of 1, no target is ever seen, in predicting neither
-    spoilt: float = 0.1  # of those: not hidden, but replaced
-    trade: float = 1.0  # what features count for at first; by a cosine it falls to 0, and targets rise to 1
+    feature_share: float = 0.15  # of feature entries that are masked
+    target_share: float = 0.5  # of targets that are masked; at 1 no target is ever seen, in prediction either
+    spoilt: float = 0.1  # share of the masked entries that are replaced by a random value
+    trade: float = 1.0  # initial weight of the feature loss; annealed to 0 by a cosine
     lr: float | None = None
     bf16: bool | None = None  # None: on a GPU
     flat: float = 0.7
     dropout: float = 0.1
     published: bool = False
     points: int = 64
-    batch: int = 4096  # rows of a step, where every row attends to every row
+    batch: int = 4096  # rows per step with full row attention
     holdout: float = 0.2
-    least: int = 20  # rows, below which none is held out
+    least: int = 20  # rows, below which there is no validation split
     checks: int = 40
-    patience: int | None = 24  # of those: it ends no sooner than targets count for more than features
+    patience: int | None = 24  # checks without improvement, counted once targets outweigh features
 
     def rate(self, steps: int) -> float:
-        """1e-3 as published; in shorter runs as much more as steps are fewer, up to 2e-2.
+        """1e-3 as published; inversely proportional to the steps in shorter runs, up to 2e-2.
 
         >>> Plan().rate(10_000), Plan().rate(1_000), Plan().rate(50)
         (0.001, 0.002, 0.02)
@@ -52,7 +52,7 @@ class Plan:
 
 
 class Batch(NamedTuple):
-    """A table with entries hidden, and what stood there."""
+    """A table with masked entries, and their true values."""
 
     rows: Rows
     truth: Rows
@@ -62,15 +62,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows with their targets, and which of them are learned from, held out, and without a target."""
+    """Rows with targets; indices of the training and validation splits and of rows without a target."""
 
     rows: Rows
     learned: Int[np.ndarray, " learned"]
     held: Int[np.ndarray, " held"]
-    bare: Int[np.ndarray, " bare"]  # rows that are seen without their targets
+    bare: Int[np.ndarray, " bare"]  # rows that are seen without targets
 
     def without_target(self, index: Any) -> Rows:
-        """Rows whose target is hidden."""
+        """Rows with masked targets."""
         some = self.rows.take(index)
         hidden = some.hidden.clone()
         hidden[..., -1] = True
@@ -80,9 +80,9 @@ class Samples:
 def spoil(
     rows: Rows, asked: Bool[Tensor, "n d"], sizes: Int[Tensor, " d"], share: float, generator: torch.Generator
 ) -> Rows:
-    """Entries that are asked for are hidden, or by a share replaced: by N(0, 1), or any of the categories.
+    """Mask the chosen entries, or replace a share of them by N(0, 1) or a random category.
 
-    All is drawn on the generator's device, which must be that of the rows.
+    Random numbers are drawn on the generator's device, which must be that of the rows.
 
     >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
     >>> asked = torch.tensor([[True, False]] * 5)
@@ -102,9 +102,9 @@ def spoil(
 
 
 def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, most: int | None) -> Any:
-    """What draws the batch of a step: all rows or, where they are more than `most`, some of each kind.
+    """A function that draws the batch of a step: all rows, or a sample of each kind if there are more than `most`.
 
-    It draws where the rows are, and brings nothing there: a copy from the processor would wait for the GPU.
+    It draws on the device of the rows: a copy from the CPU would synchronise with the GPU.
     """
     device = samples.rows.hidden.device
     kinds = [torch.from_numpy(kind).to(device) for kind in (samples.learned, samples.bare)]
@@ -112,7 +112,7 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
     counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
     whole = samples.rows.take(torch.cat(kinds)) if counts == list(map(len, kinds)) else None
     many = torch.tensor(sizes, device=device)
-    learned = torch.arange(sum(counts), device=device) < counts[0]  # the rest is seen without targets
+    learned = torch.arange(sum(counts), device=device) < counts[0]  # the others are seen without targets
     own = torch.Generator(device)
 
     def chosen(random: torch.Generator) -> Tensor:
@@ -128,12 +128,12 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
         truth = samples.rows.take(chosen(random)) if whole is None else whole
         chance = torch.rand(truth.hidden.shape, generator=random, device=device)
         asked = chance < plan.feature_share
-        one = torch.randint(counts[0], (1,), generator=random, device=device)  # is asked for in any case
+        one = torch.randint(counts[0], (1,), generator=random, device=device)  # is always predicted
         there = torch.arange(len(learned), device=device) == one
         asked[:, -1] = ((chance[:, -1] < plan.target_share) | there) & learned
         asked &= ~truth.hidden
         bare = truth.hidden.clone()
-        bare[:, -1] |= ~learned  # targets of rows that are held out are never seen
+        bare[:, -1] |= ~learned  # targets of the validation split are never seen
         rows = spoil(truth._replace(hidden=bare), asked, many, plan.spoilt, random)
         trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
         return Batch(seen_by(plan, rows).within(), truth.within(), asked.unsqueeze(0), trade)
@@ -142,7 +142,7 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
 
 
 def seen_by(plan: Plan, rows: Rows) -> Rows:
-    """Rows as a plan shows them: where all targets are hidden in training, they stay so, and none is replaced.
+    """Rows as the plan shows them: if all targets are masked in training, they stay masked.
 
     >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
     >>> seen_by(Plan(target_share=1.0), rows).hidden.sum(0).tolist()
@@ -156,9 +156,9 @@ def seen_by(plan: Plan, rows: Rows) -> Rows:
 
 
 def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """What targets and features cost that were asked for: squared errors and cross-entropies, each a mean."""
+    """Mean losses of the masked targets and features: squared errors and cross-entropies."""
     h, last = network(*batch.rows), len(network.sizes) - 1
-    costs = []  # of every entry, asked for or not: to choose some would wait for the GPU, to count them
+    costs = []  # of every entry, masked or not: indexing would synchronise with the GPU
     for column, size in enumerate(network.sizes):
         if size:
             logits = network.logits(h[..., column, :], column).float()
@@ -187,10 +187,10 @@ def answers(
     seen: list[Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Float[Tensor, "n k"]:
-    """What is said of the targets of rows, each in the context of `memories` and of nothing else.
+    """Predicted targets of rows, each given the support set `memories` only.
 
-    Rows go through by chunks of one size, the last one filled up: on a processor, where that size never changes, a
-    row's result is the same to the last bit whatever stands beside it.
+    Rows are processed in batches of one size, the last one padded: on a CPU, where the size never changes, the result
+    of a row is bitwise independent of the others.
     """
     heads, context = memories[0].key.shape[1:3] if memories else (0, 0)
     size = at_a_time(len(rows.hidden), network.index.numel(), heads, context, rows.hidden.device)
@@ -205,7 +205,7 @@ def answers(
 
 
 def judged(network: TableNetwork, samples: Samples, plan: Plan) -> float:
-    """What held-out targets cost in the context of all rows that are learned from."""
+    """Validation loss, with all training rows as the support set."""
     memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
     found = answers(network, samples.without_target(samples.held), memories)
     return float(target_cost(found, samples.rows.take(samples.held)))
@@ -224,7 +224,7 @@ def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:
 
 
 def recipe_of(plan: Plan, steps: int, seed: int) -> Recipe:
-    """How a table is learned: LAMB with Lookahead, entries of gradients cut at 1, a flat rate and then a cosine."""
+    """The recipe: LAMB with Lookahead, gradients clipped elementwise at 1, a flat and then cosine learning rate."""
     return Recipe(
         steps=steps,
         lr=plan.rate(steps),
@@ -251,7 +251,7 @@ def learn(
     seed: int,
     progress: Progress,
 ) -> list[dict[str, float]]:
-    """Train in place and say how it went, a row a check."""
+    """Train in place and return the history, one row per check."""
     recipe = recipe_of(plan, steps, seed)
 
     def validate(model: nn.Module) -> float:
@@ -262,7 +262,7 @@ def learn(
         log = train(
             network, draw, table_loss, recipe, validate=validate if len(samples.held) else None, progress=progress
         )
-    except FloatingPointError as error:  # the loop names more than an estimator can be told
+    except FloatingPointError as error:  # the loop suggests options that this estimator does not have
         raise FloatingPointError(f"{str(error).split(':')[0]}: other steps or embedding may help") from None
     return [
         {
@@ -277,7 +277,7 @@ def learn(
 def stratified(
     strata: Float64[np.ndarray, " n"] | Int[np.ndarray, " n"], count: int, seed: int
 ) -> Int[np.ndarray, " some"]:
-    """Which `count` of n rows to keep, as evenly over sorted `strata` as can be.
+    """A stratified sample of `count` of n rows, as even as possible over sorted `strata`.
 
     >>> strata = np.array([0, 0, 0, 0, 1, 1])
     >>> strata[stratified(strata, 3, seed=0)].tolist()

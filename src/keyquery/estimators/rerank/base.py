@@ -1,7 +1,4 @@
-"""What all re-rankers share: a first round, lists whose top is put in another order, and a reading of what moved.
-
-Also the two that learn nothing and need no graph: affinities alone, and queries expanded by their neighbours.
-"""
+"""Base class of the re-rankers, and two training-free ones: affinities and α-weighted query expansion."""
 
 from __future__ import annotations
 
@@ -22,27 +19,37 @@ from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
 from keyquery.estimators.rerank.search import search, search_index
 from keyquery.support.checks import check_count
 
-ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates that are scored at a time
+ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch
 Own = TypeVar("Own", bound="ListReranker")
 
 
 class ListReranker(Estimator, ABC):
-    """Vectors in; for each query the `top` nearest of a database, in a better order."""
+    """Re-ranks the `top` nearest neighbours of each query in a database of vectors."""
 
     top: int
     device: Any
 
     def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
-        """Nothing is learned; it is there so that all re-rankers are used alike."""
+        """Validate the parameters; nothing is trained. Present for a uniform interface."""
         self._check()
         return self
 
     def rerank(self, queries: Any, database: Any, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
-        """Places (q, top) in the database, best first, and their scores (q, top).
+        """Search the database and re-rank the nearest neighbours of each query.
 
-        `queries` (q, dim) and `database` (n, dim) are arrays of numpy, torch or lists; the answer is numpy unless
-        queries are torch. `top` is that of the constructor unless given. `index` is a search of one's own over the
-        same database, such as an index of faiss, for the first round; without it, that is exact.
+        Parameters
+        ----------
+        queries, database
+            Vectors (q, dim) and (n, dim): numpy, torch or lists.
+        top
+            Length of the lists. Default: `top` of the constructor.
+        index
+            Search index over the same database for the first stage, such as one of faiss. Default: exact search.
+
+        Returns
+        -------
+        indices, scores
+            Indices into the database (q, top), best first, and their scores; torch if `queries` is, else numpy.
         """
         asked = self._asked(queries, database)
         top = self._top(top, len(asked.database), "the database has")
@@ -50,14 +57,14 @@ class ListReranker(Estimator, ABC):
         return like(queries, order), like(queries, scores)
 
     def rerank_lists(self, queries: Any, database: Any, lists: Any, top: int | None = None) -> tuple[Any, Any]:
-        """Lists (q, m) of places in the database, of any first round, their first `top` in another order.
+        """Re-rank the first `top` of ranked lists (q, m) of database indices, from any first stage.
 
-        What stands below keeps its order. Scores are those of the first `top`.
+        The rest of each list keeps its order. Returns lists (q, m) and the scores (q, top) of the re-ranked part.
         """
         asked = self._asked(queries, database)
-        found = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
-        top = self._top(top, found.shape[1], "lists hold")
-        order, scores = self._ordered(asked, found, top)
+        first = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+        top = self._top(top, first.shape[1], "lists hold")
+        order, scores = self._ordered(asked, first, top)
         return like(queries, order), like(queries, scores)
 
     def moves(
@@ -74,10 +81,20 @@ class ListReranker(Estimator, ABC):
         query_images: Any = None,
         relevant: Any = None,
     ) -> Reranking:
-        """Before and after, the first `most` places of each query's list, as a Reading.
+        """The first `most` ranks of each query before and after re-ranking, as a Reading.
 
-        What there is to show of items and queries: `names` and `query_names`, texts; `images` and `query_images`, what
-        `kq.data.load_images` gives or uint8 (n, h, w) or (n, h, w, c); `relevant`, as in `kq.score_rankings`.
+        Parameters
+        ----------
+        queries, database, lists, top
+            As in `rerank` and `rerank_lists`. Default lists: exact search.
+        most
+            Ranks that are shown. Default: 10.
+        names, query_names
+            Captions of items and queries.
+        images, query_images
+            `kq.data.Images`, or uint8 (n, h, w) or (n, h, w, c).
+        relevant
+            Relevant items, as in `kq.score_rankings`.
         """
         check_count("most", most)
         asked, seen = self._asked(queries, database), {"images": images, "query_images": query_images}
@@ -88,7 +105,7 @@ class ListReranker(Estimator, ABC):
     def before_and_after(
         self, queries: Any, database: Any, lists: Any = None, top: int | None = None
     ) -> tuple[Int64[Tensor, "q m"], Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        """Lists of the first round, or those given; the same re-ranked; and scores of the first `top`."""
+        """Lists before and after re-ranking, and the scores of the first `top`. Default lists: exact search."""
         return self._both(self._asked(queries, database), lists, top)
 
     def _both(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,14 +130,14 @@ class ListReranker(Estimator, ABC):
         check_count("top", top, optional=True)
         chosen = int(self.top if top is None else top)
         if chosen > there:
-            raise ValueError(f"top is {chosen}, but {where} only {there} items: give top={there} or less")
+            raise ValueError(f"top is {chosen}, but {where} only {there} items: use top={there} or less")
         return chosen
 
     def _first(self, asked: Asked, top: int, index: Any) -> Int64[Tensor, "q top"]:
         if index is None:
             return search(*asked, top)
-        found = search_index(index, asked.queries, len(asked.database), top)
-        return lists_of(found, len(asked.queries), len(asked.database), str(asked.queries.device))
+        lists = search_index(index, asked.queries, len(asked.database), top)
+        return lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
 
     def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
         return self._ordered(asked, self._first(asked, top, index), top)
@@ -128,18 +145,18 @@ class ListReranker(Estimator, ABC):
     def _ordered(
         self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
     ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        """The first `top` by their scores."""
+        """The first `top` sorted by score."""
         return by_score(lists, self._scores(asked, lists[:, :top]))
 
     @abstractmethod
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        """What each candidate is worth, in the order of the lists."""
+        """Scores of the candidates, in the order of the lists."""
 
 
 def by_score(
     lists: Int64[Tensor, "q m"], scores: Float[Tensor, "q top"]
 ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-    """The first `top` of each list in the order of their scores, equal ones as they were; the rest stays behind them.
+    """Sort the first `top` of each list by score, stably; the rest follows unchanged.
 
     >>> by_score(torch.tensor([[7, 8, 9]]), torch.tensor([[0.1, 0.9]]))[0]
     tensor([[8, 7, 9]])
@@ -149,7 +166,7 @@ def by_score(
 
 
 def in_batches(asked: Asked, lists: Int64[Tensor, "q top"]) -> list[Int64[Tensor, " some"]]:
-    """Numbers of queries, as many at a time as have room."""
+    """Query indices in batches that fit into memory."""
     each = lists.shape[1] + 1
     size = max(ROWS[asked.queries.device.type] // each, 1)
     return list(torch.arange(len(lists), device=lists.device).split(size))
@@ -168,10 +185,26 @@ def dots(asked: Asked, lists: Int64[Tensor, "q top"], some: Int64[Tensor, " some
 
 
 class AffinityReranker(ListReranker):
-    """Candidates by the cosine of their affinities with the query's, to the query and its first `anchors` − 1 items.
+    """Training-free re-ranking by the cosine between the affinity vectors of candidate and query.
 
-    What `kq.Reranker` starts from, without learning: items are alike that are alike to the same items.
+    The affinity vector holds the dot products with the query and its first `anchors` − 1 neighbours; it is the input
+    of `kq.Reranker`.
 
+    Parameters
+    ----------
+    top
+        Candidates per query that are re-ranked. Default: 1024.
+    anchors
+        Length of the affinity vectors. Default: 512.
+    device
+        Default: "auto", a GPU if there is one.
+
+    See Also
+    --------
+    Reranker : the learned version.
+
+    Examples
+    --------
     >>> _ = torch.manual_seed(0)
     >>> database = torch.randn(50, 8)
     >>> order, scores = kq.AffinityReranker(top=10, anchors=6).rerank(database[:2], database)
@@ -187,25 +220,42 @@ class AffinityReranker(ListReranker):
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
         check_anchors(self.anchors, lists.shape[1])
-        found = [
+        scores = [
             cosines(affinities(rows_of(asked, lists, some), self.anchors))[:, 1:] for some in in_batches(asked, lists)
         ]
-        return torch.cat(found)
+        return torch.cat(scores)
 
 
 def check_anchors(anchors: int, top: int) -> None:
-    """Refuse lists that are too short for anchors: the query and the first `anchors` − 1 candidates."""
+    """Raise if lists are shorter than the `anchors` − 1 candidates that anchors need."""
     if top < anchors - 1:
-        raise ValueError(
-            f"anchors is {anchors}, so that lists need {anchors - 1} candidates or more, got {top}: give fewer"
-        )
+        raise ValueError(f"anchors is {anchors}, but lists have {top} candidates: use at most {top + 1} anchors")
 
 
 class AlphaQueryExpansion(ListReranker):
-    """Queries moved towards what they find: q + Σ_i max(q·x_i, 0)^α x_i over its `neighbours`, of length 1 again.
+    """α-weighted query expansion (αQE): training-free re-ranking with expanded queries.
 
-    `rerank` searches the whole database with it, `rerank_lists` the first `top` of each list.
+        q' = normalize(q + Σ_i max(q·x_i, 0)^α x_i)   over the nearest neighbours x_i of q
 
+    `rerank` searches the whole database with q', `rerank_lists` re-ranks the first `top` of each list.
+
+    Parameters
+    ----------
+    top
+        Candidates per query. Default: 1024.
+    neighbours
+        Neighbours in the sum. Default: 5.
+    alpha
+        Exponent α. Default: 3.
+    device
+        Default: "auto", a GPU if there is one.
+
+    See Also
+    --------
+    KReciprocalReranker, AffinityReranker : other training-free re-rankers.
+
+    Examples
+    --------
     >>> database = torch.tensor([[1.0, 0.1, 0.0], [0.8, 0.6, 0.0], [0.8, 0.0, -0.6]])
     >>> kq.AlphaQueryExpansion(top=3, neighbours=2).rerank([[1.0, 0.0, 0.0]], database)[0]
     array([[0, 1, 2]])
@@ -229,8 +279,8 @@ class AlphaQueryExpansion(ListReranker):
     def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
         first = self._first(asked, min(self.neighbours, len(asked.database)), index)
         again = Asked(self._expanded(asked, first), asked.database)
-        found = self._first(again, top, index)
-        return found, _all_dots(again, found)
+        lists = self._first(again, top, index)
+        return lists, _all_dots(again, lists)
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
         return _all_dots(Asked(self._expanded(asked, lists), asked.database), lists)

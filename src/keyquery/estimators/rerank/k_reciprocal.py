@@ -1,4 +1,4 @@
-"""KReciprocalReranker: items are alike whose neighbours, of those that are neighbours both ways, are the same."""
+"""KReciprocalReranker: training-free re-ranking by the Jaccard distance of k-reciprocal neighbours."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keyquery.estimators.rerank.base import ListReranker, dots, in_batches
 from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
 from keyquery.support.checks import check_number
 
-SHARE = 2 / 3  # of a neighbour's own neighbours that must be known for the rest to be taken in
+SHARE = 2 / 3  # of a neighbour's k/2-reciprocal set that must be in R for the set to be added
 ROUNDING = 1e-6  # of dot products: a query may be an item of the database
-PAIRS = 2**18  # of vectors whose dot products are taken at a time
+PAIRS = 2**18  # dot products per batch
 
 
 class Sparse(NamedTuple):
-    """Rows of weights that sum to 1: row i has `values[starts[i]:starts[i + 1]]` in those `columns`."""
+    """Sparse (CSR) rows that sum to 1: row i has `values[starts[i]:starts[i + 1]]` in those `columns`."""
 
     starts: Int64[Tensor, " ends"]
     columns: Int64[Tensor, " entries"]
@@ -29,7 +29,7 @@ class Sparse(NamedTuple):
     def entries(
         self, chosen: Int64[Tensor, " m"]
     ) -> tuple[Int64[Tensor, " some"], Int64[Tensor, " some"], Float[Tensor, " some"]]:
-        """Of chosen rows: which of them each entry is of, its column and its value."""
+        """Entries of the chosen rows: position of the row in `chosen`, column and value."""
         sizes = self.starts[chosen + 1] - self.starts[chosen]
         of = torch.arange(len(chosen), device=chosen.device).repeat_interleave(sizes)
         within = torch.arange(len(of), device=chosen.device) - (sizes.cumsum(0) - sizes)[of]
@@ -38,24 +38,45 @@ class Sparse(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """A database's neighbours: each item's k nearest, itself first, which of them are mutual, and rows of weights."""
+    """k-nearest-neighbour graph of a database: neighbours (itself first), reciprocity, and rows of weights."""
 
     near: Int64[Tensor, "n k"]
-    least: Float[Tensor, " n"]  # the similarity of the k-th
-    half: Bool[Tensor, "n h"]  # which of the first k/2 are mutual among as many
+    least: Float[Tensor, " n"]  # similarity of the k-th neighbour
+    half: Bool[Tensor, "n h"]  # which of the first k/2 are k/2-reciprocal
     raw: Sparse  # weights before smoothing
     rows: Sparse
 
 
 class KReciprocalReranker(ListReranker):
-    """Neighbours both ways (Zhong et al. 2017): lists by (1 − `weight`)·(1 − J) + `weight`·(q·x), J Jaccard's distance.
+    """Training-free re-ranking by k-reciprocal neighbours (Zhong et al. 2017), with the Jaccard distance J.
 
-    R(i) are those of the k = `neighbours` nearest of i, itself among them, that have i among their k nearest. It takes
-    in R(j) of k/2 for every j of its own whose R(j) it knows two thirds of. Row i has weights exp(x_i·x_j − 1) there,
-    which sum to 1, and becomes the mean of the rows of its `smoothing` nearest, itself among them. Of two rows, m, the
-    sum of the lesser entries, gives J = 1 − m/(2 − m). Neighbours are of the database; a query has its own there, and
-    no query sees another.
+        score = (1 − weight)·(1 − J) + weight·(q·x)
 
+    R(i) is the set of k-reciprocal neighbours of i: those of its k nearest, itself included, that have i among their k
+    nearest. The k/2-reciprocal set of every j in R(i) is added if two thirds of it are in R(i). Row i has weights
+    ∝ exp(x_i·x_j − 1) on R(i), normalised to sum 1, and is averaged over its `smoothing` nearest neighbours, itself
+    included. With m the sum of the elementwise minima of two rows, J = 1 − m/(2 − m). Neighbours are searched in the
+    database only, so that queries do not affect each other.
+
+    Parameters
+    ----------
+    top
+        Candidates per query that are re-ranked. Default: 1024.
+    neighbours
+        k. Default: 20.
+    smoothing
+        Neighbours that rows are averaged over. Default: 6.
+    weight
+        Weight of the dot product, from 0 to 1. Default: 0.3.
+    device
+        Default: "auto", a GPU if there is one.
+
+    See Also
+    --------
+    AlphaQueryExpansion, AffinityReranker : other training-free re-rankers.
+
+    Examples
+    --------
     >>> _ = torch.manual_seed(0)
     >>> database = torch.randn(60, 8)
     >>> kq.KReciprocalReranker(top=10, neighbours=6).rerank(database[:2], database)[0][:, 0]
@@ -85,7 +106,7 @@ class KReciprocalReranker(ListReranker):
         return self.by_graph(asked, lists, self.graph(asked.database))
 
     def graph(self, database: Float[Tensor, "n dim"]) -> Graph:
-        """Neighbours of a database whose vectors have length 1; it is the same for all queries."""
+        """Neighbour graph of a database of unit vectors; it is independent of the queries."""
         k = self.neighbours
         if k > len(database):
             raise ValueError(f"neighbours is {k}, but the database has only {len(database)} items")
@@ -96,7 +117,7 @@ class KReciprocalReranker(ListReranker):
         return Graph(near, least, half, raw, _smoothed(raw, near[:, : self.smoothing], self.smoothing, len(database)))
 
     def by_graph(self, asked: Asked, lists: Int64[Tensor, "q top"], graph: Graph) -> Float[Tensor, "q top"]:
-        """Scores of candidates, where the database's graph is known."""
+        """Scores of the candidates, given the graph of the database."""
         k = self.neighbours
         if lists.shape[1] < k:
             raise ValueError(f"neighbours is {k}, but lists hold only {lists.shape[1]} items")
@@ -105,11 +126,11 @@ class KReciprocalReranker(ListReranker):
         both = similar >= graph.least[near] - ROUNDING
         own = _weights(asked.queries, asked.database, near, both, graph.near, graph.half)
         smooth = _smoothed(graph.raw, near[:, : self.smoothing - 1], self.smoothing, len(asked.database), own)
-        found = []
+        scores = []
         for some in in_batches(asked, lists):
             shared = _shared(smooth, graph.rows, some, lists[some], len(asked.database))
-            found.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, some))
-        return torch.cat(found)
+            scores.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, some))
+        return torch.cat(scores)
 
 
 def _half(k: int) -> int:
@@ -124,7 +145,7 @@ def _weights(
     graph: Int64[Tensor, "n _"],
     half: Bool[Tensor, "n h"],
 ) -> Sparse:
-    """Rows (m, n): exp(x_i·x_j − 1) over mutual neighbours and what they bring, divided by its sum."""
+    """Rows (m, n): exp(x_i·x_j − 1) over the expanded reciprocal sets, normalised to sum 1."""
     pairs = []
     for some in torch.arange(len(near), device=near.device).split(CHUNK):
         known, own = near[some], both[some]
@@ -144,7 +165,7 @@ def _weights(
 
 
 def _smoothed(rows: Sparse, near: Int64[Tensor, "m s"], size: int, items: int, own: Sparse | None = None) -> Sparse:
-    """For each of m the sum of its neighbours' rows, and of its own where given, divided by `size`."""
+    """The sum of each item's neighbours' rows, and of `own` if not None, divided by `size`."""
     of, columns, values = rows.entries(near.flatten())
     keys = of // near.shape[1] * items + columns if near.shape[1] else columns
     if own is not None:
@@ -164,7 +185,7 @@ def _sparse(keys: Int64[Tensor, " entries"], values: Float[Tensor, " entries"], 
 def _shared(
     queries: Sparse, items: Sparse, some: Int64[Tensor, " some"], lists: Int64[Tensor, "some top"], count: int
 ) -> Float[Tensor, "some top"]:
-    """Σ_j min of the entries of a query's row and of each candidate's."""
+    """Σ_j of the minimum of a query's row and of each candidate's row."""
     at, columns, own = queries.entries(some)
     dense = own.new_zeros(len(some), count)
     dense[at, columns] = own

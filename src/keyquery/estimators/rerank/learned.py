@@ -1,9 +1,9 @@
-"""Reranker: the top of any retrieval list in a better order, by candidates that attend to each other."""
+"""Reranker: learned re-ranking of retrieval lists, by candidates that attend to each other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,15 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import (
-    check_sizes,
-    filled,
-    labels_of,
-    read_fitted,
-    seed_of,
-    seeded,
-    write_fitted,
-)
+from keyquery.estimators.base import SavedEstimator, check_sizes, labels_of, seed_of, seeded
 from keyquery.estimators.inputs.vectors import Asked, asked_of, descriptors_of
 from keyquery.estimators.rerank.base import ListReranker, check_anchors, in_batches, rows_of
 from keyquery.estimators.rerank.network import RerankNetwork, affinities, cosines, rerank_loss
@@ -30,32 +22,56 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 from keyquery.training import Recipe, train
 
-WIDTH = 64  # at which the learning rate is the plan's; wider networks take smaller steps
+WIDTH = 64  # up to this width the learning rate is that of the plan; it falls with 1/√width above
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a network is trained, beyond what users choose."""
+    """Training hyperparameters that are not constructor arguments."""
 
-    batch: int = 64  # lists a step
+    batch: int = 64  # lists per step
     lr: float = 1e-3
     weight_decay: float = 1e-4
     warmup: float = 0.1  # share of the steps
     dropout: float = 0.0
 
 
-class Reranker(ListReranker):
-    """Contextual similarity aggregation: a query's nearest items, re-ranked by a small transformer.
+class Reranker(ListReranker, SavedEstimator):
+    """Contextual similarity aggregation: the nearest neighbours of a query, re-ranked by a small transformer.
 
-    Of each candidate the network knows its affinities, the dot products with L = `anchors` vectors: the query and its
-    first L − 1 items. So it is independent of where vectors come from, and rotating all of them changes nothing. The
-    query and its `top` candidates go through a linear map and `depth` blocks without positions; a candidate's score is
-    the cosine of its vector with the query's. `kernel` is any of `kq.Attention`. Where `heads` do not divide `width`,
-    there are as many as do.
+    The input token of a candidate is its affinity vector, the dot products with L = `anchors` vectors: the query and
+    its first L − 1 neighbours. The model therefore does not depend on the descriptor, and is invariant to rotations of
+    it. Query and candidates pass through a linear map and `depth` blocks without positional encoding; a candidate's
+    score is the cosine of its output with that of the query. Training items and their classes may differ from those
+    at test time: each item's nearest neighbours are a list, in which items with its label should come first.
 
-    It learns from `features` and `labels` of items that need not be those it is used on, not even their classes: each
-    item's own nearest ones are a list, and those of its label are to come first.
+    Parameters
+    ----------
+    top
+        Candidates per query that are re-ranked. Default: 1024.
+    anchors
+        Length L of the affinity vectors. Default: 512.
+    width, depth, heads
+        Size of the transformer; if `heads` does not divide `width`, the next smaller number that does is used.
+        Default: 768, 2, 12.
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    steps
+        Training steps. Default: 400.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
 
+    See Also
+    --------
+    AffinityReranker : the training-free starting point.
+    kq.score_rankings : mean average precision and recall.
+
+    Examples
+    --------
     >>> _ = torch.manual_seed(0)
     >>> labels = torch.arange(40).repeat_interleave(8)
     >>> features = torch.randn(40, 16)[labels] + torch.randn(320, 16)
@@ -67,7 +83,7 @@ class Reranker(ListReranker):
 
     plan: ClassVar[Plan] = Plan()
     network_: RerankNetwork
-    history_: list[dict[str, float]]  # the mean loss, some steps at a time
+    history_: list[dict[str, float]]  # mean training loss over intervals of steps
 
     def __init__(
         self,
@@ -87,27 +103,27 @@ class Reranker(ListReranker):
         self.steps, self.random_state, self.device, self.verbose = steps, random_state, device, verbose
 
     def fit(self, features: Any = None, labels: Any = None) -> Reranker:
-        """Learn from vectors (n, dim) and a label of each; or from several descriptors of the same n items, in a list.
+        """Fit to vectors (n, dim), or a list of several descriptors of the same n items, and labels (n,).
 
-        Every item whose label others have too is a query in its turn; an item alone with its label is only a candidate.
+        Every item whose label occurs more than once serves as a query; the others are candidates only.
         """
         self._check()
         device = pick_device(self.device)
         if features is None:
-            raise ValueError("fit needs features, vectors (n, dim), and a label of each")
+            raise ValueError("fit needs features, vectors (n, dim), and labels (n,)")
         sets = descriptors_of(features, device)
         count = len(sets[0])
         if self.anchors > count:
             raise ValueError(
-                f"anchors is {self.anchors}, but features have only {count} items: give fewer anchors, or more items"
+                f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
             )
-        given = labels_of(type(self).__name__, labels, count, "labels", "features")
-        _, numbers, members = np.unique(given, return_inverse=True, return_counts=True)
+        checked = labels_of(type(self).__name__, labels, count, "labels", "features")
+        _, numbers, members = np.unique(checked, return_inverse=True, return_counts=True)
         queries = np.flatnonzero(members[numbers] > 1)
         if not len(queries):
-            raise ValueError(f"labels must give two items or more the same label, got {count} items of {count} labels")
+            raise ValueError(f"at least two items must share a label, got {count} items with {count} labels")
         if len(members) < 2:
-            raise ValueError("labels must be of two kinds or more: where all items are alike there is nothing to order")
+            raise ValueError("labels must have two or more classes, got one")
         seed = seed_of(self.random_state)
         lists = Lists(sets, torch.from_numpy(numbers).to(device), torch.from_numpy(queries), self.anchors)
         with seeded(seed, device):
@@ -116,26 +132,11 @@ class Reranker(ListReranker):
         self.network_, self.history_, self.params_ = network, history, self._plain_params()
         return self
 
-    def save(self, path: str | Path) -> None:
-        """Write the network and the parameters of the fit into one safetensors file."""
-        self._check_fitted()
-        tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
-        write_fitted(path, type(self).__name__, {"params": self.params_, "history": self.history_}, tensors)
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {}, {}
 
-    @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "auto") -> Reranker:
-        """The re-ranker of a file that `save` wrote, to run on `device`."""
-        pick_device(device)
-        facts, tensors = read_fitted(path, cls.__name__)
-        try:
-            made = cls(**{**facts["params"], "device": device})
-            made._check()
-            made.params_, made.history_ = facts["params"], list(facts["history"])
-            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            made.network_ = filled(made._network, weights, made.depth)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        return made
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], RerankNetwork], int]:
+        return self._network, self.depth
 
     def _check(self) -> None:
         check_sizes(self, ("top", "anchors", "width", "depth", "heads", "steps"))
@@ -174,29 +175,29 @@ class Reranker(ListReranker):
         device = asked.queries.device
         network = self.network_.to(device).eval()
         check_anchors(network.anchors, lists.shape[1])
-        short = device.type == "cuda" and asked.queries.dtype == torch.float32
-        found = []
+        half_precision = device.type == "cuda" and asked.queries.dtype == torch.float32
+        scores = []
         for some in in_batches(asked, lists):
             affinity = affinities(rows_of(asked, lists, some), network.anchors)
-            with torch.autocast(device.type, torch.float16, enabled=short):
+            with torch.autocast(device.type, torch.float16, enabled=half_precision):
                 refined = network(affinity)
-            found.append(cosines(refined)[:, 1:])
-        return torch.cat(found)
+            scores.append(cosines(refined)[:, 1:])
+        return torch.cat(scores)
 
 
 class Lists:
-    """What a network learns from: for each item, and by each descriptor, itself and its nearest, `size` in all."""
+    """Training lists: for each item and descriptor, the item and its nearest neighbours, `size` in all."""
 
     def __init__(
         self, sets: list[Tensor], labels: Int64[Tensor, " n"], queries: Int64[Tensor, " queries"], size: int
     ) -> None:
         self.sets, self.labels, self.queries = sets, labels, queries
-        self.lists = [itself_first(search(one, one, size)) for one in sets]
+        self.lists = [itself_first(search(vectors, vectors, size)) for vectors in sets]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Affinities (count, size, size) and positives (count, size) of lists by one of the descriptors.
+        """Affinities (count, size, size) and positives (count, size) of random lists of one random descriptor.
 
-        Rows behind the first are shuffled, as published: there is nothing to be learned from their order.
+        Rows after the first are shuffled, as published, so that their order carries no information.
         """
         place = int(torch.randint(len(self.sets), (), generator=generator))
         vectors, lists = self.sets[place], self.lists[place]

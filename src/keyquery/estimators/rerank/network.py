@@ -1,7 +1,7 @@
-"""The network of a Reranker: candidates, known by their affinities to anchors, attend to each other; and its losses.
+"""The network of a Reranker (contextual similarity aggregation) and its losses.
 
-Contextual similarity aggregation. What is known of a candidate is how like it is to each of the anchors, and nothing of
-its own vector: any vectors will do, and rotating all of them changes nothing.
+A candidate is represented by its affinities to the anchors, not by its descriptor: any descriptor works, and rotations
+of it change nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn.functional import normalize
 from keyquery.layers.blocks import Block
 
 TAU = 2.0  # the temperature of the contrastive loss, as published
-ALPHA = 0.2  # what the distance loss counts beside it
-CLAMP = 1e-4  # the least squared distance: the root has no slope at 0
+ALPHA = 0.2  # weight of the distance loss
+CLAMP = 1e-4  # least squared distance: the root has no gradient at 0
 
 
 class RerankNetwork(nn.Module):
-    """Affinities (batch, n, anchors), row 0 the query's own, to vectors (batch, n, width) that know of each other.
+    """Affinities (batch, n, anchors), row 0 of the query, to contextualised vectors (batch, n, width).
 
-    A linear map and `depth` pre-norm blocks, without positions and without a last norm: permuting rows permutes what
-    comes out. `back` maps vectors to affinities again, for the distance loss alone.
+    A linear map and `depth` pre-norm blocks, without positions and final norm: equivariant to permutations of the rows.
+    `back` maps vectors to affinities, for the distance loss only.
 
     >>> network = RerankNetwork(anchors=8, width=16, depth=1, heads=2)
     >>> network(torch.randn(3, 11, 8)).shape
@@ -44,7 +44,7 @@ class RerankNetwork(nn.Module):
 
     def forward(self, affinity: Float[Tensor, "batch n anchors"]) -> Float[Tensor, "batch n width"]:
         """Refined vectors."""
-        # Affinities differ in digits that short floats do not have: what leads into the blocks' sums stays long.
+        # Affinities differ in digits that half precision does not have: the residual stream stays float32.
         with torch.autocast(affinity.device.type, enabled=False):
             x = self.dropout(self.tokens(self.dropout(affinity)))
         for block in self.blocks:
@@ -88,9 +88,9 @@ def contrastive(
 def contrastive_bounds(
     positives: Int[Tensor, " batch"], n: int, tau: float = TAU
 ) -> tuple[Float64[Tensor, " batch"], Float64[Tensor, " batch"]]:
-    """The least and the most that `contrastive` can be, for lists of n rows, `positives` of them, row 0 among them.
+    """Minimum and maximum of `contrastive` for lists of n rows with `positives` positives, including row 0.
 
-    The least: all positives at cosine 1, the others at −1; the most: the other way round, but for row 0, whose cosine
+    The minimum: all positives at cosine 1, the others at −1; the maximum: the reverse, except row 0, whose cosine
     with itself is 1. With e = exp(1/τ) and p positives the least is −log(pe / (pe + (n − p)/e)).
 
     >>> low, high = contrastive_bounds(torch.tensor([16]), 100)
@@ -105,7 +105,7 @@ def contrastive_bounds(
 def distance(
     affinity: Float[Tensor, "batch n anchors"], restored: Float[Tensor, "batch n anchors"]
 ) -> Float[Tensor, " batch"]:
-    """The mean over rows of ‖a/‖a‖ − b/‖b‖‖, between 0.01 and 2: what keeps affinities in the refined vectors.
+    """The mean over rows of ‖a/‖a‖ − b/‖b‖‖, between 0.01 and 2, so that refined vectors keep the affinities.
 
     >>> distance(torch.eye(2).unsqueeze(0), -torch.eye(2).unsqueeze(0))
     tensor([2.])
@@ -118,7 +118,7 @@ def rerank_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Float[Tenso
     """L = L_con + α·L_dist of affinities (batch, n, anchors) and which of their rows are positives (batch, n)."""
     affinity, positive = batch
     x = network(affinity)
-    back: Any = getattr(network, "module", network).back  # what torchrun has wrapped
+    back: Any = getattr(network, "module", network).back  # unwraps DistributedDataParallel
     with torch.autocast(affinity.device.type, enabled=False):
         restored = back(x.to(affinity.dtype))
         return (contrastive(cosines(x), positive) + ALPHA * distance(affinity, restored)).mean()

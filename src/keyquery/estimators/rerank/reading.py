@@ -1,4 +1,4 @@
-"""Lists before and after, as a Reading: what moved up, what moved down, and what it looks like."""
+"""Ranked lists before and after re-ranking, as a Reading."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from keyquery.data.images import Images
 from keyquery.instruments.rankings.rankings import score_rankings
 from keyquery.reading import Reading, digests, provenance
 
-EDGE = 64  # pixels that a thumbnail has at most
+EDGE = 64  # largest side of a thumbnail, in pixels
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Reranking(Reading, kind="reranking"):
-    """The first places of each query's list, before and after.
+    """The first ranks of each query's list, before and after re-ranking.
 
-    A query has `before` and `after`, lists of items; and of every item in them, in `items`, its places from 1 on (None:
-    below the list), its score and, where that was told, whether it is relevant. `precision` is the average precision of
-    the whole lists.
+    A query has lists `before` and `after`, and for every item in them, in `items`, its ranks from 1 (None: below the
+    list), its score, and whether it is relevant, if known. `precision` is the average precision of the whole lists.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -36,8 +35,8 @@ class Reranking(Reading, kind="reranking"):
     }
 
     method: str
-    top: int  # how many of a list were put in order
-    most: int  # how many places are told
+    top: int  # re-ranked candidates per list
+    most: int  # ranks that are reported
     queries: Sequence[Mapping[str, Any]]
     thumbnails: Mapping[str, str]  # PNG files in base64, by "query 3" and "item 7"
 
@@ -47,11 +46,11 @@ class Reranking(Reading, kind="reranking"):
 
     @property
     def moved(self) -> int:
-        """How many of the places told have another item than before."""
+        """Number of reported ranks whose item has changed."""
         return sum(old != new for one in self.queries for old, new in zip(one["before"], one["after"], strict=True))
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a query and an item; `moved` is how many places it came up."""
+        """One row per query and item; `moved` is the number of ranks it moved up."""
         return [
             {"query": one["query"], "query_name": one["name"], **item, "moved": moved(item)}
             for one in self.queries
@@ -60,7 +59,7 @@ class Reranking(Reading, kind="reranking"):
 
 
 def moved(item: Mapping[str, Any]) -> int | None:
-    """How many places an item came up; None where one of them is not known.
+    """Number of ranks an item moved up; None if one rank is unknown.
 
     >>> moved({"before": 7, "after": 2})
     5
@@ -70,7 +69,7 @@ def moved(item: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a user has to show of items and queries."""
+    """Names, images and relevance of items and queries, for display."""
 
     names: Sequence[str] | None = None
     query_names: Sequence[str] | None = None
@@ -79,7 +78,7 @@ class Shown:
     relevant: Any = None
 
     def check(self, queries: int, items: int) -> None:
-        """Require one of each for every item and every query."""
+        """Require one per item and one per query."""
         for name, count in (("names", items), ("query_names", queries), ("images", items), ("query_images", queries)):
             given = getattr(self, name)
             if given is not None and len(given) != count:
@@ -103,8 +102,10 @@ def reranking_of(
     precision: list[Any] = [None] * len(before)
     relevant: list[Any] = [None] * len(before)
     if shown.relevant is not None:
-        told = [[row["average_precision"] for row in score_rankings(x, shown.relevant).rows] for x in (before, after)]
-        precision = [dict(zip(("before", "after"), both, strict=True)) for both in zip(*told, strict=True)]
+        precisions = [
+            [row["average_precision"] for row in score_rankings(x, shown.relevant).rows] for x in (before, after)
+        ]
+        precision = [dict(zip(("before", "after"), both, strict=True)) for both in zip(*precisions, strict=True)]
         relevant = [_relevant(one) for one in shown.relevant]
     queries = [
         {

@@ -1,4 +1,4 @@
-"""The first round: the nearest of a database by dot product, through faiss where it is installed, or by torch."""
+"""First-stage retrieval: nearest neighbours by dot product, with faiss if installed, or torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 
 ENGINES = ("auto", "faiss", "torch")
-QUERIES, ITEMS = 1024, 65_536  # whose dot products are in memory at a time
-CHUNK = 1024  # items whose neighbours' neighbours are compared at a time
+QUERIES, ITEMS = 1024, 65_536  # per batch of dot products
+CHUNK = 1024  # items per batch
 
 
 @runtime_checkable
 class Index(Protocol):
-    """A search of one's own, such as an index of faiss: `search(vectors, k)` gives scores and places, best first."""
+    """A search index, such as one of faiss: `search(vectors, k)` returns scores and indices, best first."""
 
     def search(self, vectors: Any, k: int) -> Any:
-        """Scores (q, k) and places (q, k) in the database."""
+        """Scores (q, k) and indices (q, k) into the database."""
 
 
 def search(
@@ -31,8 +31,8 @@ def search(
 ) -> Int64[Tensor, "q top"]:
     """The `top` items of the database nearest to each query, by dot product, best first.
 
-    Exact with either engine; equal ones are in the order of their places, but if the last are equal to others, any of
-    those may be found. "auto" is faiss where it is installed and vectors are on the processor, torch otherwise.
+    Exact with either engine; ties are sorted by index, except among those at the end of the list. "auto" is faiss if it
+    is installed and vectors are on the CPU, else torch.
 
     >>> search(torch.eye(2), torch.tensor([[0.6, 0.8], [0.8, 0.6], [0.0, 1.0]]), 2, engine="torch")
     tensor([[1, 0],
@@ -48,7 +48,7 @@ def search(
 
 
 def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: int) -> Int64[Tensor, "q top"]:
-    """The same by a search of one's own over the `count` items of the database, in the order that it gives."""
+    """The same with a search index over the `count` items of the database, in its order."""
     if not isinstance(index, Index):
         raise TypeError(f"index must have search(vectors, k), as an index of faiss has, got {type(index).__name__}")
     for name, own, expected in (("items", "ntotal", count), ("dims", "d", queries.shape[1])):
@@ -67,7 +67,7 @@ def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: i
 
 
 def itself_first(lists: Int64[Tensor, "n size"]) -> Int64[Tensor, "n size"]:
-    """Each item at the head of its own list, where equal vectors may have put another first, or left it out.
+    """Put each item first in its own list; duplicates may have put another one first, or left it out.
 
     >>> itself_first(torch.tensor([[1, 0], [2, 3], [2, 1]]))
     tensor([[0, 1],
@@ -76,13 +76,13 @@ def itself_first(lists: Int64[Tensor, "n size"]) -> Int64[Tensor, "n size"]:
     """
     own = torch.arange(len(lists), device=lists.device).unsqueeze(1)
     away = (lists == own).long()
-    away[:, -1] += 1 - away.sum(1)  # the last one makes room for an item that is not in its list
+    away[:, -1] += 1 - away.sum(1)  # drop the last if the item is not in its list
     rest = lists.gather(1, away.argsort(dim=1, stable=True))[:, :-1]
     return torch.cat((own, rest), 1)
 
 
 def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
-    """Which of each item's neighbours have the item among their own.
+    """Which neighbours are reciprocal: have the item among their own.
 
     >>> mutual(torch.tensor([[1, 2], [0, 2], [1, 3], [0, 1]]))
     tensor([[ True, False],
@@ -133,7 +133,7 @@ def _by_torch(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tens
 
 
 def _in_order(scores: Tensor, places: Tensor) -> Tensor:
-    """Best first; of equal ones, those that stand first in the database."""
+    """Best first; ties by index."""
     by_place = places.sort(dim=1)
     order = scores.gather(1, by_place.indices).argsort(dim=1, descending=True, stable=True)
     return by_place.values.gather(1, order)

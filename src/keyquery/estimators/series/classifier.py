@@ -1,9 +1,9 @@
-"""SeriesClassifier: time series in, classes out."""
+"""SeriesClassifier: time-series classification by a small transformer."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,24 @@ from torch import Tensor
 from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
 from keyquery.estimators.base import (
-    Estimator,
+    SavedEstimator,
     check_sizes,
     classes_of,
-    filled,
     hold_out,
     label_facts,
     labels_of,
-    read_fitted,
     seed_of,
     seeded,
-    write_fitted,
 )
-from keyquery.estimators.inputs.sequences import Padded, axes_of, columns_of, padded, series_of, statistics
+from keyquery.estimators.inputs.sequences import (
+    Padded,
+    axes_of,
+    columns_of,
+    padded,
+    restored_statistics,
+    series_of,
+    statistics,
+)
 from keyquery.estimators.series.importance import Importance, occlude
 from keyquery.estimators.series.network import KINDS, SeriesNetwork
 from keyquery.estimators.series.training import TIE, Labelled, class_loss, epochs_of, judged
@@ -35,21 +40,47 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 from keyquery.training import Recipe, train
 
-RANK = 20  # of primal layers, where heads are as wide
+RANK = 20  # of primal layers, if heads are at least this wide
 
 
-class SeriesClassifier(Estimator):
-    """Time series to classes, by a small transformer: fit, predict and score of scikit-learn, which need not be there.
+class SeriesClassifier(SavedEstimator):
+    """Time-series classifier: a small transformer with the scikit-learn estimator interface.
 
-    Series are arrays (length, dims) in a list, one array (n, length, dims) or (n, length) with NaN after the end of
-    shorter ones, or what `kq.data.load_ts` gives. A token is real where any of its dims has a value; the others are
-    masked. A value that is missing from a real token counts as the mean of its dim over the training data.
+    Series are a list of arrays (length, dims), one array (n, length, dims) or (n, length) padded with NaN, or the
+    result of `kq.data.load_ts`. Time steps at which every dimension is NaN are masked. Other missing values are
+    imputed by the mean of their dimension over the training data.
 
-    `attention` is "primal" (every layer), "primal+" (the last one) or a kernel of `kq.Attention`; `rank` and `eta` are
-    those of `kq.PrimalAttention`, `rank=None` the smaller of 20 and a head's width. `holdout` of each class is kept
-    from training; the weights of the epoch that errs least on it are taken, and after `patience` epochs without a
-    better one training stops. With `holdout=0` it goes through all `epochs`.
+    Parameters
+    ----------
+    attention
+        "primal" (every layer), "primal+" (the last layer), or a kernel of `kq.Attention`. Default: "primal+".
+    width, depth, heads
+        Size of the transformer. Default: 64, 2, 4.
+    rank, eta
+        Options of `kq.PrimalAttention`. Default: the smaller of 20 and the head width; 0.1.
+    dropout
+        Default: 0.1.
+    epochs, batch_size, lr
+        Default: 60, 16, 1e-3.
+    holdout
+        Share of each class used as the validation split; the weights of the best epoch are kept. With 0, all epochs
+        are run. Default: 0.2.
+    patience
+        Epochs without improvement on the validation split before training stops. Default: 20.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
 
+    See Also
+    --------
+    kq.data.load_ts : reads UEA and UCR archives.
+    kq.PrimalAttention : the layer.
+
+    Examples
+    --------
     >>> _ = torch.manual_seed(0)
     >>> noise, ramp = torch.randn(2, 20, 30), torch.linspace(-1, 1, 30)
     >>> X, y = torch.cat((noise[0] + ramp, noise[1] - ramp)), ["up"] * 20 + ["down"] * 20
@@ -65,8 +96,8 @@ class SeriesClassifier(Estimator):
     classes_: Shaped[np.ndarray, " classes"]
     mean_: Float64[np.ndarray, " dims"]
     scale_: Float64[np.ndarray, " dims"]
-    history_: list[dict[str, float]]  # one row an epoch: loss and, with a holdout, its share of errors and its loss
-    columns_: list[str] | None  # names of dims, where all series are data frames
+    history_: list[dict[str, float]]  # one row per epoch: training loss, validation error and loss
+    columns_: list[str] | None  # names of the dimensions, if all series are data frames
 
     def __init__(
         self,
@@ -93,7 +124,7 @@ class SeriesClassifier(Estimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any = None) -> SeriesClassifier:
-        """Learn from series and one label for each; y may be left out where X is a `Series` with labels."""
+        """Fit to series X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Series`."""
         self._check()
         device = pick_device(self.device)
         series, columns = series_of(X), columns_of(X)
@@ -116,27 +147,38 @@ class SeriesClassifier(Estimator):
         return self._log_probabilities(self._padded(X)).exp().cpu().numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """The likeliest class of each series."""
-        data = self._padded(X)  # first: what is not fitted has no classes
+        """Predicted class of each series (n,)."""
+        data = self._padded(X)  # raises if not fitted
         return self.classes_[self._log_probabilities(data).argmax(1).cpu().numpy()]
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The share of series whose class is predicted; y may be left out where X is a `Series` with labels."""
-        found = self.predict(X)
-        return float(np.mean(found == labels_of(type(self).__name__, _labels(X, y), len(found))))
+        """Accuracy. Default y: the labels of X, if X is a `kq.data.Series`."""
+        predicted = self.predict(X)
+        return float(np.mean(predicted == labels_of(type(self).__name__, _labels(X, y), len(predicted))))
 
     def importance(self, X: Any, stretch: int | None = None) -> Importance:
-        """Which stretches of each series the predicted class rests on.
+        """Occlusion importance: which segments of each series support the predicted class.
 
-        A window of `stretch` tokens (None: a sixteenth of the series) is moved over the series by half its length, and
-        what it covers is replaced by the mean of the training data. A token's figure is by how much the log-odds of
-        the class, log p/(1 − p), then fall, the mean over the windows that cover it: above 0 it speaks for the class,
-        below 0 against it.
+        A window of `stretch` time steps slides over the series by half its length and is replaced by the mean of the
+        training data. The relevance of a time step is the mean drop of the log-odds log p/(1 − p) of the predicted
+        class over the windows that cover it: positive if it supports the class.
+
+        Parameters
+        ----------
+        X
+            Series, as in `fit`.
+        stretch
+            Window length in time steps. Default: a sixteenth of the series.
+
+        Returns
+        -------
+        Importance
+            A Reading with one row per series; `.plot()` draws it.
         """
         check_count("stretch", stretch, least=1, optional=True)
         data, series = self._padded(X), series_of(X)
         with bars(self.verbose) as progress:
-            found = [
+            occluded = [
                 occlude(self._log_probabilities, Padded(*(part[i] for part in data)), stretch, progress)
                 for i in range(len(series))
             ]
@@ -144,13 +186,13 @@ class SeriesClassifier(Estimator):
             classes=[_plain(label) for label in self.classes_],
             series=[
                 {
-                    "values": [[None if value != value else value for value in row] for row in one.tolist()],
-                    "relevance": relevance[: len(one)],
+                    "values": [[None if value != value else value for value in row] for row in values.tolist()],
+                    "relevance": relevance[: len(values)],
                     "stretch": width,
                     "predicted": _plain(self.classes_[number]),
                     "probability": probability,
                 }
-                for one, (relevance, width, number, probability) in zip(series, found, strict=True)
+                for values, (relevance, width, number, probability) in zip(series, occluded, strict=True)
             ],
             columns=self.columns_,
             provenance=provenance(
@@ -159,40 +201,19 @@ class SeriesClassifier(Estimator):
         )
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:
-        """A matplotlib figure of one series (length, dims) or (length,) and the stretches that mattered."""
+        """Plot one series (length, dims) or (length,) with its important segments, as a matplotlib figure."""
         if isinstance(x, Series) or axes_of(x) > 2:
-            raise ValueError("plot takes one series, (length, dims) or (length,): of several, give one, such as X[0]")
+            raise ValueError("plot takes one series, (length, dims) or (length,); select one, such as X[0]")
         return self.importance([x], stretch).plot()
 
-    def save(self, path: str | Path) -> None:
-        """Write everything that predicting needs, and the parameters of the fit, into one safetensors file."""
-        self._check_fitted()
-        facts = {"params": self.params_, "classes": label_facts(self.classes_), "columns": self.columns_}
-        tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
-        tensors |= {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
-        write_fitted(path, type(self).__name__, {**facts, "history": self.history_}, tensors)
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {"classes": label_facts(self.classes_), "columns": self.columns_}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
-    @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "auto") -> SeriesClassifier:
-        """The classifier of a file that `save` wrote, to run on `device`."""
-        pick_device(device)
-        facts, tensors = read_fitted(path, cls.__name__)
-        try:
-            made = cls(**{**facts["params"], "device": device})
-            made._check()
-            made.classes_, made.history_ = classes_of(facts["classes"]), list(facts["history"])
-            made.columns_, made.params_ = facts.get("columns"), facts["params"]
-            mean, scale = tensors.pop("mean"), tensors.pop("scale")
-            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            if not all(tensor.isfinite().all() for tensor in (mean, scale)):
-                raise ValueError("it holds NaN or infinity")
-            if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
-                raise ValueError("mean and scale must be (dims,), and scale above 0")
-            made.network_ = filled(lambda: made._network(len(mean), len(made.classes_)), weights, made.depth)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        made.mean_, made.scale_ = mean.double().numpy(), scale.double().numpy()
-        return made
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
+        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
+        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
+        return lambda: self._network(len(self.mean_), len(self.classes_)), self.depth
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -238,7 +259,7 @@ class SeriesClassifier(Estimator):
                 log = train(
                     network, draw, class_loss, recipe, validate=validate if checked else None, progress=progress
                 )
-            except FloatingPointError as error:  # the loop names more than a classifier can be told
+            except FloatingPointError as error:  # the loop suggests options that this estimator does not have
                 raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
         rows = [{"epoch": int(row["step"]) // every, "loss": row["loss"]} for row in log.rows]
         return [row | check for row, check in zip(rows, checks, strict=True)] if checked else rows
@@ -247,10 +268,10 @@ class SeriesClassifier(Estimator):
         self._check_fitted()
         series, columns = series_of(X), columns_of(X)
         name, dims = type(self).__name__, len(self.mean_)
-        if (given := series[0].shape[1]) != dims:
-            alone = given == 1 and all(len(one) == dims for one in series)
-            hint = ": one series alone is [X]" if alone else ""
-            raise ValueError(f"X has {given} dims, but this {name} was fitted on series of {dims}{hint}")
+        if (width := series[0].shape[1]) != dims:
+            single = width == 1 and all(len(values) == dims for values in series)
+            hint = ": pass a single series as [X]" if single else ""
+            raise ValueError(f"X has {width} dims, but this {name} was fitted on series of {dims}{hint}")
         if None not in (columns, self.columns_) and columns != self.columns_:
             raise ValueError(f"X has columns {columns}, but this {name} was fitted on {self.columns_}")
         return padded(series, self.mean_, self.scale_, pick_device(self.device))
@@ -271,6 +292,6 @@ def _labels(X: Any, y: Any) -> Any:
 
 
 def _plain(label: Any) -> str | int | float | bool:
-    """A label as JSON holds it."""
-    found = label.item() if isinstance(label, np.generic) else label
-    return found if isinstance(found, (str, int, float, bool)) else str(found)
+    """A label as JSON."""
+    value = label.item() if isinstance(label, np.generic) else label
+    return value if isinstance(value, (str, int, float, bool)) else str(value)

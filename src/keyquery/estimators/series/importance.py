@@ -1,4 +1,4 @@
-"""Which stretches of a series a class rests on: what its odds become without them."""
+"""Occlusion importance of the segments of a time series."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from keyquery.estimators.inputs.sequences import Padded
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress, silent
 
-SHARE = 16  # a window is such a part of a series, unless the user says otherwise
-TOGETHER = 16  # windows that are left out at a time: more do not fit into a processor's caches
+SHARE = 16  # default window: this fraction of a series
+TOGETHER = 16  # windows per batch: more do not fit into the caches of a CPU
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Importance(Reading, kind="importance"):
-    """For each series its values, the class that was predicted, and how much each token speaks for it."""
+    """Values, predicted class and relevance of each time step, per series."""
 
     units: ClassVar[Mapping[str, str]] = {"relevance": "nats of log-odds", "stretch": "tokens"}
 
     classes: Sequence[Any]
     series: Sequence[Mapping[str, Any]]
-    columns: Sequence[str] | None = None  # names of dims, where data frames have told them
+    columns: Sequence[str] | None = None  # names of the dimensions, from data frames
 
     def __repr__(self) -> str:
         return f"Importance({len(self.series)} series, {len(self.classes)} classes)"
 
     @property
     def relevance(self) -> list[list[float]]:
-        """One list a series, one figure a token."""
+        """One list per series, one value per time step."""
         return [one["relevance"] for one in self.series]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a token."""
+        """One row per time step."""
         return [
             {"series": number, "token": token, "predicted": one["predicted"], "relevance": relevance}
             for number, one in enumerate(self.series)
@@ -51,17 +51,17 @@ def occlude(
     stretch: int | None = None,
     progress: Progress = silent,
 ) -> tuple[list[float], int, int, float]:
-    """Relevance of each token of one series (n, dims), the window's length, the class predicted and its probability.
+    """Relevance of each time step of one series (n, dims), window length, predicted class and its probability.
 
-    The mean of the training data, which is 0 here, stands in for what a window covers; a token that is missing has 0.
-    Log-odds, log p/(1 − p), since a probability near 1 stays there whatever is left out.
+    Covered values are replaced by the training mean, 0 here; missing time steps have relevance 0.
+    Log-odds, log p/(1 − p), since probabilities saturate near 1.
     """
     values, real = one
     length = int(real.nonzero().max()) + 1
     width = min(stretch or max(length // SHARE, 1), length)
     firsts = torch.arange(0, length, max(width // 2, 1), device=real.device)
-    before = torch.nn.functional.pad(real.cumsum(0), (1, 0))  # how many tokens are there before each
-    firsts = firsts[before[(firsts + width).clamp(max=len(real))] > before[firsts]]  # the others cover nothing
+    before = torch.nn.functional.pad(real.cumsum(0), (1, 0))  # real time steps before each
+    firsts = firsts[before[(firsts + width).clamp(max=len(real))] > before[firsts]]  # skip windows of padding
     found = log_probabilities(Padded(values.unsqueeze(0), real.unsqueeze(0)))
     chosen = int(found[0].argmax())
     odds, at = _odds(found, chosen), torch.arange(len(real), device=real.device)
@@ -76,6 +76,6 @@ def occlude(
 
 
 def _odds(found: Float64[Tensor, "batch classes"], chosen: int) -> Float64[Tensor, " batch"]:
-    """log p/(1 − p) of one class, out of the logarithms of all."""
+    """log p/(1 − p) of one class, from the log-probabilities of all."""
     others = torch.cat((found[:, :chosen], found[:, chosen + 1 :]), 1)
     return found[:, chosen] - others.logsumexp(1)

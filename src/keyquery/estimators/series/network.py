@@ -1,4 +1,4 @@
-"""The network of a SeriesClassifier: tokens, blocks, and what they say of every stretch of a series."""
+"""The network of a SeriesClassifier: convolutional tokens, an encoder, and pooling over segments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KINDS = ("primal+", "primal", *KERNELS)
 class SeriesNetwork(nn.Module):
     """Series (batch, n, dims) and which tokens are real (batch, n), to logits of classes.
 
-    A convolution over three neighbours and sines of the place make tokens; an Encoder mixes them; their means over
-    `bins` stretches of each series, one after the other, go through a linear map, as in a flatten head, but any length
-    has as many; with as many as a series has tokens it is one. `primal` are further options of `kq.PrimalAttention`.
-    What padding holds reaches nothing.
+    Tokens are a convolution of width 3 plus sinusoidal positions; an Encoder follows; the means of its outputs over
+    `bins` consecutive segments of each series go through a linear map, like a flatten head for any length
+    (identical to it if `bins` is the length). `primal` are further options of `kq.PrimalAttention`.
+    Padding does not affect the output.
 
     >>> network = SeriesNetwork(3, classes=2, width=16, depth=1, heads=2, attention="primal", rank=4)
     >>> network(torch.randn(5, 40, 3), torch.ones(5, 40, dtype=torch.bool)).shape
@@ -67,7 +67,7 @@ class SeriesNetwork(nn.Module):
 
 
 def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:
-    """Sines and cosines of a token's place, of wavelengths from 2π to 20,000π: any length has them.
+    """Sinusoidal positions, with wavelengths from 2π to 20,000π, for any length.
 
     >>> places(3, 4)[0]
     tensor([0., 1., 0., 1.])
@@ -78,9 +78,9 @@ def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tens
 
 
 def stretches(real: Bool[Tensor, "batch n"], bins: int) -> Float[Tensor, "batch bins n"]:
-    """Weights of means over `bins` stretches of each series' real tokens, as even as can be, none of them empty.
+    """Weights of the means over `bins` segments of the real tokens of each series, of nearly equal size, none empty.
 
-    Of L tokens, stretch b has those from ⌊bL/bins⌋ up to ⌈(b + 1)L/bins⌉; in a short series they overlap.
+    Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap.
 
     >>> stretches(torch.tensor([[True, True, True, False]]), 2)
     tensor([[[0.5000, 0.5000, 0.0000, 0.0000],

@@ -1,4 +1,4 @@
-"""How networks learn classes of series: batches, the loss, and what is right in the end."""
+"""Training of a SeriesClassifier: batches, loss and validation."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from keyquery.estimators.inputs.sequences import Padded
 from keyquery.layers import regularizer
 from keyquery.training.loop import Draw
 
-TIE = 1e-3  # what a nat of loss counts beside the share of errors, when epochs are compared
+TIE = 1e-3  # weight of the validation loss, as a tie-breaker of the error rate
 
 
 class Labelled(NamedTuple):
-    """Series and the numbers of their classes."""
+    """Series and their class indices."""
 
     data: Padded
     target: Int[Tensor, " batch"]
 
     def take(self, index: Any) -> Labelled:
-        """Some of them."""
+        """A subset."""
         chosen = torch.as_tensor(index, device=self.target.device)
         return Labelled(self.data.take(chosen), self.target[chosen])
 
 
 def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int) -> tuple[Draw, int]:
-    """What draws batches, every sample once an epoch in an order of its own, and how many batches an epoch has.
+    """A function that draws batches, shuffled every epoch, and the number of batches per epoch.
 
-    `take(index)` gives some of `count` samples.
+    `take(index)` returns a subset of the `count` samples.
     """
     every = -(-count // size)
 
@@ -46,13 +46,13 @@ def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int) -> t
 
 
 def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
-    """Cross-entropy, and what primal layers add to it."""
+    """Cross-entropy plus the regularizer of primal layers."""
     return cross_entropy(model(*batch.data), batch.target) + regularizer(model)
 
 
 @torch.no_grad()
 def judged(model: nn.Module, samples: Labelled, size: int) -> tuple[float, float]:
-    """The share of errors, and the cross-entropy."""
+    """Error rate and cross-entropy."""
     logits = torch.cat([model(*batch) for batch in samples.data.batches(size)]).float()
     errors = (logits.argmax(1) != samples.target).double().mean()
     return float(errors), float(cross_entropy(logits, samples.target))

@@ -1,4 +1,4 @@
-"""Where each class is to go, which of its points goes where, and the network that learns it."""
+"""Class centres, optimal-transport pairing of points with samples of their targets, and the MLP."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MATCHES = ("ot", "random", "mean")
 NEAR = (
     4.0  # between centres, where learning them starts: of two classes N(μ_c, I), one in forty lies nearer to the other
 )
-PULL = 0.1  # what the squared error counts beside the cross-entropy, where centres are learned
-MOST = 1000  # points of a class that are matched exactly: half a second at worst, and time grows with the cube
-BATCH = 250  # points of a mini-batch, where there are more
+PULL = 0.1  # weight of the squared error beside the cross-entropy, if centres are learned
+MOST = 1000  # points per class that are matched exactly: half a second at most; time is cubic
+BATCH = 250  # points per mini-batch for larger classes
 
 
 def room(geometry: str, classes: int) -> int:
-    """How many dimensions the centres of so many classes need.
+    """Dimensions that the centres of `classes` classes need.
 
     >>> room("circle", 5), room("simplex", 5)
     (2, 4)
@@ -38,9 +38,9 @@ def room(geometry: str, classes: int) -> int:
 def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]:
     """Centres μ_c of k classes: on a circle, μ_c = 3k (sin 2πc/k, cos 2πc/k, 0, …), or at the corners of a simplex.
 
-    All sides of the simplex are as long as those between neighbours on the circle, 6k sin π/k: of two or three classes
-    both are the same, but for a rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex,
-    and on a circle of up to three. Learned centres start as a simplex with sides of 4, and so with errors to learn of.
+    The edges of the simplex are as long as those between neighbours on the circle, 6k sin π/k: for two or three classes
+    both are equal up to a rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex, and on a
+    circle with up to three classes. Learned centres start as a simplex with edges of 4, so that there are errors.
 
     >>> centres("circle", 2, 2).round(decimals=3).abs()
     tensor([[0., 6.],
@@ -62,7 +62,7 @@ def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]
 
 
 class Aligned(NamedTuple):
-    """Standardised points, the class of each, and where it is to go, measured from the centre of its class."""
+    """Standardised points, their classes, and their targets relative to the centre of the class."""
 
     x: Float[Tensor, "points features"]
     target: Int[Tensor, " points"]
@@ -74,7 +74,7 @@ class Aligned(NamedTuple):
         return Aligned(*(part[chosen] for part in self))
 
     def to(self, device: str) -> Aligned:
-        """The same, in single precision, on another device."""
+        """The same in float32 on another device."""
         return Aligned(self.x.float().to(device), self.target.to(device), self.offset.float().to(device))
 
 
@@ -86,12 +86,11 @@ def align(
     seed: int,
     progress: Progress = silent,
 ) -> Aligned:
-    """Give every point one of as many draws of N(0, I) as its class has points: its place around the class's centre.
+    """Pair the points of each class with as many samples of N(0, I), their targets around the class centre.
 
-    With "ot" the draws of a class go to its points such that Σ‖x − draw‖² is least; with "random" as they come; with
-    "mean" all are 0. Squared distances are meant, so that the best matching is the same wherever the centre is. Where
-    there are fewer features than dimensions, features of 0 are added. A class of more than 1,000 points is matched in
-    mini-batches of 250, drawn at random, so that time grows with the points and not with their cube.
+    "ot" minimises Σ‖x − sample‖² within each class, "random" pairs at random, "mean" sets all targets to 0. For squared
+    distances the optimal pairing does not depend on the centre. Missing dimensions are zero-padded. A class of more
+    than 1,000 points is matched in random mini-batches of 250, so that time is linear and not cubic.
 
     >>> x, target = torch.tensor([[-1.0], [0.0], [1.0], [5.0]]).double(), torch.tensor([0, 0, 0, 1])
     >>> align(x, target, 1, "ot", seed=0).offset[:3, 0].diff() > 0    # in the order of the points
@@ -113,7 +112,7 @@ def align(
 
 
 def _blocks(members: Int[Tensor, " some"], rng: np.random.Generator) -> Sequence[Int[Tensor, " few"]]:
-    """A class whole, or in parts of one size, but for one point, drawn at random."""
+    """A class as one batch, or as random batches whose sizes differ by at most one."""
     if len(members) <= MOST:
         return [members]
     return members[torch.from_numpy(rng.permutation(len(members)))].tensor_split(-(-len(members) // BATCH))
@@ -130,7 +129,7 @@ def _tell(target: Int[Tensor, " points"]) -> None:
 class Mapper(nn.Module):
     """f(x): features to the space of the centres, by layers of `hidden` widths with ReLU between them.
 
-    `centres` (classes, dims) are parameters where they are learned, fixed elsewhere.
+    `centres` (classes, dims) are parameters if `learned`, else fixed.
 
     >>> network = Mapper(3, centres("circle", 2, 3), (32, 32))
     >>> network(torch.randn(5, 3)).shape, network.distances(torch.randn(5, 3)).shape
@@ -155,22 +154,22 @@ class Mapper(nn.Module):
             self.register_buffer("centres", kept)
 
     def forward(self, x: Float[Tensor, "points features"]) -> Float[Tensor, "points dims"]:
-        """Where points go."""
+        """f(x)."""
         return self.layers(x)
 
     def distances(self, x: Float[Tensor, "points features"]) -> Float[Tensor, "points k"]:
         """‖f(x) − μ_c‖ for every class."""
-        # A tiny number under the root: its gradient is finite also where a point sits on a centre.
+        # A tiny number under the root keeps the gradient finite at a centre.
         return ((self(x).unsqueeze(1) - self.centres).square().sum(-1) + 1e-12).sqrt()
 
 
 def map_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
-    """‖f(x) − μ_c − offset‖², the mean over points and dimensions; centres learn nothing of it."""
+    """‖f(x) − μ_c − offset‖², the mean over points and dimensions, without gradients of the centres."""
     assert isinstance(model, Mapper)
     return mse_loss(model(batch.x), model.centres.detach()[batch.target] + batch.offset)
 
 
 def learned_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
-    """Cross-entropy of softmax(−‖f(x) − μ_c‖), which moves map and centres, and a tenth of `map_loss`."""
+    """Cross-entropy of softmax(−‖f(x) − μ_c‖), which trains map and centres, plus a tenth of `map_loss`."""
     assert isinstance(model, Mapper)
     return PULL * map_loss(model, batch) + cross_entropy(-model.distances(batch.x), batch.target)

@@ -1,10 +1,9 @@
-"""TransportClassifier: classes by a map that is learned from optimal transport."""
+"""TransportClassifier: an MLP trained on optimal-transport pairs of points and class targets."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,17 @@ from torch.nn.functional import cross_entropy
 from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
 from keyquery.estimators.base import (
-    Estimator,
+    SavedEstimator,
     check_sizes,
     classes_of,
-    filled,
     hold_out,
     label_facts,
     labels_of,
-    read_fitted,
     seed_of,
     seeded,
-    write_fitted,
 )
 from keyquery.estimators.inputs.points import Points, points_of
-from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.inputs.sequences import restored_statistics, statistics
 from keyquery.estimators.inputs.tables import check_features
 from keyquery.estimators.npt.base import target_of
 from keyquery.estimators.series.training import epochs_of
@@ -49,30 +45,52 @@ from keyquery.support.progress import Progress, bars
 from keyquery.training import Recipe, train
 
 HOLDOUT = 0.2
-PATIENCE = 20  # epochs without a better one
+PATIENCE = 20  # epochs without improvement before training stops
 LR = 1e-2
-STEPS = 10  # an epoch
-CHUNK = 2**16  # points that are mapped at a time
+STEPS = 10  # per epoch
+CHUNK = 2**16  # points per forward pass
 
 
-class TransportClassifier(Estimator):
-    """Classes by optimal transport: every class goes to a Gaussian of its own, and a small network learns the way.
+class TransportClassifier(SavedEstimator):
+    """Classifier by optimal transport: an MLP maps each class to its own Gaussian.
 
-    Each class c has a target N(μ_c, I). The standardised points of a class are matched with as many draws of its
-    target, a multilayer perceptron f learns the map (squared error, Adam), and the class of a point is told by
-    softmax_c(−‖f(x) − μ_c‖). X is a table (n, features), or sequences (n, T, features), or a list of them of any
-    lengths: then every step is a point, and the scores of a sequence's steps are multiplied.
+    Class c has the target N(μ_c, I). The standardised points of a class are paired with as many samples of its target
+    by optimal transport, and an MLP f is trained on the pairs (squared error, Adam):
 
-    `geometry` says where the μ_c are: on a "circle" of radius 3k for k classes, at the corners of a "simplex", or
-    "learned" with the map, from a simplex on, by the cross-entropy of the softmax that predicts. On a circle of four
-    or more classes the nearest centre is not always the likeliest class: there take a simplex. A circle has two
-    dimensions and a simplex k − 1; where X has fewer features, the map has more outputs than inputs, and for the
-    matching features of 0 are added.
+        p(c | x) = softmax_c(−‖f(x) − μ_c‖)
 
-    `match` is "ot", or one of two controls: "random" pairs of the same class, and "mean", where every point goes to
-    μ_c itself. A fifth of each class is kept from training; the weights of the epoch that errs least on it are taken,
-    and after 20 epochs without a better one training stops.
+    X is a table (n, features), sequences (n, T, features), or a list of sequences of any length; for sequences each
+    time step is a point, and the scores of all time steps are multiplied. A fifth of each class is the validation
+    split; the weights of the best epoch are kept, and training stops after 20 epochs without improvement.
 
+    Parameters
+    ----------
+    geometry
+        Where the μ_c are: on a "circle" of radius 3k for k classes, at the vertices of a "simplex", or "learned",
+        initialised at a simplex and trained with the cross-entropy of the prediction. A circle has 2 dimensions and a
+        simplex k − 1; if X has fewer features, it is zero-padded for the pairing. On a circle with four or more
+        classes the nearest centre is not always the most probable class; prefer "simplex". Default: "circle".
+    match
+        "ot", or one of two controls: "random" pairs within the class, and "mean", which maps every point to μ_c.
+        Default: "ot".
+    hidden
+        Widths of the hidden layers. Default: (32, 32).
+    epochs
+        Default: 100.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
+
+    See Also
+    --------
+    kq.monge_gap : a loss for maps that should be optimal transport.
+    kq.transport : optimal transport between the layers of a model.
+
+    Examples
+    --------
     >>> X = np.random.default_rng(0).normal(size=(200, 2))
     >>> y = np.where(np.hypot(*X.T) < 1.2, "inner", "outer")
     >>> model = kq.TransportClassifier(random_state=0, device="cpu").fit(X[:100], y[:100])
@@ -85,9 +103,9 @@ class TransportClassifier(Estimator):
     classes_: Shaped[np.ndarray, " classes"]
     mean_: Float64[np.ndarray, " features"]
     scale_: Float64[np.ndarray, " features"]
-    history_: list[dict[str, float]]  # one row an epoch: loss and, where points are held out, theirs
+    history_: list[dict[str, float]]  # one row per epoch: training loss and loss on the validation split
     n_features_in_: int
-    feature_names_in_: Shaped[np.ndarray, " features"]  # where X told them
+    feature_names_in_: Shaped[np.ndarray, " features"]  # if X has column names
 
     def __init__(
         self,
@@ -103,7 +121,7 @@ class TransportClassifier(Estimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any = None) -> TransportClassifier:
-        """Learn from samples and one label for each; y may be left out where X, of `kq.data`, has it."""
+        """Fit to samples X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Table` or `Series`."""
         self._check()
         device, points = pick_device(self.device), points_of(X)
         labels = labels_of(type(self).__name__, _target(X) if y is None else y, points.samples)
@@ -132,47 +150,31 @@ class TransportClassifier(Estimator):
         return self._log_scores(X).softmax(-1).numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """The likeliest class of each sample."""
-        found = self._log_scores(X)  # first: what is not fitted has no classes
-        return self.classes_[found.argmax(1).numpy()]
+        """Predicted class of each sample (n,)."""
+        scores = self._log_scores(X)  # raises if not fitted
+        return self.classes_[scores.argmax(1).numpy()]
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The share of samples whose class is predicted; y may be left out as in `fit`."""
-        found = self.predict(X)
-        return float(np.mean(found == labels_of(type(self).__name__, _target(X) if y is None else y, len(found))))
+        """Accuracy. Default y: as in `fit`."""
+        predicted = self.predict(X)
+        truth = labels_of(type(self).__name__, _target(X) if y is None else y, len(predicted))
+        return float(np.mean(predicted == truth))
 
-    def save(self, path: str | Path) -> None:
-        """Write everything that predicting needs, and the parameters of the fit, into one safetensors file."""
-        self._check_fitted()
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         names = getattr(self, "feature_names_in_", None)
-        facts: dict[str, Any] = {"params": self.params_, "classes": label_facts(self.classes_)}
-        facts |= {"history": self.history_, "names": None if names is None else list(names)}
-        tensors = {f"network.{name}": tensor for name, tensor in self.network_.state_dict().items()}
-        tensors |= {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
-        write_fitted(path, type(self).__name__, facts, tensors)
+        facts = {"classes": label_facts(self.classes_), "names": None if names is None else list(names)}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "auto") -> TransportClassifier:
-        """The classifier of a file that `save` wrote, to run on `device`."""
-        pick_device(device)
-        facts, tensors = read_fitted(path, cls.__name__)
-        try:
-            made = cls(**{**facts["params"], "hidden": tuple(facts["params"]["hidden"]), "device": device})
-            made._check()
-            made.classes_, made.history_ = classes_of(facts["classes"]), list(facts["history"])
-            made.params_ = {**facts["params"], "hidden": made.hidden}
-            mean, scale = tensors.pop("mean"), tensors.pop("scale")
-            weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-            if not all(tensor.isfinite().all() for tensor in (mean, scale)):
-                raise ValueError("it holds NaN or infinity")
-            if mean.ndim != 1 or mean.shape != scale.shape or not (scale > 0).all():
-                raise ValueError("mean and scale must be (features,), and scale above 0")
-            made._keep_columns(facts["names"], len(mean))
-            made.network_ = filled(lambda: made._network(len(mean), len(made.classes_)), weights, len(made.hidden))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        made.mean_, made.scale_ = mean.double().numpy(), scale.double().numpy()
-        return made
+    def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        return {**facts["params"], "hidden": tuple(facts["params"]["hidden"])}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Mapper], int]:
+        self.params_ = self._params_of(facts)
+        self.classes_ = classes_of(facts["classes"])
+        self.mean_, self.scale_ = restored_statistics(tensors, "features")
+        self._keep_columns(facts["names"], len(self.mean_))
+        return lambda: self._network(len(self.mean_), len(self.classes_)), len(self.hidden)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -201,7 +203,7 @@ class TransportClassifier(Estimator):
         learned = self.geometry == "learned"
 
         def validate(model: nn.Module) -> float:
-            """A proper score on what is held out: of fixed centres the squared distance to the right one."""
+            """Validation loss: cross-entropy, or for fixed centres the squared distance to the right one."""
             assert checked is not None
             if learned:
                 return float(cross_entropy(-network.distances(checked.x), checked.target))
@@ -222,7 +224,7 @@ class TransportClassifier(Estimator):
         loss = learned_loss if learned else map_loss
         try:
             log = train(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
-        except FloatingPointError as error:  # the loop names more than a classifier can be told
+        except FloatingPointError as error:  # the loop suggests options that this estimator does not have
             raise FloatingPointError(f"{str(error).split(':')[0]}: X may hold values too large") from None
         names = {"loss": "loss", "validation": "held_out_loss"}
         return [
@@ -239,19 +241,19 @@ class TransportClassifier(Estimator):
 
     @torch.no_grad()
     def _log_scores(self, X: Any) -> Float64[Tensor, "n classes"]:
-        """−Σ over steps of ‖f(x) − μ_c‖, in float64, so that a sample's score is the same whatever stands beside it."""
+        """−Σ over time steps of ‖f(x) − μ_c‖, in float64, so that scores do not depend on the batch."""
         points, device = self._points(X), pick_device(self.device)
         network = copy.deepcopy(self.network_).double().to(device)
         x = torch.from_numpy((points.values - self.mean_) / self.scale_)
-        found = torch.cat([network.distances(some.to(device)).cpu() for some in x.split(CHUNK)])
-        if not found.isfinite().all():
+        distances = torch.cat([network.distances(some.to(device)).cpu() for some in x.split(CHUNK)])
+        if not distances.isfinite().all():
             raise ValueError(
                 f"X holds values too large: up to {x.abs().max():.0e} standard deviations of the training data"
             )
-        scores = found.new_zeros(points.samples, len(self.classes_))
-        return scores.index_add(0, torch.from_numpy(points.owner), -found)
+        scores = distances.new_zeros(points.samples, len(self.classes_))
+        return scores.index_add(0, torch.from_numpy(points.owner), -distances)
 
 
 def _target(X: Any) -> Any:
-    """Labels that X itself has."""
+    """The labels that X carries, if any."""
     return X.labels if isinstance(X, Series) else target_of(X)

@@ -1,4 +1,4 @@
-"""The network of a VisualParser: a vision Transformer gives visual tokens, which meet words in a joint encoder."""
+"""The network of a VisualParser: a patch encoder, and a joint encoder of visual tokens and words."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from keyquery.layers.blocks import Encoder
 from keyquery.layers.vision import VisionEncoder
 from keyquery.support.extras import optional
 
-MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that released models have learned from
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet statistics
 
 
-PLACES = 0.5  # the spread of learned places at the start: beside vectors of spread 1, order is heard at once
+PLACES = 0.5  # initial standard deviation of the position embeddings, relative to tokens of 1
 
 
 class Seen(NamedTuple):
-    """Features of patches, and where it was asked for how much each patch takes of each."""
+    """Features of patches, and optionally the attention between them."""
 
     features: Float[Tensor, "batch tokens features"]
     attention: Float[Tensor, "batch tokens tokens"] | None = None
 
     def take(self, index: Any) -> Seen:
-        """Of some images, in full precision: what is kept is short."""
+        """A subset, in full precision; stored values are half precision."""
         some = [None if part is None else part[index].float() for part in self]
         assert some[0] is not None
         return Seen(some[0], some[1])
 
 
 class Backbone(nn.Module):
-    """A vision model of transformers, as a visual parser of images `size` pixels high and wide.
+    """A vision model of transformers as the patch encoder, for images of `size` × `size` pixels.
 
-    Patches are the last of its tokens. Where its last layer attends over all of them, that is their attention; where it
-    attends in windows, or not at all, it is softmax(f fᵀ/√d) of their normalised features f.
+    Patches are the last of its tokens. Their attention is that of the last layer if it is global; for windowed
+    attention, or none, it is softmax(f fᵀ/√d) of their normalised features f.
     """
 
     def __init__(self, model: Any, size: int) -> None:
         super().__init__()
         self.model, self.size = model, size
         if getattr(model, "pooler", None) is not None:
-            model.pooler = None  # what it gives is not used, and not every copy of a model has it
+            model.pooler = None  # unused, and missing in some checkpoints
         if hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")  # fused attention gives no maps
+            model.set_attn_implementation("eager")  # fused attention returns no maps
         accepted = signature(model.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
         with torch.no_grad():
@@ -67,7 +67,7 @@ class Backbone(nn.Module):
     def with_attention(
         self, images: Float[Tensor, "batch 3 h w"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens tokens"]]:
-        """The features, and how much each patch takes of each, heads averaged, without gradients."""
+        """Features, and attention maps averaged over heads, without gradients."""
         whole, maps = self._run(images, attention=True)
         features, last = whole[:, -self.tokens :], maps[-1] if maps else None
         if last is not None and last.shape[0] == len(whole) and last.shape[-1] == whole.shape[1]:
@@ -78,12 +78,12 @@ class Backbone(nn.Module):
     def _run(self, images: Tensor, attention: bool) -> tuple[Tensor, Any]:
         out: Any = self.model(pixel_values=images, output_attentions=attention, **self._options)
         whole = out.last_hidden_state
-        # What is no Transformer gives channels first.
+        # Convolutional models return channels first.
         return whole.flatten(2).mT if whole.ndim == 4 else whole, getattr(out, "attentions", None)
 
 
 def backbone_of(given: Any, size: int) -> Backbone:
-    """A copy of a vision model of transformers, so that the one that was given stays as it is."""
+    """A copy of a vision model of transformers as a Backbone."""
     if not isinstance(given, nn.Module) or not hasattr(given, "config"):
         raise TypeError(f"backbone must be a vision model of transformers, or its folder, got {type(given).__name__}")
     if getattr(given, "main_input_name", "pixel_values") != "pixel_values":
@@ -92,18 +92,18 @@ def backbone_of(given: Any, size: int) -> Backbone:
 
 
 def built(facts: dict[str, Any], size: int) -> Backbone:
-    """A backbone of a configuration, its weights as they come; nothing but what transformers knows is run."""
+    """A Backbone with random weights from a config; only architectures of transformers, no remote code."""
     library = optional("transformers", "a backbone")
-    told = dict(facts)
-    config = library.AutoConfig.for_model(told.pop("model_type"), **told)
+    config_facts = dict(facts)
+    config = library.AutoConfig.for_model(config_facts.pop("model_type"), **config_facts)
     return Backbone(library.AutoModel.from_config(config), size)
 
 
 class VisionLanguageNetwork(nn.Module):
-    """[match; visual tokens; words] through an Encoder: do they belong together, which word is hidden, what feature.
+    """[match; visual tokens; words] through an Encoder, with heads for matching, masked words and masked features.
 
-    `vision` gives features of `vision.tokens` patches, `vision.dim` numbers each. A linear map and a norm make visual
-    tokens of them. Word logits come from the embeddings of words.
+    `vision` returns features of `vision.tokens` patches, of dimension `vision.dim`. A linear map and a norm make visual
+    tokens of them. The output embedding of words is tied to the input embedding.
     """
 
     mean: Tensor
@@ -126,8 +126,8 @@ class VisionLanguageNetwork(nn.Module):
         self.words = nn.Embedding(words, width, padding_idx=PAD)
         self.word_places = nn.Parameter(torch.empty(longest, width))
         self.visual_places = nn.Parameter(torch.empty(vision.tokens, width))
-        self.first = nn.Parameter(torch.empty(width))  # where the match is read off
-        self.hidden = nn.Parameter(torch.empty(width))  # what stands for a patch that is not shown
+        self.first = nn.Parameter(torch.empty(width))  # the [match] token
+        self.hidden = nn.Parameter(torch.empty(width))  # embedding of a masked patch
         self.word_norm = nn.LayerNorm(width)
         nn.init.normal_(self.words.weight, std=width**-0.5)
         for weight in (self.word_places, self.visual_places, self.first, self.hidden):
@@ -139,7 +139,7 @@ class VisionLanguageNetwork(nn.Module):
         self.register_buffer("spread", torch.tensor(SPREAD).view(3, 1, 1))
 
     def see(self, images: Num[Tensor, "batch 3 h w"], attention: bool = False) -> Seen:
-        """What the visual parser makes of images, from 0 to 255."""
+        """Patch features of images with values from 0 to 255."""
         shown = (images.float() / 255 - self.mean) / self.spread
         return Seen(*self.vision.with_attention(shown)) if attention else Seen(self.vision(shown))
 
@@ -149,7 +149,7 @@ class VisionLanguageNetwork(nn.Module):
         ids: Int[Tensor, "batch n"],
         hidden: Bool[Tensor, "batch tokens"] | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Bool[Tensor, "batch all"]]:
-        """What goes into the joint encoder: vectors, and which of them are real. `hidden` patches are not shown."""
+        """Input vectors of the joint encoder, and which are real; `hidden` patches are masked."""
         seen = self.project(features)
         if hidden is not None:
             seen = torch.where(hidden.unsqueeze(-1), self.hidden, seen)
@@ -164,12 +164,12 @@ class VisionLanguageNetwork(nn.Module):
         ids: Int[Tensor, "batch n"],
         hidden: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch all width"]:
-        """What the joint encoder makes of features and words."""
+        """Output of the joint encoder."""
         x, real = self.joined(features, ids, hidden)
         return self.joint(x, real)
 
     def match(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, " batch"]:
-        """Log-odds that image and text belong together."""
+        """Logit of image and text matching."""
         return self.matcher(out[:, 0]).squeeze(-1).float()
 
     def spell(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, "batch n words"]:

@@ -1,4 +1,4 @@
-"""VisualParser: images and their texts in, whether an image and a text belong together out."""
+"""VisualParser: a vision-language model for image-text matching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor, nn
 
 from keyquery.capture.load import load_model, pick_device
-from keyquery.estimators.base import Estimator, check_sizes, filled, read_fitted, seed_of, seeded, write_fitted
+from keyquery.estimators.base import SavedEstimator, check_sizes, seed_of, seeded
 from keyquery.estimators.inputs.captions import Vocabulary, cut, texts_of
 from keyquery.estimators.inputs.images import images_of
 from keyquery.estimators.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
@@ -24,39 +24,72 @@ from keyquery.reading import plain
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 
-PAIRS = 256  # that are judged at a time
+PAIRS = 256  # image-text pairs per forward pass
 
 
-class VisualParser(Estimator):
-    """Vision and language, learned from images and their texts: a visual parser, and an encoder that sees and reads.
+class VisualParser(SavedEstimator):
+    """Vision-language model trained on image-text pairs: a patch encoder and a joint encoder, for image-text matching.
 
-    A Transformer over the patches of an image, the visual parser, gives visual tokens, which go with the words of a
-    text through a joint encoder, all attending to all. Three losses are summed: of words that are hidden (MLM), of
-    whether image and text belong together (ITM; against texts of other images, half of them drawn at random, half
-    with many words in common), and of features of patches that are hidden (MFR). With `masking="attention"` a patch is
-    hidden together with those that it attends to most in the parser, a share `masked` of all; "random" ones are the
-    control, and None leaves that loss out.
+    The patch encoder (visual parser) turns an image into visual tokens, which pass with the words of the text through a
+    joint encoder with full attention. The loss is the sum of three:
 
-    Images are an array (n, h, w) or (n, h, w, c), uint8 or floats from 0 to 1, or a list of arrays, images of Pillow
-    and paths, of any sizes and modes; all are brought to `size` pixels. Words that no text had count as hidden ones.
+        MLM (masked language modelling) + ITM (image-text matching) + MFR (masked feature regression)
 
-    The parser is a `kq.Encoder` of `parser_depth` layers over patches of `patch` pixels; 0 leaves it at a linear map
-    of the patches. Or it is `backbone`, a vision model of transformers or its folder, such as DINOv2 or Swin. With
-    `frozen` it does not learn; None: a backbone does not, an own parser does. `kernel` is that of the joint encoder.
+    Negatives of ITM are texts of other images, half random, half with many words in common. Images are an array
+    (n, h, w) or (n, h, w, c), uint8 or floats from 0 to 1, or a list of arrays, Pillow images and paths; all are
+    resized to `size` pixels. Words that do not occur in the training texts are treated as [MASK].
 
+    Parameters
+    ----------
+    size, patch
+        Image and patch size in pixels. Default: 64, 8.
+    width, depth, heads
+        Size of the joint encoder. Default: 64, 2, 4.
+    parser_depth
+        Layers of the patch encoder, a `kq.Encoder`; 0: a linear patch embedding. Default: 2.
+    kernel
+        Kernel of the joint encoder, any of `kq.Attention`. Default: "general".
+    backbone
+        A vision model of transformers such as DINOv2 or Swin, or its folder, in place of the patch encoder.
+        Default: None.
+    frozen
+        Whether the patch encoder is frozen. Default: True for a backbone, False for the own patch encoder.
+    masking
+        Patches masked in MFR: "attention", a patch and those that it attends to most; "random", the control; None,
+        no MFR loss. Default: "attention".
+    masked
+        Share of patches that is masked. Default: 0.15.
+    dropout
+        Default: 0.
+    epochs, batch_size, lr
+        Default: 20, 64, 1e-3.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
+
+    See Also
+    --------
+    kq.data.load_images : reads images from files.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> dark = rng.integers(2, size=64)
     >>> images = rng.uniform(0.0, 0.3, (64, 8, 8)) + 0.6 * (1 - dark)[:, None, None]
-    >>> texts = [("a light field", "a dark field")[one] for one in dark]
+    >>> texts = [("a light field", "a dark field")[label] for label in dark]
     >>> model = kq.VisualParser(8, 4, width=16, depth=1, heads=2, epochs=25, lr=5e-3, random_state=0, device="cpu")
-    >>> found = model.fit(images, texts).match(images[:2], ["a light field"] * 2)
-    >>> (found > 0.5) == (dark[:2] == 0)
+    >>> probabilities = model.fit(images, texts).match(images[:2], ["a light field"] * 2)
+    >>> (probabilities > 0.5) == (dark[:2] == 0)
     array([ True,  True])
     """
 
+    _prefix = ""
     network_: VisionLanguageNetwork
     vocabulary_: Vocabulary
-    history_: list[dict[str, float]]  # one row an epoch: the loss, and its parts
+    history_: list[dict[str, float]]  # one row per epoch: the loss and its three terms
 
     def __init__(
         self,
@@ -86,26 +119,26 @@ class VisualParser(Estimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, images: Any, texts: Any) -> VisualParser:
-        """Learn from images and one text for each."""
+        """Fit to images and their texts, one text per image."""
         return self._learn(images, texts)
 
     def _learn(self, images: Any, texts: Any, after: Callable[[int, nn.Module], None] | None = None) -> VisualParser:
-        """`fit`, with an `after` for the training loop: for who follows it."""
+        """`fit`, with a callback `after` for every step of the training loop."""
         self._check()
-        device, said = pick_device(self.device), texts_of(texts)
-        shown = images_of(images, self.size)
-        if len(said) != len(shown):
-            raise ValueError(f"texts must hold one for each of the {len(shown)} images, got {len(said)}")
-        vocabulary, seed = Vocabulary.of(said), seed_of(self.random_state)
-        ids = vocabulary.batch(said)
+        device, captions = pick_device(self.device), texts_of(texts)
+        pixels = images_of(images, self.size)
+        if len(captions) != len(pixels):
+            raise ValueError(f"texts must hold one for each of the {len(pixels)} images, got {len(captions)}")
+        vocabulary, seed = Vocabulary.of(captions), seed_of(self.random_state)
+        ids = vocabulary.batch(captions)
         if len(torch.unique(ids, dim=0)) < 2:
-            raise ValueError("texts must say at least two different things: with one there is nothing to match")
+            raise ValueError("texts must hold at least two different texts: with one there is nothing to match")
         with seeded(seed, device):
             network = self._network(self._backbone(), len(vocabulary), ids.shape[1]).to(device)
             with bars(self.verbose) as progress:
                 history = learn(
                     network,
-                    self._pairs(network, shown.to(device), ids.to(device)),
+                    self._pairs(network, pixels.to(device), ids.to(device)),
                     masking=self.masking,
                     masked=self.masked,
                     size=self.batch_size,
@@ -123,30 +156,28 @@ class VisualParser(Estimator):
     def match(
         self, images: Any, texts: Any, crossed: bool = False
     ) -> Float64[np.ndarray, " n"] | Float64[np.ndarray, "n m"]:
-        """The probability that image i and text i belong together, (n,); `crossed`, of every image and text, (n, m)."""
+        """Probability that image i and text i match, (n,); with `crossed`, of every image and text, (n, m)."""
         self._check_fitted()
-        said, shown = texts_of(texts), images_of(images, self.params_["size"])
-        if not crossed and len(said) != len(shown):
-            raise ValueError(f"texts must hold one for each of the {len(shown)} images, got {len(said)}")
-        for place, text in enumerate(said):
+        captions, pixels = texts_of(texts), images_of(images, self.params_["size"])
+        if not crossed and len(captions) != len(pixels):
+            raise ValueError(f"texts must hold one for each of the {len(pixels)} images, got {len(captions)}")
+        for index, text in enumerate(captions):
             if (words := len(cut(text))) > self.network_.longest:
                 raise ValueError(
-                    f"texts[{place}] has {words} words, more than the {self.network_.longest} of any in fit"
+                    f"texts[{index}] has {words} words, more than the {self.network_.longest} of any in fit"
                 )
         device = pick_device(self.device)
-        network, ids = self.network_.to(device).eval(), self.vocabulary_.batch(said).to(device)
-        features = torch.cat([network.see(some.to(device)).features for some in shown.split(PAIRS)])
-        at, of = torch.arange(len(shown)), torch.arange(len(said))
+        network, ids = self.network_.to(device).eval(), self.vocabulary_.batch(captions).to(device)
+        features = torch.cat([network.see(some.to(device)).features for some in pixels.split(PAIRS)])
+        at, of = torch.arange(len(pixels)), torch.arange(len(captions))
         if crossed:
             at, of = (grid.flatten() for grid in torch.meshgrid(at, of, indexing="ij"))
         steps = zip(at.split(PAIRS), of.split(PAIRS), strict=True)
-        odds = torch.cat([network.match(network(features[i], ids[j])) for i, j in steps])
-        found = odds.double().sigmoid().cpu().numpy()
-        return found.reshape(len(shown), len(said)) if crossed else found
+        logits = torch.cat([network.match(network(features[i], ids[j])) for i, j in steps])
+        probabilities = logits.double().sigmoid().cpu().numpy()
+        return probabilities.reshape(len(pixels), len(captions)) if crossed else probabilities
 
-    def save(self, path: str | Path) -> None:
-        """Write everything that matching needs, a backbone also, and the parameters of the fit, into one file."""
-        self._check_fitted()
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         vision = self.network_.vision
         config: Any = vision.model.config if isinstance(vision, Backbone) else None
         facts = {
@@ -154,43 +185,42 @@ class VisualParser(Estimator):
             "words": self.vocabulary_.names,
             "longest": self.network_.longest,
             "backbone": None if config is None else plain(config.to_dict()),
-            "history": self.history_,
         }
-        write_fitted(path, type(self).__name__, facts, dict(self.network_.state_dict()))
+        return facts, {}
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device = "auto") -> VisualParser:
-        """The estimator of a file that `save` wrote, to run on `device`. With a backbone it needs transformers."""
-        pick_device(device)
-        facts, weights = read_fitted(path, cls.__name__)
-        try:
-            config = facts["backbone"]
-            made = cls(**{**facts["params"], "backbone": config, "device": device})
-            made._check()
-            made.vocabulary_, made.history_ = Vocabulary(facts["words"]), list(facts["history"])
-            check_count("longest", longest := facts["longest"])
-            words = len(made.vocabulary_)
+        """Load an estimator written by `save`, to run on `device`. With a backbone it needs transformers."""
+        estimator = super().load(path, device)
+        vision = estimator.network_.vision
+        estimator.backbone = vision.model if isinstance(vision, Backbone) else None
+        return estimator
 
-            def build() -> VisionLanguageNetwork:
-                return made._network(None if config is None else built(config, made.size), words, longest)
+    @classmethod
+    def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        return {**facts["params"], "backbone": facts["backbone"]}
 
-            made.network_ = filled(build, weights, made.depth + made.parser_depth)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} is no whole {cls.__name__}: {str(error).splitlines()[0]}") from None
-        made.params_ = facts["params"]
-        vision = made.network_.vision
-        made.backbone = vision.model if isinstance(vision, Backbone) else None
-        return made
+    def _restore(
+        self, facts: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[Callable[[], VisionLanguageNetwork], int]:
+        self.vocabulary_, config = Vocabulary(facts["words"]), facts["backbone"]
+        check_count("longest", longest := facts["longest"])
+
+        def build() -> VisionLanguageNetwork:
+            backbone = None if config is None else built(config, self.size)
+            return self._network(backbone, len(self.vocabulary_), longest)
+
+        return build, self.depth + self.parser_depth
 
     def _plain_params(self) -> dict[str, Any]:
-        """A backbone is no plain fact: its name is."""
-        given, self.backbone = self.backbone, None
+        """A backbone is recorded by its name."""
+        backbone, self.backbone = self.backbone, None
         try:
-            found = super()._plain_params()
+            params = super()._plain_params()
         finally:
-            self.backbone = given
-        named = type(given).__name__ if isinstance(given, nn.Module) else None if given is None else str(given)
-        return {**found, "backbone": named}
+            self.backbone = backbone
+        name = type(backbone).__name__ if isinstance(backbone, nn.Module) else backbone and str(backbone)
+        return {**params, "backbone": name}
 
     def _check(self) -> None:
         sizes = ("size", "patch", "width", "depth", "heads", "epochs", "batch_size")
@@ -206,13 +236,13 @@ class VisualParser(Estimator):
         if self.backbone is None and self.size % self.patch:
             raise ValueError(f"patch must divide size: {self.patch} does not divide {self.size}")
         if self.backbone is None and self.parser_depth == 0 and self.masking == "attention":
-            raise ValueError('masking="attention" needs a parser that attends: parser_depth is 0; "random" needs none')
+            raise ValueError('masking="attention" needs attention maps: set parser_depth above 0, or masking="random"')
 
     def _backbone(self) -> Backbone | None:
-        given = self.backbone
-        if isinstance(given, (str, Path)):
-            given = load_model(given)[0]
-        return None if given is None else backbone_of(given, self.size)
+        backbone = self.backbone
+        if isinstance(backbone, (str, Path)):
+            backbone = load_model(backbone)[0]
+        return None if backbone is None else backbone_of(backbone, self.size)
 
     def _network(self, backbone: Backbone | None, words: int, longest: int) -> VisionLanguageNetwork:
         vision: Any = backbone
@@ -226,11 +256,11 @@ class VisualParser(Estimator):
             vision, words, longest, self.width, self.depth, self.heads, self.kernel, self.dropout
         )
 
-    def _pairs(self, network: VisionLanguageNetwork, shown: UInt8[Tensor, "n 3 h w"], ids: Tensor) -> Pairs:
-        """What is learned from; of a parser that does not learn, what it makes of the images, once."""
-        still = self.backbone is not None if self.frozen is None else self.frozen
-        network.vision.requires_grad_(not still)
-        if not still:
-            return Pairs(shown, ids)
+    def _pairs(self, network: VisionLanguageNetwork, pixels: UInt8[Tensor, "n 3 h w"], ids: Tensor) -> Pairs:
+        """The training data; the features of a frozen patch encoder are computed once."""
+        frozen = self.backbone is not None if self.frozen is None else self.frozen
+        network.vision.requires_grad_(not frozen)
+        if not frozen:
+            return Pairs(pixels, ids)
         network.eval()
-        return Pairs(watched(network, shown, self.masking == "attention"), ids)
+        return Pairs(watched(network, pixels, self.masking == "attention"), ids)

@@ -1,4 +1,4 @@
-"""How a VisualParser's network learns: from hidden words, texts of other images, and patches hidden together."""
+"""Training of a VisualParser: masked words, mismatched texts and masked patches."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 
 MASKINGS = ("attention", "random")
-NEAR = 0.5  # the share of negatives that are the nearest of a pool, in words
-POOL = 128  # texts that negatives are drawn from
+NEAR = 0.5  # share of hard negatives: the most similar text of a pool
+POOL = 128  # texts per pool
 
 
 class Pairs(NamedTuple):
-    """Images, or what a frozen parser makes of them, and the words of their texts."""
+    """Images, or their features by a frozen patch encoder, and the word ids of their texts."""
 
     images: UInt8[Tensor, "n 3 size size"] | Seen
     ids: Int[Tensor, "n longest"]
 
     def seen(self, network: VisionLanguageNetwork, index: Any, attention: bool) -> Seen:
-        """What the visual parser makes of some images."""
+        """Patch features of some images."""
         if isinstance(self.images, Seen):
             return self.images.take(index)
         return network.see(self.images[index], attention)
 
 
 class Batch(NamedTuple):
-    """Pairs, and everything that is drawn for them."""
+    """A batch of pairs with all random draws."""
 
-    rows: Int[Tensor, " batch"]  # which pairs
+    rows: Int[Tensor, " batch"]  # indices of the pairs
     ids: Int[Tensor, "batch n"]
     hidden_words: Bool[Tensor, "batch n"]
-    other: Int[Tensor, "batch n"]  # the text that is the negative
-    usable: Bool[Tensor, " batch"]  # where there is another text
+    other: Int[Tensor, "batch n"]  # the negative text
+    usable: Bool[Tensor, " batch"]  # whether there is a negative
     dice: Float[Tensor, "batch tokens"]  # the largest is the seed; the largest ones are a random mask
 
 
 def hide_words(ids: Int[Tensor, "batch n"], share: float, generator: torch.Generator) -> Bool[Tensor, "batch n"]:
-    """A share of the known words, one of each text at least."""
+    """Masks a share of the known words, at least one per text."""
     dice = torch.rand(ids.shape, generator=generator).masked_fill(ids < FIRST, 2.0)
     return (ids >= FIRST) & ((dice < share) | (dice == dice.amin(1, keepdim=True)))
 
@@ -55,10 +55,9 @@ def hide_words(ids: Int[Tensor, "batch n"], share: float, generator: torch.Gener
 def others(
     ids: Int[Tensor, "batch n"], pool: Int[Tensor, "texts n"], words: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " batch"], Bool[Tensor, " batch"]]:
-    """For each text another one of a pool, and whether there is one: half of them at random, half the nearest.
+    """A negative for each text from a pool, and whether there is one: half random, half the most similar.
 
-    Near are texts with many words in common, such as those that say the same words in another order; a text that is
-    the same is no other one.
+    Similar texts share many words, such as the same words in another order; identical texts are not negatives.
 
     >>> ids, pool = torch.tensor([[2, 3, 4]]), torch.tensor([[5, 6, 7], [2, 3, 4], [4, 3, 2]])
     >>> {int(others(ids, pool, 8, torch.Generator().manual_seed(seed))[0]) for seed in range(9)}
@@ -67,16 +66,16 @@ def others(
     unlike = (ids.unsqueeze(1) != pool.unsqueeze(0)).any(-1)
     mine, its = (torch.zeros(len(rows), words).scatter_add(1, rows, (rows >= FIRST).float()) for rows in (ids, pool))
     common = torch.minimum(mine.unsqueeze(1), its.unsqueeze(0)).sum(-1)
-    dice = torch.rand(unlike.shape, generator=generator)  # below 1: among equals, it chooses
+    dice = torch.rand(unlike.shape, generator=generator)  # below 1: breaks ties
     near = torch.rand(len(ids), 1, generator=generator) < NEAR
     return (dice + common * near).masked_fill(~unlike, -1.0).argmax(1), unlike.any(1)
 
 
 def losses(network: Any, pairs: Pairs, batch: Batch, masking: str | None, count: int) -> dict[str, Float[Tensor, ""]]:
-    """Of hidden words, of matching, and with a `masking` of `count` hidden patches, in nats and squared units.
+    """Losses of masked words, matching, and with `masking` of `count` masked patches, in nats and squared units.
 
-    A pair goes through the joint encoder as it is, with another's text, with words hidden, and with patches hidden.
-    Features to regress are normalised, and no gradient goes through them.
+    A pair passes through the joint encoder unmasked, with a negative text, with masked words, and with masked patches.
+    Regression targets are normalised features without gradients.
     """
     found = pairs.seen(network, batch.rows, attention=masking == "attention")
     features, words, n = found.features, batch.ids, len(batch.rows)
@@ -120,11 +119,11 @@ def learn(
     progress: Progress | None = None,
     after: Callable[[int, nn.Module], None] | None = None,
 ) -> list[dict[str, float]]:
-    """Train in place, and say how it went, a row an epoch; `after` is that of `train`."""
+    """Train in place, and return the history, one row per epoch; `after` is that of `train`."""
     words, device, tokens = len(network.words.weight), pairs.ids.device, network.vision.tokens
     which, every = epochs_of(lambda index: index, len(pairs.ids), size, seed)
     count, texts = max(round(masked * tokens), 1), pairs.ids.cpu()
-    told: list[dict[str, Tensor]] = []
+    steps: list[dict[str, Tensor]] = []
 
     def draw(step: int, generator: torch.Generator) -> Batch:
         index = torch.from_numpy(which(step, generator))
@@ -137,17 +136,17 @@ def learn(
 
     def loss(model: Any, batch: Batch) -> Tensor:
         parts = losses(model, pairs, batch, masking, count)
-        told.append({name: part.detach() for name, part in parts.items()})
+        steps.append({name: part.detach() for name, part in parts.items()})
         return torch.stack(list(parts.values())).sum()
 
     recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
     try:
         log = train(network, draw, loss, recipe, after=after, progress=progress)
-    except FloatingPointError as error:  # the loop names more than an estimator can be told
+    except FloatingPointError as error:  # the loop suggests options that this estimator does not have
         raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
     rows = []
     for number, row in enumerate(log.rows):
-        each = told[number * every : (number + 1) * every]
+        each = steps[number * every : (number + 1) * every]
         means = {name: float(torch.stack([one[name] for one in each]).mean()) for name in each[0]}
         rows.append({"epoch": number + 1, "loss": row["loss"], **means})
     return rows
@@ -155,7 +154,7 @@ def learn(
 
 @torch.no_grad()
 def watched(network: VisionLanguageNetwork, images: UInt8[Tensor, "n 3 size size"], attention: bool) -> Seen:
-    """What a parser that does not learn makes of all images, kept in short floats."""
+    """Features of all images by a frozen patch encoder, stored in half precision."""
     found = [network.see(some, attention) for some in images.split(64)]
     maps = [one.attention for one in found if one.attention is not None]
     return Seen(torch.cat([one.features.half() for one in found]), torch.cat(maps).half() if maps else None)

@@ -1,8 +1,9 @@
-"""Primal-Attention: `layer` is what users see; `reference` and `triton` compute its heart, with one signature."""
+"""Primal-Attention: `layer` is the module; `reference` and `triton` are two implementations with one signature."""
 
 from keyquery.layers.primal.causal import Prefix
 from keyquery.layers.primal.features import Random
-from keyquery.layers.primal.layer import PrimalAttention, regularizer
+from keyquery.layers.primal.layer import PrimalAttention
 from keyquery.layers.primal.spectrum import PrimalReading
+from keyquery.layers.primal.total_loss import regularizer
 
 __all__ = ["Prefix", "PrimalAttention", "PrimalReading", "Random", "regularizer"]

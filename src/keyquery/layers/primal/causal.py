@@ -1,6 +1,6 @@
-"""The causal form: a prefix state Σ_{j ≤ i} xⱼ[We, Wr][j mod n]ᵀ, scanned in chunks, in time linear in the tokens.
+"""Causal Primal-Attention: a prefix state Σ_{j ≤ i} xⱼ[We, Wr][j mod n]ᵀ, scanned in chunks, in linear time.
 
-The theory of KSVD covers the form that sees all tokens, not this one.
+The theory of KSVD covers the non-causal form only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHUNK = 64
 
 
 class Prefix(NamedTuple):
-    """What the tokens so far have left: Σ xⱼ[We, Wr][j mod n]ᵀ of every head, and how many they are."""
+    """State of causal decoding: Σ xⱼ[We, Wr][j mod n]ᵀ per head, and the number of tokens so far."""
 
     total: Float[Tensor, "2 batch heads p s"]
     seen: Int[Tensor, " batch"]
@@ -31,7 +31,7 @@ def prefix_scores(
 ) -> tuple[Float[Tensor, "2 batch heads n s"], Prefix]:
     """eᵢ = Σ_{j ≤ i} ⟨φ(qᵢ), xⱼ⟩ We[j mod rows]/√(tokens up to i), rᵢ likewise, and the state after the last token.
 
-    j counts real tokens; what padding holds must be 0.
+    j counts real tokens; padding must be 0.
     """
     n = phi.shape[-2]
     if real is None:

@@ -1,4 +1,4 @@
-"""Which implementation runs, and one autograd step around it that keeps only queries, keys and small matrices."""
+"""Choice of the implementation, and its autograd function, which saves only queries, keys and small matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keyquery.layers.primal.reference import Grams
 from keyquery.layers.triton_support import no_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
-# Features and values of a head that the Triton kernels can hold at once.
+# Largest feature and value dimensions per head of the Triton kernels.
 WIDEST = {torch.float16: 128, torch.bfloat16: 128, torch.float32: 64}
 
 
@@ -40,7 +40,7 @@ def fused(
 
 
 def choose(impl: str, x: Tensor, widest: int) -> str:
-    """The implementation that runs; an explicit one that cannot is refused."""
+    """The implementation to run; raises if an explicit one cannot."""
     if impl == "reference" or (impl == "auto" and not x.is_cuda):
         return "reference"
     why = _refusal(x, widest)
@@ -52,7 +52,7 @@ def choose(impl: str, x: Tensor, widest: int) -> str:
 
 
 def _refusal(x: Tensor, widest: int) -> str | None:
-    """Why the Triton kernels cannot run on this input; None where they can."""
+    """Why the Triton kernels cannot run on this input; None if they can."""
     if (why := no_kernels(x)) is not None:
         return why
     if x.dtype not in WIDEST:
@@ -71,13 +71,13 @@ def _module(impl: str) -> ModuleType:
 
 
 class _Fused(torch.autograd.Function):
-    """Saves q, k and small matrices; features and scores are computed again in backward."""
+    """Saves q, k and small matrices; features and scores are recomputed in backward."""
 
     @staticmethod
     def forward(
         ctx: Any, qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, impl: str, gram: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ctx.set_materialize_grads(False)  # where the loss is not used, its half of backward is not computed
+        ctx.set_materialize_grads(False)  # skip the backward of the loss if it is unused
         ctx.save_for_backward(qk, weights, mix, real)
         ctx.feature, ctx.impl = feature, impl
         return _module(impl).forward(qk, weights, mix, real, feature, gram)

@@ -1,4 +1,4 @@
-"""Feature maps φ of queries and keys: what a primal layer compares is ⟨φ(q), φ(k)⟩."""
+"""Feature maps φ of queries and keys, for the kernel ⟨φ(q), φ(k)⟩."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from keyquery.layers.primal.inputs import without_autocast
 from keyquery.support.checks import check_choice, check_count
 
 FEATURES = ("cosine", "elu", "random")
-FUSED = ("cosine", "elu", "given")  # what an implementation computes itself; `given` are features already
+FUSED = ("cosine", "elu", "given")  # computed by the implementation; "given": computed by a module
 ZERO = 1e-24  # ‖z‖² below which a vector has no direction: its features, and their gradients, are 0
 
 
 class Random(nn.Module):
     """Positive random features of the exponential kernel: E⟨φ(q), φ(k)⟩ = exp(q·k/√p).
 
-    φ(z) = exp(Ωz' − ‖z'‖²/2)/√width with z' = z/p^¼ and rows of Ω drawn once, orthogonal in blocks of p, which makes
-    the estimate better than independent rows would. They are kept with the layer's state.
+    φ(z) = exp(Ωz' − ‖z'‖²/2)/√width with z' = z/p^¼ and fixed random rows of Ω, orthogonal in blocks of p, which lowers
+    the variance. They are part of the state dict.
 
     >>> phi = Random(8, width=4096)
     >>> q, k = torch.full((8,), 0.3), torch.full((8,), 0.2)
@@ -43,7 +43,7 @@ class Random(nn.Module):
         self.register_buffer("omega", torch.cat(blocks)[:width])
 
     def forward(self, z: Float[Tensor, "*batch dims"]) -> Float[Tensor, "*batch width"]:
-        """φ(z); exponents are taken in at least float32."""
+        """φ(z), computed in at least float32."""
         width, dims = self.omega.shape
         exact = torch.promote_types(z.dtype, torch.float32)
         with without_autocast(z):
@@ -53,7 +53,7 @@ class Random(nn.Module):
 
 
 def make(features: str | nn.Module, dims: int, **place: Any) -> tuple[str, nn.Module | None, int]:
-    """How an implementation is told of a feature map, the module that computes it outside, and its width."""
+    """The name of a feature map for the implementation, the module that computes it, if any, and its width."""
     if not isinstance(features, nn.Module):
         check_choice("features", features, FEATURES)
         if features != "random":
@@ -69,6 +69,6 @@ def make(features: str | nn.Module, dims: int, **place: Any) -> tuple[str, nn.Mo
 
 @torch.no_grad()
 def orthogonal_(matrix: Tensor) -> Tensor:
-    """Fill a matrix with orthonormal columns (or rows), also in short floats, which have no QR decomposition."""
+    """Fill a matrix with orthonormal columns (or rows), also in half precision, for which torch has no QR."""
     exact = torch.empty(matrix.shape, dtype=torch.promote_types(matrix.dtype, torch.float32), device=matrix.device)
     return matrix.copy_(nn.init.orthogonal_(exact))

@@ -1,4 +1,4 @@
-"""What a primal layer is called with: which x and mask it takes, and in which dtype it computes."""
+"""Validation of the inputs of a primal layer, and the dtype it computes in."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def check_tokens(x: Tensor, mask: Tensor | None, dim: int, dtype: torch.dtype) -
 
 
 def has_autocast(x: Tensor) -> bool:
-    """Whether autocast chooses the dtype that x is multiplied in; the meta device knows of none."""
+    """Whether autocast applies to x; there is none on the meta device."""
     return x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Where tensors like x keep their dtype."""
+    """A context without autocast on the device of x."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def clean(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """x with 0 in the place of padding, which may hold NaN, and which tokens are real."""
+    """x with padding set to 0, and the mask of real tokens."""
     return (x, None) if mask is None else (x.where(mask.unsqueeze(-1), 0.0), mask)
 
 
 def count(x: Tensor, real: Tensor | None) -> Tensor | int:
-    """How many tokens each sample has: one number where there is no padding."""
+    """Number of tokens per sample; an int if there is no padding."""
     return x.shape[1] if real is None else real.sum(1).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def untouched(part: nn.Module) -> bool:
-    """Whether a projection is what it was built as: a replaced one, or one that is listened to, must be called."""
+    """Whether a projection is a plain Linear: a replaced or hooked one must be called."""
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
     return type(part) is nn.Linear and not any(hooks) and "forward" not in part.__dict__
 
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Tensors in the dtype that autocast would give a matrix product, where it is on."""
+    """Tensors in the dtype of autocast, if it is on."""
     if not has_autocast(tensors[0]):
         return tensors
     kind = tensors[0].device.type

@@ -27,35 +27,64 @@ from keyquery.layers.primal.objective import (
 )
 from keyquery.layers.primal.output import merge, mixing
 from keyquery.layers.primal.reference import features as reference_features
-from keyquery.layers.primal.sample import evenly, project, sampled, take, weigh
-from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum
+from keyquery.layers.primal.sample import evenly, project, take, weigh
+from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum, with_grams
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_float, check_number
 
-Source = tuple[Tensor, Tensor]  # tokens, and the places of those that f(X) takes
+NOT_CAUSAL = 'impl="triton" does not support causal attention; impl="auto" uses the reference'
+Source = tuple[Tensor, Tensor]  # tokens, and the indices of those in f(X)
 
 
 class PrimalAttention(nn.Module):
-    """Scores e = W_e|Xᵀφ(q), r = W_r|Xᵀφ(k) in place of queries × keys: output = Linear([e; r]), heads merged.
+    """Primal-Attention: attention in the primal form of the asymmetric kernel SVD, linear in the number of tokens.
 
-    W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr (p × rank), f(X) each head's own slice of min(10·rank, n) evenly spaced tokens;
-    without `data_dependent`, We and Wr themselves, which mixes no tokens at all. `features` φ are "cosine" (q/‖q‖),
-    "elu" (elu + 1), "random" (positive random features of the exponential kernel) or a module of one's own. With
-    `init="ksvd"` the weights start at the exact KSVD of `data` (batch, n, dim). `impl="auto"` takes the Triton kernels
-    on a GPU, the reference elsewhere.
+        e = W_e|Xᵀφ(q),  r = W_r|Xᵀφ(k),  output = Linear([e; r]),  W_e|X = f(X)ᵀWe,  W_r|X = f(X)ᵀWr   (p × rank)
 
-    `regularizer()` is eta times the mean over samples and heads of J² (`loss="paper"`), which is 0 at the KSVD of
-    K = Φ_q f(X)ᵀf(X) Φ_kᵀ and at many other points; or (`loss="ksvd"`) of an error that is smallest at the KSVD alone.
+    f(X) is each head's slice of min(10·rank, n) evenly spaced tokens.
 
-    `query_key` and `concat` are folded with what follows; replaced, parametrised or hooked ones are called instead.
+    Parameters
+    ----------
+    dim, heads, rank
+        Width, heads, and rank s of the KSVD per head.
+    features
+        Feature map φ: "cosine" (q/‖q‖), "elu" (elu + 1), "random" (positive random features of the exponential
+        kernel), or a module. Default: "cosine".
+    data_dependent
+        If False, We and Wr are used directly, and no tokens are mixed. Default: True.
+    loss
+        "paper": J², which is 0 at the KSVD of K = Φ_q f(X)ᵀf(X) Φ_kᵀ and at many other points; "ksvd": a
+        reconstruction error whose only minimum is the KSVD. Default: "paper".
+    eta
+        Weight of `regularizer()`. Default: 0.1.
+    init, data
+        "orthogonal", or "ksvd": the exact KSVD of `data` (batch, n, dim). Default: "orthogonal".
+    impl
+        "auto" (Triton on a GPU, else the reference), "triton" or "reference". Default: "auto".
+    bias, device, dtype
+        Of the projections. Default: True, and those of torch.
 
+    See Also
+    --------
+    regularizer : the loss of all primal layers of a model.
+    ksvd : the decomposition.
+
+    Examples
+    --------
     >>> layer = kq.PrimalAttention(64, heads=4, rank=8)
     >>> out = layer(torch.randn(2, 100, 64))
     >>> out.shape, layer.regularizer().shape
     (torch.Size([2, 100, 64]), torch.Size([]))
     """
 
-    promises = ("causal", "padding", "packed", "gradients", "round_trip", "compiles")  # what check_kernel may ask
+    promises = (
+        "causal",
+        "padding",
+        "packed",
+        "gradients",
+        "round_trip",
+        "compiles",
+    )  # properties that check_kernel tests
 
     def __init__(
         self,
@@ -85,23 +114,23 @@ class PrimalAttention(nn.Module):
         check_choice("init", init, ("orthogonal", "ksvd"))
         check_choice("impl", impl, IMPLEMENTATIONS)
         if (init == "ksvd") != (data is not None):
-            raise ValueError('data (batch, n, dim) is for init="ksvd", which needs it: give both or none')
+            raise ValueError('data (batch, n, dim) and init="ksvd" must be used together')
         place = {"device": device, "dtype": dtype}
         self.dim, self.heads, self.rank, self.head_dim = dim, heads, rank, dim // heads
         self.data_dependent, self.loss, self.eta, self.impl = data_dependent, loss, eta, impl
         self.feature, self.features, self.width = make(features, self.head_dim, **place)
         if rank > self.width:
-            raise ValueError(f"rank must be at most {self.width}, the features of a head: K has no more, got {rank}")
+            raise ValueError(f"rank must be at most {self.width}, the number of features per head, got {rank}")
         rows = 10 * rank if data_dependent else self.width
         self.query_key = nn.Linear(dim, 2 * dim, bias, **place)
         self.directions = nn.Parameter(torch.empty(2, heads, rows, rank, **place))
-        # Of tokens with entries of size 1, scores too have size 1 at first, and J is about rank·Λ: it begins at 1, so
-        # that its square does not drown the loss of a task. The other loss is relative.
-        begin = -math.log(rank) if loss == "paper" else 0.0
-        self.log_lambda = nn.Parameter(torch.full((heads, rank), begin, **place))
+        # With inputs of unit variance scores have unit variance at initialisation, and J ≈ rank·Λ: Λ = 1/rank makes it
+        # 1, so that J² does not dominate the loss of the task. The other loss is relative.
+        start = -math.log(rank) if loss == "paper" else 0.0
+        self.log_lambda = nn.Parameter(torch.full((heads, rank), start, **place))
         self.concat = nn.Linear(2 * rank, self.head_dim, **place)
         self.output = nn.Linear(dim, dim, bias, **place)
-        for matrix in self.directions.data.flatten(0, 1):  # one by one: the columns of each, not heads to each other
+        for matrix in self.directions.data.flatten(0, 1):  # columns are orthogonal within each head
             orthogonal_(matrix)
         self._last = Last()
         if data is not None:
@@ -109,12 +138,12 @@ class PrimalAttention(nn.Module):
 
     @property
     def we(self) -> Float[Tensor, "heads rows s"]:
-        """We, a view."""
+        """We (a view)."""
         return self.directions[0]
 
     @property
     def wr(self) -> Float[Tensor, "heads rows s"]:
-        """Wr, a view."""
+        """Wr (a view)."""
         return self.directions[1]
 
     def forward(
@@ -126,8 +155,8 @@ class PrimalAttention(nn.Module):
     ) -> Float[Tensor, "*batch n dim"]:
         """Attend within each sequence of x (batch, n, dim); `mask` (batch, n) is True for real tokens, others give 0.
 
-        With `is_causal`, token i sees tokens ≤ i. With `offsets`, x (total, dim) holds sequences one after the other:
-        sequence s is x[offsets[s]:offsets[s + 1]].
+        With `is_causal`, token i sees tokens ≤ i. With `offsets`, x (total, dim) is packed: sequence s is
+        x[offsets[s]:offsets[s + 1]].
         """
         if offsets is not None:
             return self._packed(x, mask, is_causal, offsets)
@@ -137,38 +166,38 @@ class PrimalAttention(nn.Module):
         return out
 
     def regularizer(self) -> Float[Tensor, ""]:
-        """eta · mean over samples and heads of J², or of the reconstruction error, of the last forward.
+        """eta · mean over samples and heads of J², or of the reconstruction error, of the last forward pass.
 
-        J is squared before it is averaged, so that heads do not cancel; samples without a token do not count. A layer
-        that is called more than once in a step of training is asked after each call; a forgotten call is warned of.
-        After a forward without gradients the loss has none either: refused in training, a plain number in `eval()`.
+        J is squared before averaging, so that heads do not cancel; empty samples are ignored. A layer that is called
+        several times per training step needs one call of this after each; a missed one warns. After a forward pass
+        without gradients this raises in training mode and returns a plain number in `eval()`.
         """
         batches = self._batches("regularizer")
         if hasattr(self.directions, "full_tensor"):  # a DTensor, of which torch loads the compiler
             raise RuntimeError(
-                "regularizer needs the weights of the last forward, which are sharded again: give fully_shard "
-                "reshard_after_forward=False where it shards this layer"
+                "regularizer needs the weights of the last forward pass, which have been resharded: pass "
+                "reshard_after_forward=False to fully_shard for this layer"
             )
         if self.loss == "ksvd" and batches and batches[0].weights is None:
             raise RuntimeError(
-                'loss="ksvd" has no causal form, and the last forward was causal (is_causal=True or step): KSVD is of '
-                'a kernel whose tokens all see each other; take loss="paper" or is_causal=False'
+                'loss="ksvd" does not support causal attention, and the last forward pass was causal (is_causal=True '
+                'or step): use loss="paper" or is_causal=False'
             )
         if self.training and torch.is_grad_enabled() and not self._last.graph:
             raise RuntimeError(
-                "regularizer has no gradient: the last forward ran without, under torch.no_grad() or a checkpoint with "
-                "use_reentrant=True; take use_reentrant=False, or ask under torch.no_grad() for the number alone"
+                "regularizer has no gradient: the last forward pass ran under torch.no_grad() or a checkpoint with "
+                "use_reentrant=True; use use_reentrant=False, or call it under torch.no_grad() for the value only"
             )
         if self._last.missed():
             warnings.warn(FORGOTTEN, stacklevel=2)
         error = objective if self.loss == "paper" else reconstruction
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._last.graph), without_autocast(self.directions):
             each = [error(batch, self.directions, self.log_lambda) for batch in batches]
-            each = [found.square() for found in each] if self.loss == "paper" else each
+            each = [value.square() for value in each] if self.loss == "paper" else each
             return self.eta * mean_over_samples(batches, each).to(self.directions.device)
 
     def ksvd(self) -> PrimalReading:
-        """Spectrum of the kernel, J, KKT residual and overlaps with the singular subspaces, of the last forward.
+        """Spectrum of the kernel, J, KKT residual and overlaps with the singular subspaces, of the last forward pass.
 
         >>> layer = kq.PrimalAttention(16, heads=2, rank=3, init="ksvd", data=torch.randn(1, 50, 16))
         >>> _ = layer(torch.randn(1, 50, 16))
@@ -177,10 +206,12 @@ class PrimalAttention(nn.Module):
         """
         batches = self._batches("ksvd")
         if batches and batches[0].weights is None:
-            raise RuntimeError("the last forward was causal, and KSVD is of a kernel whose tokens all see each other")
-        batches = tuple(map(self._whole, batches))
+            raise RuntimeError(
+                "the last forward pass was causal, and the KSVD is defined for non-causal attention only"
+            )
+        batches = tuple(with_grams(batch, self.heads, self.feature, self.impl) for batch in batches)
         if not all((batch.energy if batch.grams is None else batch.grams).isfinite().all() for batch in batches):
-            raise RuntimeError("ksvd is of the last forward, whose queries or keys were not finite")
+            raise RuntimeError("the queries or keys of the last forward pass were not finite: ksvd is undefined")
         heads = spectrum(batches, self.directions, self.log_lambda)
         named = self.feature if self.features is None else type(self.features).__name__
         facts = {"features": named, "data_dependent": self.data_dependent, "loss": self.loss, "eta": self.eta}
@@ -189,9 +220,9 @@ class PrimalAttention(nn.Module):
 
     @torch.no_grad()
     def start(self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None) -> None:
-        """Set We, Wr and Λ to the exact KSVD of x: of one sequence, K = EΛRᵀ as far as the rank goes.
+        """Set We, Wr and Λ to the exact KSVD of x; for one sequence EΛRᵀ is the best rank-s approximation of K.
 
-        Of these tokens and this length alone: with one token less, rows of We meet other tokens.
+        It is exact for these tokens and this length only: with another length, rows of We meet other tokens.
 
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3).double(), torch.randn(1, 50, 16).double()
         >>> layer.start(x)
@@ -205,7 +236,7 @@ class PrimalAttention(nn.Module):
         phi, sample = self.kernel_parts(x, real)
         shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
         directions, log_lambda = solve(phi, sample, shown, self.rank)
-        self.directions.zero_()  # rows that x does not fill add nothing where longer sequences do
+        self.directions.zero_()  # rows beyond the length of x contribute nothing
         self.directions[:, :, : directions.shape[2]] = directions.to(self.directions)
         self.log_lambda.copy_(log_lambda)
 
@@ -213,7 +244,7 @@ class PrimalAttention(nn.Module):
     def kernel_parts(
         self, x: Float[Tensor, "batch n dim"], real: Bool[Tensor, "batch n"] | None = None
     ) -> tuple[Float[Tensor, "2 batch heads n p"], Float[Tensor, "batch heads rows p"] | None]:
-        """φ(q) and φ(k), and f(X), None for the identity, in float64: what the kernel K = Φ_q f(X)ᵀf(X) Φ_kᵀ is of.
+        """φ(q), φ(k) and f(X) (None for the identity), in float64, of the kernel K = Φ_q f(X)ᵀf(X) Φ_kᵀ.
 
         >>> phi, sample = kq.PrimalAttention(16, heads=2, rank=3).kernel_parts(torch.randn(1, 50, 16))
         >>> phi.shape, sample.shape
@@ -232,9 +263,9 @@ class PrimalAttention(nn.Module):
         state: Prefix | None = None,
         mask: Bool[Tensor, "batch n"] | None = None,
     ) -> tuple[Float[Tensor, "batch n dim"], Prefix]:
-        """The next tokens of the causal form, one or more: their outputs, and the state for those that follow.
+        """Causal decoding of the next token or tokens: their outputs, and the new state.
 
-        Tokens whose `mask` (batch, n) is False give 0 and leave the state as it was: prompts may be padded on the left.
+        Tokens whose `mask` (batch, n) is False give 0 and do not change the state: prompts may be left-padded.
 
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3), torch.randn(1, 5, 16)
         >>> first, state = layer.step(x[:, :4])
@@ -248,12 +279,12 @@ class PrimalAttention(nn.Module):
         empty = self._empty(x)
         state = empty if state is None else state
         if len(state.seen) != len(x):
-            raise ValueError(f"state is of a batch of {len(state.seen)}, but x has {len(x)}")
+            raise ValueError(f"state has a batch of {len(state.seen)}, but x has {len(x)}")
         if state.total.shape != empty.total.shape:
-            expected, given = tuple(empty.total.shape), tuple(state.total.shape)
-            raise ValueError(f"state must be of this layer, {expected}, got one of {given}")
+            shapes = tuple(empty.total.shape), tuple(state.total.shape)
+            raise ValueError(f"state must be of this layer, with shape {shapes[0]}, got {shapes[1]}")
         if self.data_dependent and self.impl == "triton":
-            raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
+            raise RuntimeError(NOT_CAUSAL)
         if self.data_dependent:
             out, batch, after = self._causal(*clean(x, mask), state)
         else:
@@ -263,7 +294,7 @@ class PrimalAttention(nn.Module):
         return out, after
 
     def extra_repr(self) -> str:
-        """What a print of the module says."""
+        """For the repr of the module."""
         kind = "" if self.data_dependent else ", data_dependent=False"
         return f"{self.dim}, heads={self.heads}, rank={self.rank}{kind}, loss={self.loss!r}, eta={self.eta}"
 
@@ -271,10 +302,10 @@ class PrimalAttention(nn.Module):
         x, real = clean(x, mask)
         if is_causal and self.data_dependent and x.shape[1]:
             if self.impl == "triton":
-                raise RuntimeError('impl="triton" has no causal kernel; impl="auto" takes the reference there')
+                raise RuntimeError(NOT_CAUSAL)
             return self._causal(x, real, self._empty(x))[:2]
         qk, weights, used, source = self._weights(x, real)
-        # Gram matrices cost as much as all else: where the loss needs none, they are made when they are asked for.
+        # Gram matrices cost as much as the rest of the forward pass: computed on demand if the loss does not need them.
         gram = self.loss == "ksvd" or not (torch.is_grad_enabled() and weights.requires_grad)
         out, energy, grams = fused(
             qk, weights, mixing(self.concat, self.directions), real, self.feature, self.impl, gram
@@ -310,12 +341,12 @@ class PrimalAttention(nn.Module):
         return Prefix(total, torch.zeros(len(x), dtype=torch.long, device=x.device))
 
     def _causal(self, x: Tensor, real: Tensor | None, state: Prefix) -> tuple[Tensor, Batch, Prefix]:
-        given = (self._featured(self.query_key(x)), x, real, *state)
-        if torch.is_grad_enabled():  # scores are computed again in backward, not kept
-            found = checkpoint(self._prefix, *given, use_reentrant=False, preserve_rng_state=False)
+        inputs = (self._featured(self.query_key(x)), x, real, *state)
+        if torch.is_grad_enabled():  # activation checkpointing of the scores
+            outputs = checkpoint(self._prefix, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
-            found = self._prefix(*given)
-        out, energy, total, seen = found
+            outputs = self._prefix(*inputs)
+        out, energy, total, seen = outputs
         used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
         return merge(out, self.concat, self.output, real), Batch(count(x, real), used, energy), Prefix(total, seen)
 
@@ -336,7 +367,7 @@ class PrimalAttention(nn.Module):
 
     def _packed(self, x: Tensor, mask: Tensor | None, is_causal: bool, offsets: Tensor) -> Tensor:
         if x.ndim != 2 or mask is not None:
-            raise ValueError("with offsets, x must be (total, dim), and no mask may be given")
+            raise ValueError("with offsets, x must be (total, dim), and mask must be None")
         self._check(x.unsqueeze(0), None)
         rows, tokens, batches = [x[:0]], [offsets[:0].long()], []
         for group in Packing(offsets, len(x)).groups():
@@ -348,53 +379,22 @@ class PrimalAttention(nn.Module):
         return torch.cat(rows)[torch.cat(tokens).argsort()]
 
     def _featured(self, qk: Tensor) -> Tensor:
-        """(batch, n, 2·dim) as (batch, n, 2, heads, p); features already where a module computes them."""
+        """(batch, n, 2·dim) as (batch, n, 2, heads, p), with the feature map applied if it is a module."""
         qk = qk.unflatten(-1, (2, self.heads, self.head_dim))
         return qk if self.features is None else self.features(qk)
-
-    @torch.no_grad()
-    def _whole(self, batch: Batch) -> Batch:
-        """A batch with Gram matrices and f(X), made of what autograd keeps where forward has left them out."""
-        if batch.grams is not None:
-            return batch
-        try:
-            qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
-            assert batch.weights is not None
-            sample = None if batch.rows is None else sampled(batch.weights).unflatten(-1, (self.heads, -1))
-        except (RuntimeError, AttributeError):
-            raise RuntimeError(
-                "ksvd reads the queries and keys of the last forward, which backward, or a compiled forward, has not "
-                "kept: ask before backward, or call the layer under torch.no_grad()"
-            ) from None
-        grams = fused(qk, weights, mix, real, self.feature, self.impl, gram=True)[2]
-        return batch._replace(grams=grams, sample=sample)
 
     def _keep(self, *batches: Batch) -> None:
         self._last.keep(batches, self.training, self.directions, self.log_lambda)
 
-    def _batches(self, asked: str) -> tuple[Batch, ...]:
+    def _batches(self, method: str) -> tuple[Batch, ...]:
+        needs = f"{method} needs the last forward pass"
         if not self._last.called:
-            raise RuntimeError(f"{asked} is of the last forward: call the layer first")
+            raise RuntimeError(f"{needs}: call the layer first")
         if self._last.changed():
-            raise RuntimeError(f"{asked} is of the last forward, and weights have changed since: call the layer again")
+            raise RuntimeError(f"{needs}, and weights have changed since: call the layer again")
         if any(batch.energy.device != self.directions.device for batch in self._last.batches):
-            raise RuntimeError(f"{asked} is of the last forward, and weights have moved since, or a replica ran it")
+            raise RuntimeError(f"{needs}, and weights have moved to another device since, or a replica ran it")
         return self._last.batches
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         check_tokens(x, mask, self.dim, self.directions.dtype)
-
-
-def regularizer(model: nn.Module) -> Float[Tensor, ""]:
-    """The sum of `regularizer()` over a model's primal layers, of their last forward; 0 where it has none.
-
-    >>> model = torch.nn.Sequential(kq.PrimalAttention(16, 2, rank=3), kq.PrimalAttention(16, 2, rank=3))
-    >>> loss = model(torch.randn(1, 20, 16)).square().mean() + kq.regularizer(model)
-    >>> loss.backward()
-    """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, PrimalAttention)}
-    for name, layer in layers.items():
-        if not layer._last.called:
-            raise RuntimeError(f"{name or 'the layer'} was not called: its regularizer is of its last forward")
-    losses = [layer.regularizer() for layer in layers.values()]
-    return torch.stack([loss.to(losses[0].device) for loss in losses]).sum() if losses else torch.zeros(())

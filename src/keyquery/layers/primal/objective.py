@@ -1,4 +1,4 @@
-"""What a batch leaves behind for the loss: J and the reconstruction of K, from p×p Gram matrices."""
+"""The losses of Primal-Attention, J and the reconstruction error of K, computed from p×p Gram matrices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LOSSES = ("paper", "ksvd")
-SHARE = 0.1  # of the KKT residual beside the reconstruction, which cannot tell single triples apart
+SHARE = 0.1  # weight of the KKT residual, which identifies the singular triples; the reconstruction does not
 FORGOTTEN = (
-    "a primal layer was called again before it was asked for its loss, and regularizer() is of the last call: ask "
-    "after each call and add up, as a forward hook can (nn.DataParallel loses all replicas but one: take "
+    "a primal layer was called again before its regularizer() was read, which covers the last call only: read it after "
+    "each call and add up, for example in a forward hook (nn.DataParallel keeps one replica only: use "
     "DistributedDataParallel)"
 )
 
 
 class Batch(NamedTuple):
-    """Σe² and Σr² over tokens, projection weights (2, batch, heads, p, s), and how many tokens a sample has.
+    """Σe² and Σr² over tokens, projection weights (2, batch, heads, p, s), and the number of tokens per sample.
 
-    `tokens` is one number where there is no padding. `rows` is how many tokens f(X) takes, None where it is the
-    identity; `used` tells which of them a sample has. Gram matrices and f(X) itself are there where the loss, or a
-    reading, needs them. A causal batch has no weights: every token has its own.
+    `tokens` is an int if there is no padding. `rows` is the number of tokens in f(X), None for the identity; `used`
+    marks those that a sample has. Gram matrices and f(X) are stored only if needed. A causal batch has no weights,
+    since each token has its own.
     """
 
     tokens: Float[Tensor, " batch"] | int
@@ -32,12 +32,12 @@ class Batch(NamedTuple):
     grams: Float[Tensor, "2 batch heads p p"] | None = None
     sample: Float[Tensor, "batch rows heads p"] | None = None
     rows: int | None = None
-    numbers: Int[Tensor, " batch"] | None = None  # of packed samples, in the order they were given in
+    numbers: Int[Tensor, " batch"] | None = None  # indices of packed samples
 
 
 def mean_over_samples(batches: tuple[Batch, ...], each: list[Float[Tensor, "_ heads"]]) -> Float[Tensor, ""]:
-    """The mean of what every sample and head of some batches has; samples without a token do not count."""
-    if sum(found.numel() for found in each) == 0:
+    """Mean over samples and heads of several batches; empty samples are ignored."""
+    if sum(values.numel() for values in each) == 0:
         return torch.zeros(())
     if all(isinstance(batch.tokens, int) for batch in batches):
         return torch.cat(each).mean() if len(each) > 1 else each[0].mean()
@@ -46,7 +46,7 @@ def mean_over_samples(batches: tuple[Batch, ...], each: list[Float[Tensor, "_ he
 
 
 class Last:
-    """The batch, or packed batches, of the last forward; copies and files of a layer do not carry it along."""
+    """The batch, or packed batches, of the last forward pass; not copied or pickled with the layer."""
 
     def __init__(self) -> None:
         self.batches: tuple[Batch, ...] = ()
@@ -57,21 +57,21 @@ class Last:
         self._backward = -1
 
     def keep(self, batches: tuple[Batch, ...], training: bool, *weights: Tensor) -> None:
-        """What a forward left behind, and the state of the weights that it was made with."""
+        """Store the batches of a forward pass, and the versions of the weights it used."""
         self._until_the_end_of_backward()
         self.batches, self.called, self.graph = batches, True, torch.is_grad_enabled()
-        if torch.compiler.is_compiling():  # where tensors have no versions
+        if torch.compiler.is_compiling():  # tensors have no versions here
             self._states, self._waiting, self._missed = None, False, False
             return
-        self._waiting = self._waiting and not self.changed()  # steps of training that do not ask are no loss
+        self._waiting = self._waiting and not self.changed()  # training steps that do not use the regularizer
         if training and self.graph:
             self._waiting, self._missed = True, self._waiting
         self._weights, self._states = list(weights), [_state(weight) for weight in weights]
 
     def _until_the_end_of_backward(self) -> None:
-        """A checkpoint runs the layer a second time, within backward: after it, all is as the first run left it.
+        """Restore the state of the first run after backward if activation checkpointing runs the layer again in it.
 
-        Else the second graph, which nobody goes through, would be kept with all of its tokens.
+        Otherwise the second graph, which is never used, would stay in memory.
         """
         if torch.compiler.is_compiling():
             return
@@ -81,13 +81,13 @@ class Last:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self.__dict__.update(before))
 
     def changed(self) -> bool:
-        """Whether weights were changed, or moved, since."""
+        """Whether weights were changed or moved since."""
         if self._states is None or torch.compiler.is_compiling():
             return False
         return [_state(weight) for weight in self._weights] != self._states
 
     def missed(self) -> bool:
-        """Whether a forward of training before the last one was never asked for its loss; says so once."""
+        """Whether the loss of an earlier training forward pass was never read; True once only."""
         if torch.compiler.is_compiling():
             return False
         missed, self._waiting, self._missed = self._missed, False, False
@@ -107,7 +107,7 @@ def _state(weight: Tensor) -> tuple[Any, ...]:
 def objective(
     batch: Batch, directions: Float[Tensor, "2 heads rows s"], log_lambda: Float[Tensor, "heads s"]
 ) -> Float[Tensor, "batch heads"]:
-    """J = ½ mean eᵀΛe + ½ mean rᵀΛr − tr(WeᵀWr) of every sample and head, over the rows that the sample has used."""
+    """J = ½ mean eᵀΛe + ½ mean rᵀΛr − tr(WeᵀWr) per sample and head, over the rows of We and Wr in use."""
     energy, rows = batch.energy, _rows(batch, directions)
     product = rows[0] * rows[1]
     trace = product.sum((-2, -1)) if batch.used is None else batch.used.to(product.dtype) @ product.sum(-1).mT
@@ -117,7 +117,7 @@ def objective(
 def reconstruction(
     batch: Batch, directions: Float[Tensor, "2 heads rows s"], log_lambda: Float[Tensor, "heads s"]
 ) -> Float[Tensor, "batch heads"]:
-    """‖K − EΛRᵀ‖²/‖K‖² + 0.1·(relative KKT residual)²: smallest at the KSVD of K = Φ_q f(X)ᵀf(X) Φ_kᵀ, and only there.
+    """‖K − EΛRᵀ‖²/‖K‖² + 0.1·(relative KKT residual)², minimal only at the KSVD of K = Φ_q f(X)ᵀf(X) Φ_kᵀ.
 
     Nothing of size n × n is formed: with G_q, G_k, S = f(X)ᵀf(X) (p×p each) ‖K‖² = tr(G_q S G_k S).
     """
@@ -154,7 +154,7 @@ def kkt(
 
 
 def _per_token(total: Tensor, batch: Batch) -> Tensor:
-    """A sum over tokens (..., batch, heads, ·, ·) or (batch, heads) as their mean."""
+    """A sum over tokens (..., batch, heads, ·, ·) or (batch, heads), divided by their number."""
     if isinstance(batch.tokens, int):
         return total / max(batch.tokens, 1)
     count = batch.tokens.clamp(min=1)
@@ -162,12 +162,12 @@ def _per_token(total: Tensor, batch: Batch) -> Tensor:
 
 
 def _rows(batch: Batch, directions: Tensor) -> Tensor:
-    """The rows of We and Wr that any sample has filled."""
+    """The rows of We and Wr in use by any sample."""
     return _exact(directions if batch.rows is None else directions[:, :, : batch.rows])
 
 
 def _sample(batch: Batch) -> Tensor:
-    """f(X), (batch, heads, rows, p), rows that are not used 0."""
+    """f(X), (batch, heads, rows, p), with unused rows 0."""
     assert batch.sample is not None
     sample = _exact(batch.sample)
     return (sample if batch.used is None else sample * batch.used[:, :, None, None]).transpose(1, 2)

@@ -1,6 +1,6 @@
-"""The linear maps after the scores: that of [e; r] of every head, folded into what stands around it, and the output.
+"""The linear maps after the scores: that of [e; r], folded into the neighbouring products, and the output.
 
-Both are `nn.Linear`s, unless a user has put another module there.
+Both are `nn.Linear`s, unless a user has replaced them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keyquery.layers.primal.inputs import untouched
 
 
 def mixing(concat: Any, directions: Float[Tensor, "2 heads rows s"]) -> Float[Tensor, "2 s v"]:
-    """Cₑ and Cᵣ of the linear map of [e; r]; where that must be called as a module, a map that changes nothing."""
+    """Cₑ and Cᵣ of the linear map of [e; r]; the identity if it must be called as a module."""
     rank = directions.shape[-1]
     if untouched(concat):
         return concat.weight.unflatten(1, (2, rank)).permute(1, 2, 0)
@@ -26,7 +26,7 @@ def mixing(concat: Any, directions: Float[Tensor, "2 heads rows s"]) -> Float[Te
 def merge(
     out: Float[Tensor, "batch n heads v"], concat: Any, output: Any, real: Bool[Tensor, "batch n"] | None
 ) -> Float[Tensor, "batch n dim"]:
-    """W(o + b) + c, b that of the map of [e; r], as Wo + (Wb + c): a vector is added in o's place. Padding gives 0."""
+    """W(o + b) + c, b the bias of the map of [e; r], as Wo + (Wb + c). Padding gives 0."""
     joined = _joined(out, concat, output)
     return joined if real is None else joined.where(real.unsqueeze(-1), 0.0)
 

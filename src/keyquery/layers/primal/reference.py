@@ -1,6 +1,6 @@
-"""The heart of a primal layer in plain torch: scores e = φ(q)W_e|X, r = φ(k)W_r|X, o = eCₑ + rCᵣ, and sums of them.
+"""Reference implementation in plain torch: scores e = φ(q)W_e|X, r = φ(k)W_r|X, o = eCₑ + rCᵣ, and sums of them.
 
-`triton` has the same two functions, with the same signatures. Sums are taken in at least float32.
+`triton` has the same two functions with the same signatures. Sums are computed in at least float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from keyquery.layers.primal.features import ZERO
 
 Grams = Float[Tensor, "2 batch heads p p"]
-CHUNK = 2048  # tokens at a time, so that features stay in a CPU's cache
+CHUNK = 2048  # tokens per block, so that features stay in the cache of a CPU
 
 
 def forward(
@@ -52,7 +52,7 @@ def backward(
     grad_energy: Float[Tensor, "2 batch heads s"] | None,
     grad_grams: Float[Tensor, "2 batch heads p p"] | None,
 ) -> tuple[Float[Tensor, "batch n 2 heads p"], Float[Tensor, "2 batch heads p s"], Float[Tensor, "2 s v"]]:
-    """Gradients of qk, weights and mix; features and scores are computed again."""
+    """Gradients of qk, weights and mix; features and scores are recomputed."""
     exact = torch.promote_types(qk.dtype, torch.float32)
     grad_qk = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
     grad_weights = torch.zeros(weights.shape, dtype=exact, device=qk.device)
@@ -78,7 +78,7 @@ def backward(
 def features(
     qk: Float[Tensor, "batch n 2 heads p"], real: Bool[Tensor, "batch n"] | None, feature: str, exact: torch.dtype
 ) -> tuple[Float[Tensor, "2 batch heads n p"], Float[Tensor, "#2 #batch #heads #n #1"] | None]:
-    """φ(q) and φ(k), 0 at padding, and what backward multiplies by: 1/‖z‖ for cosine, whether a token is real else."""
+    """φ(q) and φ(k), 0 at padding, and the factor of backward: 1/‖z‖ for cosine, else whether a token is real."""
     z = qk.permute(2, 0, 3, 1, 4).to(exact)
     shown = None if real is None else real[:, None, :, None].to(exact)
     if feature == "cosine":
@@ -92,7 +92,7 @@ def features(
 
 
 def _through(grad: Tensor, phi: Tensor, scale: Tensor | None, feature: str) -> Tensor:
-    """The gradient of z of that of φ(z)."""
+    """The gradient of z from that of φ(z)."""
     if feature == "cosine":
         grad = grad - phi * (grad * phi).sum(-1, keepdim=True)
     if feature == "elu":

@@ -1,4 +1,4 @@
-"""Evenly spaced tokens f(X), and projection weights made of them: W_e|X = f(X)ᵀWe, W_r|X = f(X)ᵀWr."""
+"""Evenly spaced tokens f(X), and the projection weights W_e|X = f(X)ᵀWe, W_r|X = f(X)ᵀWr."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.nn.functional import linear, pad
 def evenly(
     n: int, most: int, real: Bool[Tensor, "batch n"] | None, device: torch.device
 ) -> tuple[Int[Tensor, "*batch rows"], Bool[Tensor, "batch rows"] | None]:
-    """Places of min(most, n) evenly spaced tokens, first and last among them; of real ones, where `real` is given.
+    """Indices of min(most, n) evenly spaced tokens, including first and last; of real tokens if `real` is not None.
 
-    A sample with fewer real tokens than rows fills only its first rows; which those are is told.
+    A sample with fewer real tokens than rows uses only its first rows; the second output marks them.
 
     >>> evenly(7, 3, None, torch.device("cpu"))[0]
     tensor([0, 3, 6])
@@ -29,13 +29,13 @@ def evenly(
         return row * (n - 1) // max(rows - 1, 1), None
     count = real.sum(1, keepdim=True)
     used = count.clamp(max=rows)
-    among = row * (count - 1) // (used - 1).clamp(min=1)  # the how-manieth real token
+    among = row * (count - 1) // (used - 1).clamp(min=1)  # rank among the real tokens
     place = torch.searchsorted(real.cumsum(1), among.minimum(count - 1) + 1).clamp(max=n - 1)
     return place, row < used
 
 
 def take(x: Float[Tensor, "batch n d"], place: Int[Tensor, "*batch rows"]) -> Float[Tensor, "batch rows d"]:
-    """Tokens of x at these places."""
+    """Tokens of x at these indices."""
     if place.ndim == 1:
         return x[:, place]
     return x.gather(1, place.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
@@ -61,7 +61,7 @@ def uncombine(
     grad_weights: Float[Tensor, "2 batch heads p s"],
     grad_x: Float[Tensor, "batch n d"],
 ) -> Float[Tensor, "2 heads rows s"]:
-    """Gradients of what `combine` is given: that of x is added to `grad_x`, that of directions given back."""
+    """Backward of `combine`: adds the gradient of x to `grad_x`, and returns that of directions."""
     heads, batch, p = directions.shape[1], len(x), grad_weights.shape[3]
     flat = grad_weights.to(x.dtype).permute(2, 1, 3, 0, 4).reshape(heads, batch * p, -1)
     own = torch.bmm(_beside(directions), flat.mT).unflatten(2, (batch, p)).permute(2, 1, 0, 3).flatten(2)
@@ -76,7 +76,7 @@ def _tokens(x: Tensor, place: Tensor, used: Tensor | None) -> Float[Tensor, "bat
 
 
 def _flat(sample: Float[Tensor, "batch rows d"], heads: int) -> Float[Tensor, "heads rows columns"]:
-    """Samples beside each other, one matrix for each head: the table of directions is not copied for each of them."""
+    """Samples side by side, one matrix per head, so that directions are not copied per sample."""
     return sample.unflatten(-1, (heads, -1)).permute(2, 1, 0, 3).flatten(2)
 
 
@@ -86,7 +86,7 @@ def _beside(directions: Float[Tensor, "2 heads rows s"]) -> Float[Tensor, "heads
 
 
 def _aligned(matrix: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch rows wide"]:
-    """Columns filled up with zeros to a multiple of 8: products of odd sizes take a GPU many times as long."""
+    """Columns zero-padded to a multiple of 8: other sizes are many times slower on a GPU."""
     return matrix if matrix.shape[-1] % 8 == 0 else pad(matrix, (0, -matrix.shape[-1] % 8))
 
 
@@ -101,8 +101,8 @@ def project(
 ) -> tuple[Float[Tensor, "batch n both"], Float[Tensor, "2 batch heads p s"]]:
     """Queries and keys Wx + b, and projection weights of sampled tokens.
 
-    One step of autograd: tokens are taken again in backward, so that f(X) is not kept, and their gradient is added to
-    that of x where they stand, instead of a second gradient as large as x.
+    One autograd function: f(X) is gathered again in backward, not stored, and its gradient is added to that of x in
+    place, instead of a second gradient as large as x.
     """
     qk, weights = _Project.apply(x, place, directions, used, impl, weight, bias)  # type: ignore[no-untyped-call]
     return qk, weights
@@ -115,12 +115,12 @@ def weigh(
     used: Bool[Tensor, "batch rows"] | None,
     impl: str,
 ) -> Float[Tensor, "2 batch heads p s"]:
-    """Projection weights of sampled tokens alone."""
+    """Projection weights of sampled tokens only."""
     return _Weigh.apply(x, place, directions, used, impl)  # type: ignore[no-untyped-call]
 
 
 def sampled(weights: Tensor) -> Float[Tensor, "batch rows d"]:
-    """f(X), of what autograd keeps to make the gradient of weights; a RuntimeError once that has been freed."""
+    """f(X), from the tensors that autograd saved; raises RuntimeError once they are freed."""
     assert weights.grad_fn is not None
     x, place, *_ = weights.grad_fn.saved_tensors  # type: ignore[attr-defined]
     return take(x, place)

@@ -1,4 +1,4 @@
-"""KSVD of a primal layer: the spectrum of its kernel on a batch, how far its weights are from it, and exact weights."""
+"""KSVD of a primal layer: the spectrum of its kernel on a batch, the distance of its weights from it, exact weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from keyquery.forms import ksvd
+from keyquery.layers.primal.dispatch import fused
 from keyquery.layers.primal.objective import Batch, kkt, objective
+from keyquery.layers.primal.sample import sampled
 from keyquery.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrimalReading(Reading, kind="primal"):
-    """Every sample and head of a batch: the kernel's singular values, J, the KKT residual, and overlaps.
+    """Singular values of the kernel, J, KKT residual and subspace overlaps, per sample and head of a batch.
 
     Overlaps are the shares of the leading singular subspaces of K that the scores e (left) and r (right) span: 1 at the
-    KSVD, rank/p by chance. They are None where K, as far as its dtype can tell, has no `rank` singular values but 0.
+    KSVD, rank/p for random subspaces. They are None if K has fewer than `rank` non-zero singular values.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -35,8 +37,26 @@ class PrimalReading(Reading, kind="primal"):
     heads: list[dict[str, Any]]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row for each sample and head, without the spectrum."""
+        """One row per sample and head, without the spectrum."""
         return [{name: value for name, value in head.items() if name != "spectrum"} for head in self.heads]
+
+
+@torch.no_grad()
+def with_grams(batch: Batch, heads: int, feature: str, impl: str) -> Batch:
+    """A batch with Gram matrices and f(X), computed from autograd's saved tensors if needed."""
+    if batch.grams is not None:
+        return batch
+    try:
+        qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
+        assert batch.weights is not None
+        sample = None if batch.rows is None else sampled(batch.weights).unflatten(-1, (heads, -1))
+    except (RuntimeError, AttributeError):
+        raise RuntimeError(
+            "ksvd needs the queries and keys of the last forward pass, which backward or a compiled forward pass has "
+            "freed: call it before backward, or run the layer under torch.no_grad()"
+        ) from None
+    grams = fused(qk, weights, mix, real, feature, impl, gram=True)[2]
+    return batch._replace(grams=grams, sample=sample)
 
 
 @torch.no_grad()
@@ -45,19 +65,19 @@ def spectrum(
     directions: Float[Tensor, "2 heads rows s"],
     log_lambda: Float[Tensor, "heads s"],
 ) -> list[dict[str, Any]]:
-    """What a PrimalReading says of every sample and head that has tokens, in float64 from p×p matrices."""
+    """The rows of a PrimalReading, one per non-empty sample and head, in float64 from p×p matrices."""
     rank, rows = directions.shape[-1], list[dict[str, Any]]()
     for batch in batches:
         exact = _double(batch)
         assert isinstance(exact.tokens, Tensor)
         weights = exact, directions.double(), log_lambda.double()
-        found = objective(*weights), kkt(*weights).sqrt(), *_overlaps(exact, rank)
+        parts = objective(*weights), kkt(*weights).sqrt(), *_overlaps(exact, rank)
         numbers = range(len(exact.tokens)) if batch.numbers is None else batch.numbers.tolist()
         for sample, tokens in enumerate(exact.tokens.tolist()):
             if tokens == 0:
                 continue
             for head in range(directions.shape[1]):
-                j, residual, values, *shares = (part[sample, head].tolist() for part in found)
+                j, residual, values, *shares = (part[sample, head].tolist() for part in parts)
                 there = values[rank - 1] > _least(batch) * values[0]  # else there is no subspace to compare with
                 left, right = shares if there else (None, None)
                 row = {"sample": numbers[sample], "head": head, "tokens": int(tokens), "objective": j}
@@ -121,12 +141,12 @@ def solve(
     directions, scales = [], []
     for head in range(phi.shape[2]):
         query, key = (side[:, head][real] for side in points)
-        found = ksvd(query, key, rank)
-        present = int((found.values > 1e-12 * found.values.max()).sum())
+        solution = ksvd(query, key, rank)
+        present = int((solution.values > 1e-12 * solution.values.max()).sum())
         if present < rank:
             raise ValueError(
                 f"rank must be at most {present}, the rank of the kernel of head {head} on data, got {rank}"
             )
-        directions.append(torch.stack(found.primal()))
-        scales.append(-found.values.log())
+        directions.append(torch.stack(solution.primal()))
+        scales.append(-solution.values.log())
     return torch.stack(directions, 1), torch.stack(scales)

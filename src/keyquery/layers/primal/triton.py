@@ -1,4 +1,4 @@
-"""The heart of a primal layer as Triton kernels: one pass over q and k forward, one backward; features and scores are
+"""Triton implementation of a primal layer: one pass over q and k forward, one backward; features and scores are
 never written.
 
 A program takes one head of one sample and a run of its tokens, tile by tile: norms in float32, products in the dtype of

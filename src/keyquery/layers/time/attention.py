@@ -1,4 +1,4 @@
-"""Attention over events that happen at times: the event and its time enter the score together."""
+"""Continuous-time attention over events: type and time of an event both enter the score."""
 
 from __future__ import annotations
 
@@ -20,22 +20,41 @@ from keyquery.layers.time.reading import TimeKernel
 from keyquery.support.checks import broadcast, check_choice
 
 WAYS = ("concatenated", "additive", "interaction")
-POSITIVE = ("psd", "rbf")  # kernels that stay what they are only if the time kernel is added, not taken off
+POSITIVE = ("psd", "rbf")  # kernels that stay positive only if the weights of the time kernel are
 
 
 class TimeAttention(nn.Module):
-    """Self-attention of events x at times t, with Φ(t) of a `kq.BochnerTime` or `kq.MercerTime`.
+    """Continuous-time self-attention of events x at times t, with a time encoding Φ(t) of dimension T.
 
-    | how | scores | depends on time by |
+    | how | scores | time enters by |
     |---|---|---|
-    | concatenated | z = [x; √T·Φ(t)] (T its dim) through any kernel of `kq.Attention`: the published way | t |
-    | additive | xᵀMx'/√r + ψ_h(t − t'), ψ_h(t) = Σᵢ a_hi wᵢ cos ωᵢt with a learned a for each head | the lag alone |
-    | interaction | z = relu(W[x; √T·Φ(t)]), then as usual: events and times mix before they are compared | t |
+    | concatenated | z = [x; √T·Φ(t)] through any kernel of `kq.Attention`, as published | t |
+    | additive | xᵀMx'/√r + ψ_h(t − t'), ψ_h(t) = Σᵢ a_hi wᵢ cos ωᵢt with a learned a per head | t − t' only |
+    | interaction | z = relu(W[x; √T·Φ(t)]) through any kernel: events and times interact before the score | t |
 
-    Only the additive score stays the same when all times are shifted: in the other ways projections follow that do not
-    keep cosine and sine together. All ways take times from each sequence's first by default, which makes any shift of
-    all times harmless; a given `origin` does not. `attention` holds the options of `kq.Attention`.
+    Only "additive" scores are invariant to a shift of all times. By default times are measured from the first event of
+    each sequence, which makes all three invariant; with an explicit `origin` they are not.
 
+    Parameters
+    ----------
+    dim, heads
+        Width of the events, and number of heads.
+    time
+        Time encoding, a `kq.MercerTime` or `kq.BochnerTime`.
+    how
+        One of the table. Default: "concatenated".
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    **attention
+        Other options of `kq.Attention`.
+
+    See Also
+    --------
+    MercerTime, BochnerTime : time encodings.
+    EventModel : an estimator built from it.
+
+    Examples
+    --------
     >>> layer = kq.TimeAttention(16, heads=2, time=kq.MercerTime(8, degree=2, periods=2), how="additive")
     >>> times = torch.tensor([[0.0, 0.5, 0.7, 3.0]], dtype=torch.float64)
     >>> layer(torch.randn(1, 4, 16), times, is_causal=True).shape
@@ -63,14 +82,23 @@ class TimeAttention(nn.Module):
         origin: Shaped[Tensor, "#batch"] | float | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """Attend within each sequence of events x (batch, n, dim) at times (batch, n), float64 or integers.
+        """Attend within each sequence of events x (batch, n, dim) at times (batch, n).
 
-        `mask` is that of `kq.Attention`; where it is (batch, n), what padding holds touches nothing. With `is_causal`
-        event i sees events j ≤ i in the order given, whatever their times: sort them, and ties see the earlier in the
-        row. With a `cache` the origin must be given, the same in every call.
+        Parameters
+        ----------
+        x, times
+            Events, and their times as float64 or integers.
+        mask
+            As in `kq.Attention`.
+        is_causal
+            Event i sees events j ≤ i in the order of the rows, whatever their times: sort by time. Default: False.
+        origin
+            Zero of time. Default: the first event of each sequence.
+        cache
+            As in `kq.Attention`; needs an `origin`, the same in every call.
         """
         if cache is not None and origin is None:
-            raise ValueError("origin must be given with a cache: each call would count from a time of its own")
+            raise ValueError("a cache needs an origin: otherwise each call would measure time from its own first event")
         return self.joint(self.join(x, times, mask, origin), mask, is_causal, cache=cache)
 
     def join(
@@ -80,19 +108,19 @@ class TimeAttention(nn.Module):
         mask: Bool[Tensor, ...] | None = None,
         origin: Shaped[Tensor, "#batch"] | float | None = None,
     ) -> Float[Tensor, "batch n width"]:
-        """What enters `joint`, the attention inside: [x; Φ(t)], or what a mix makes of it. `form` acts on it."""
+        """The input of the inner attention `joint`, which `form` acts on: [x; Φ(t)], or relu(W[x; Φ(t)])."""
         self._check(x, times)
         real = mask if mask is not None and mask.ndim == 2 else None
         gain = 1.0 if self.how == "additive" else math.sqrt(self.time.dim)  # entries of size 1, as events have
         z = torch.cat((x, self.time.features(times, origin, real, gain).to(x.dtype)), -1)
         if self.mix is None:
-            return z  # what padding holds in it is hidden by the attention inside
+            return z  # padding is masked by the inner attention
         return self.mix(z if real is None else z.where(real.unsqueeze(-1), 0.0)).relu()
 
     def form(self) -> Form:
-        """The kernel of each head as a Form over what `join` gives: S and A of events and times together.
+        """The QK form of each head, acting on the output of `join`: events and times together.
 
-        For `additive` it has two blocks, M and √r·diag(a) for cosines and sines.
+        For `additive` it has two blocks, M and √r·diag(a) for the cosines and sines.
 
         >>> layer = kq.TimeAttention(16, 2, kq.BochnerTime(8), how="additive", kernel="skew")
         >>> layer.form()
@@ -108,7 +136,7 @@ class TimeAttention(nn.Module):
         is_causal: bool = False,
         origin: Shaped[Tensor, "#batch"] | float | None = None,
     ) -> dict[str, Float[Tensor, " heads"]]:
-        """What each head's scores are made of, as `kq.Attention.parts` says it, of events and times together.
+        """Shares of each head's score variance by part, as `kq.Attention.parts`, of events and times together.
 
         >>> layer = kq.TimeAttention(8, 2, kq.BochnerTime(4).eval(), how="additive", kernel="psd")
         >>> shares = layer.parts(torch.randn(2, 6, 8), torch.rand(2, 6).double())
@@ -119,7 +147,7 @@ class TimeAttention(nn.Module):
             return self.joint.parts(self.join(x, times, mask, origin), mask, is_causal)
 
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
-        """ψ of its code as a Reading, which plots it; for `additive` also what each head adds to its scores.
+        """The time kernel ψ as a Reading with a plot; for `additive` also ψ_h of each head.
 
         >>> layer = kq.TimeAttention(16, 2, kq.MercerTime(8, degree=2, periods=[1.0, 7.0]), how="additive")
         >>> len(layer.time_kernel().heads)
@@ -134,7 +162,7 @@ class TimeAttention(nn.Module):
         return replace(reading, heads=each.mT.tolist())
 
     def extra_repr(self) -> str:
-        """What a print of the module says."""
+        """For the repr of the module."""
         return f"how={self.how!r}"
 
     def _check(self, x: Tensor, times: Tensor) -> None:
@@ -143,7 +171,7 @@ class TimeAttention(nn.Module):
         if not isinstance(times, Tensor):
             raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
         if tuple(times.shape) != tuple(x.shape[:2]):
-            raise ValueError(f"times must be {tuple(x.shape[:2])}, one for each event of x, got {tuple(times.shape)}")
+            raise ValueError(f"times must be {tuple(x.shape[:2])}, one per event of x, got {tuple(times.shape)}")
 
 
 class _Concatenated(Attention):
@@ -155,14 +183,14 @@ class _Concatenated(Attention):
         self.output = nn.Linear(heads * self.head_dim, dim, options.get("bias", True), **place)
 
     def output_form(self) -> Form:
-        """Each head's output map; nothing is written to the time."""
+        """The OV circuit of each head; nothing is written to the time dimensions."""
         out = self.output.weight.mT.unflatten(0, (self.heads, self.head_dim))
         value = self.value.weight.unflatten(0, (self.kv_heads, self.head_dim))
         return self._grouped(pad(out, (0, self.dim - out.shape[-1])), value)
 
 
 class _Additive(Attention):
-    """Attention over x whose queries and keys go on with Φ(t): fused attention sums both scores."""
+    """Attention over x whose queries and keys are extended by Φ(t): fused attention sums both scores."""
 
     def __init__(self, dim: int, heads: int, time: TimeCode, **options: Any) -> None:
         super().__init__(dim, heads, **options)
@@ -172,15 +200,15 @@ class _Additive(Attention):
         self.raw = nn.Parameter(torch.full((heads, time.dim // 2), start, **place))
 
     def weights(self) -> Float[Tensor, "heads f"]:
-        """a: what each head multiplies each frequency of ψ by; ≥ 0 where the kernel must stay positive."""
+        """a, the weight of each frequency of ψ per head; ≥ 0 if the kernel must stay positive."""
         return softplus(self.raw) if self.kernel in POSITIVE else self.raw
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
-        """Queries (batch, heads, n, r + T) and keys (batch, kv_heads, n, r + T), before any rotation."""
+        """Queries (batch, heads, n, r + T) and keys (batch, kv_heads, n, r + T), before RoPE."""
         return self._longer(*super().queries_and_keys(x[..., : self.events]), x[..., self.events :])
 
     def form(self) -> Form:
-        """The kernel of events and that of times, as blocks."""
+        """The forms of events and of times, as diagonal blocks."""
         events = super().form()
         gains = self._gains().to(events.dtype)
         times = torch.diag_embed(gains)
@@ -192,20 +220,20 @@ class _Additive(Attention):
         return Form(query, key)
 
     def output_form(self) -> Form:
-        """Each head's output map; nothing is read from or written to the time."""
+        """The OV circuit of each head; it neither reads nor writes the time dimensions."""
         out = super().output_form()
         grown = (0, self.dim - self.events)
         return Form(pad(out.query, grown), pad(out.key, grown))
 
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """Biases of queries and keys; times have none."""
+        """Biases of queries and keys; 0 in the time dimensions."""
         query, key = super().biases()
         grown = (0, self.dim - self.events)
         return None if query is None else pad(query, grown), None if key is None else pad(key, grown)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = super()._project(x[..., : self.events])
-        if query.shape[-1] == self.head_dim:  # else it went by queries_and_keys, which has them
+        if query.shape[-1] == self.head_dim:  # otherwise queries_and_keys has appended them
             query, key = self._longer(query, key, x[..., self.events :])
         return query, key, value
 
@@ -215,7 +243,7 @@ class _Additive(Attention):
         return torch.cat((query, longer), -1), torch.cat((key, code.expand(-1, self.kv_heads, -1, -1)), -1)
 
     def _gains(self) -> Float[Tensor, "heads t"]:
-        """What Φ(t) is multiplied by on the query's side: the scale of scores, which is not ψ's, taken off."""
+        """The factor on Φ(t) in the query: a, divided by the score scale, which does not apply to ψ."""
         return (self.weights() / self.scale).repeat_interleave(2, -1)
 
     def _attend(
@@ -242,14 +270,14 @@ _MADE: dict[str, Any] = {"concatenated": _Concatenated, "additive": _Additive, "
 
 
 def _with_width(dim: int, heads: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Heads as wide as they would be without the time."""
+    """Options with the head dimension that the events alone would have."""
     if options.get("head_dim") is None and dim % heads:
-        raise ValueError(f"heads must divide dim unless head_dim is given: {heads} does not divide {dim}")
+        raise ValueError(f"heads must divide dim unless head_dim is set: {heads} does not divide {dim}")
     return {**options, "head_dim": options.get("head_dim") or dim // heads}
 
 
-def _blocks(one: Tensor, other: Tensor) -> Tensor:
-    """[[one, 0], [0, other]]."""
-    batch = broadcast(one.shape[:-2], other.shape[:-2])
-    one, other = one.expand(*batch, -1, -1), other.expand(*batch, -1, -1)
-    return torch.cat((pad(one, (0, other.shape[-1])), pad(other, (one.shape[-1], 0))), -2)
+def _blocks(first: Tensor, second: Tensor) -> Tensor:
+    """[[first, 0], [0, second]]."""
+    batch = broadcast(first.shape[:-2], second.shape[:-2])
+    first, second = first.expand(*batch, -1, -1), second.expand(*batch, -1, -1)
+    return torch.cat((pad(first, (0, second.shape[-1])), pad(second, (first.shape[-1], 0))), -2)

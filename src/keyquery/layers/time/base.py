@@ -1,4 +1,4 @@
-"""Codes of time: features whose inner product depends on the time between two events alone."""
+"""Time encodings: features whose inner product depends only on the time between two events."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from keyquery.layers.time.timestamps import elapsed_exactly
 from keyquery.layers.time.waves import phases, waves
 from keyquery.reading import digests, provenance
 
-LEAST = 1e-30  # of a share: at 0 the root has no gradient
+LEAST = 1e-30  # smallest share: the root has no gradient at 0
 
 
 class TimeCode(nn.Module, ABC):
     """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
 
-    Cosine and sine share ω and w, so that ψ depends on the lag alone for every value of the parameters. A kind of code
-    says its `frequencies` and `shares`; one that samples them has a `_draw`. Frequencies are in radians per unit of
-    time; parameters have no unit, what has one is in float64 buffers that keep their precision in any dtype.
+    Cosine and sine share ω and w, so that ψ depends only on the lag for all parameter values. Subclasses define
+    `frequencies` (radians per unit of time) and `shares`; those that sample them also `_draw`. Parameters are
+    dimensionless; quantities with a unit are float64 buffers, which keep their precision in any dtype.
     """
 
-    sampled = False  # whether frequencies are drawn anew in training
+    sampled = False  # whether frequencies are resampled in training
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class TimeCode(nn.Module, ABC):
 
     @abstractmethod
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Set the starting frequencies from the data's own gaps and spans."""
+        """Initialise the frequencies from the inter-event times and lengths of the data."""
 
     def encode(
         self,
@@ -52,11 +52,11 @@ class TimeCode(nn.Module, ABC):
         origin: Shaped[Tensor, "*#batch"] | float | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
     ) -> Float[Tensor, "*batch n dim"]:
-        """Φ(times − origin), in the module's dtype; 0 where `mask` is False, whatever the time there.
+        """Φ(times − origin), in the module's dtype; 0 where `mask` is False.
 
-        Times are float64 or integers. They are subtracted and multiplied by ω without rounding off a part of a turn,
-        also nanoseconds since 1970 from origin 0, and cast within a turn. The default origin is each sequence's first
-        real time: two calls can be compared only if both have the same.
+        Times are float64 or integers. Phases are computed without loss of precision, even for nanoseconds since 1970
+        with origin 0, and reduced to one period before the cast. The default origin is the first real time of each
+        sequence; encodings are comparable between calls only with the same origin.
         """
         code = self.features(times, origin, mask)
         return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
@@ -68,7 +68,7 @@ class TimeCode(nn.Module, ABC):
         mask: Bool[Tensor, "*batch n"] | None = None,
         gain: float = 1.0,
     ) -> Float[Tensor, "*batch n dim"]:
-        """gain·Φ(times − origin) as `encode` has it, but where `mask` is False that of 0: for what hides it anyway."""
+        """gain·Φ(times − origin) as `encode`, but Φ(0) where `mask` is False, for callers that mask it themselves."""
         if self.training and not self._held:
             self._draw()
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -86,7 +86,7 @@ class TimeCode(nn.Module, ABC):
         return self.encode(times, origin, mask)
 
     def kernel(self, lags: Shaped[Tensor, "*lags"]) -> Float64[Tensor, "*lags"]:
-        """ψ(lags) in float64, of the frequencies as they are now.
+        """ψ(lags) in float64, with the current frequencies.
 
         >>> kq.MercerTime(8, degree=2, periods=2).kernel(torch.zeros(1))
         tensor([1.], dtype=torch.float64, grad_fn=...)
@@ -94,7 +94,7 @@ class TimeCode(nn.Module, ABC):
         return phases(lags.double(), self.frequencies()).cos() @ self.shares()
 
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
-        """ψ over lags as a Reading, which plots it; by default up to half of the longest period.
+        """ψ over lags as a Reading with a plot. Default lags: up to half of the longest period.
 
         >>> reading = kq.MercerTime(8, degree=2, periods=[1.0, 7.0]).time_kernel()
         >>> reading.values[0], max(reading.lags)
@@ -107,12 +107,12 @@ class TimeCode(nn.Module, ABC):
                 {"frequency": frequency, "share": share}
                 for frequency, share in zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
             ]
-        said = provenance(code=self._said(), tensors=digests(self.state_dict()))
-        return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=said)
+        source = provenance(code=self._said(), tensors=digests(self.state_dict()))
+        return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=source)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One draw of frequencies for all that is encoded inside, as of queries and keys in two calls.
+        """Use one draw of frequencies for all calls inside, such as queries and keys encoded separately.
 
         >>> code, times = kq.BochnerTime(8), torch.zeros(3).double()
         >>> with code.held():
@@ -130,17 +130,17 @@ class TimeCode(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its codes: that of its parameters."""
+        """Of the parameters and the encodings."""
         return next(self.parameters()).dtype
 
     def _draw(self) -> None:
-        """New frequencies, where they are sampled."""
+        """Resample the frequencies."""
 
     def _said(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # Periods of a year in seconds do not fit float16, nor those of a week into bfloat16.
+        # A year in seconds does not fit into float16, nor a week into bfloat16: buffers stay float64.
         exact = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in exact.items():

@@ -1,4 +1,4 @@
-"""Bochner's way to a code of time: cosines and sines of frequencies that are drawn from a learned spectrum."""
+"""Bochner time encoding: cosines and sines of frequencies sampled from a learned spectrum."""
 
 from __future__ import annotations
 
@@ -16,23 +16,41 @@ from keyquery.support.checks import check_choice, check_count
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 HIDDEN = 8  # units of the monotone network
-FIRST = (1.0, 1e4)  # periods, until data is seen
-STD = 0.3  # of μ at first: with more, what follows sees other cosines in every draw, and learns nothing of them
+FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
+STD = 0.3  # initial σ/μ: with more, frequencies differ too much between draws for later layers to train
 TAIL = math.log(0.95 / 0.05)  # the logit of u = .95
 
 
 class BochnerTime(TimeCode):
-    """Φ(t) = (dim/2)^-½ [cos ω₁t, sin ω₁t, …], so that ψ(t) = mean cos ωᵢt, which tends to E cos ωt (Bochner).
+    """Bochner time encoding: random Fourier features of a translation-invariant time kernel.
+
+        Φ(t) = (dim/2)^-½ [cos ω₁t, sin ω₁t, …],   ψ(t − t') = Φ(t)·Φ(t') = mean cos ωᵢ(t − t') → E cos ω(t − t')
 
     | spectrum | ω | learned |
     |---|---|---|
-    | normal | μ + σε, ε ~ N(0, 1): ψ(t) → exp(−σ²t²/2) cos μt | μ and σ, in units of the data's own frequency |
+    | normal | μ + σε, ε ~ N(0, 1): ψ(t) → exp(−σ²t²/2) cos μt | μ and σ, relative to a base frequency |
     | inverse_cdf | g(u), u ~ U(0, 1), g a monotone network | g |
-    | free | dim/2 frequencies, log-spaced at first | each of them |
+    | free | dim/2 frequencies, initially log-spaced | each of them |
 
-    ε and u are drawn anew at every `encode` in training, and fixed otherwise (a buffer, saved with the state). They are
-    in rising order, so that a feature stands for about the same part of the spectrum in every draw.
+    ε and u are resampled at every `encode` in training and fixed otherwise (a buffer of the state dict). They are
+    sorted, so that a feature covers about the same part of the spectrum in every draw.
 
+    Parameters
+    ----------
+    dim
+        T, even: a cosine and a sine per frequency.
+    spectrum
+        One of the table. Default: "normal".
+    device, dtype
+        Of the parameters. Default: those of torch.
+
+    See Also
+    --------
+    MercerTime : Fourier bases of several periods.
+    TimeAttention : the layer that uses it.
+
+    Examples
+    --------
     >>> code = kq.BochnerTime(16).eval()
     >>> code.encode(torch.tensor([[0.0, 0.5, 3.0]], dtype=torch.float64)).shape
     torch.Size([1, 3, 16])
@@ -44,7 +62,7 @@ class BochnerTime(TimeCode):
     def __init__(self, dim: int, spectrum: str = "normal", device: Any = None, dtype: Any = None) -> None:
         check_count("dim", dim, least=2)
         if dim % 2:
-            raise ValueError(f"dim must be even, a cosine and a sine for each frequency, got {dim}")
+            raise ValueError(f"dim must be even, a cosine and a sine per frequency, got {dim}")
         check_choice("spectrum", spectrum, SPECTRA)
         super().__init__(dim)
         self.spectrum, self.sampled = spectrum, spectrum != "free"
@@ -76,7 +94,7 @@ class BochnerTime(TimeCode):
 
     @torch.no_grad()
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Set the starting frequencies from the data's own gaps and spans: periods from twice a gap to twice a span.
+        """Initialise the frequencies from data: periods from twice an inter-event time to twice a sequence length.
 
         >>> code = kq.BochnerTime(4, "free")
         >>> code.see(torch.arange(10).double())
@@ -86,11 +104,11 @@ class BochnerTime(TimeCode):
         self.base.copy_(self._base(*spread(times, mask)))
 
     def extra_repr(self) -> str:
-        """What a print of the module says."""
+        """For the repr of the module."""
         return f"{self.dim}, spectrum={self.spectrum!r}"
 
     def _base(self, shortest: float, longest: float) -> Tensor:
-        """What has a unit: a frequency, the middle and half the width of log ω, or all frequencies."""
+        """The constants with a unit: a frequency, the centre and half-width of log ω, or all frequencies."""
         if self.spectrum == "free":
             return 2 * math.pi / spaced(shortest, longest, self.dim // 2)
         middle = math.log(2 * math.pi) - math.log(shortest * longest) / 2
@@ -104,14 +122,14 @@ class BochnerTime(TimeCode):
             self._drawn = self._sample(self.noise)
 
     def _sample(self, like: Tensor) -> Tensor | None:
-        """ε or u, as many as there are, in rising order: ψ does not see it, and what follows a feature can learn."""
+        """ε or u, sorted: ψ is unchanged, and later layers can rely on the order."""
         if not self.sampled:
             return None
         return (torch.randn_like(like) if self.spectrum == "normal" else torch.rand_like(like)).sort().values
 
 
 class Monotone(nn.Module):
-    """g(u) = a·z + Σ_h w_h tanh(s_h z + b_h), z = logit u, with a, w, s > 0: it rises in u. At first about −1 to 1."""
+    """g(u) = a·z + Σ_h w_h tanh(s_h z + b_h), z = logit u, increasing since a, w, s > 0; initially about −1 to 1."""
 
     def __init__(self, hidden: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Mercer's way to a code of time: Fourier bases of several periods with learned coefficients."""
+"""Mercer time encoding: Fourier bases of several periods with learned coefficients."""
 
 from __future__ import annotations
 
@@ -16,20 +16,40 @@ from keyquery.layers.time.base import TimeCode
 from keyquery.layers.time.timestamps import spaced, spread
 from keyquery.support.checks import check_count, check_number
 
-FIRST = (1.0, 1e4)  # periods, until data is seen
-SHORTEST = 1e-300  # of periods: frequencies must be finite
+FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
+SHORTEST = 1e-300  # shortest period, so that frequencies are finite
 
 
 class MercerTime(TimeCode):
-    """Φ(t) = [√c_pj cos(2πjt/p), √c_pj sin(2πjt/p)] for j = 1 … degree and every period p: dim = 2·degree·periods.
+    """Mercer time encoding: Fourier bases of several periods with learned coefficients.
 
-    ψ(t) = Σ c_pj cos(2πjt/p): these are the eigenfunctions of a kernel of period p, c its eigenvalues (Mercer). Cosine
-    and sine share c ≥ 0, without which ψ would depend on more than the lag. The coefficients are softplus of what is
-    learned, over their sum: ψ(0) = 1. The constant function is left out: it adds the same to every score.
+        Φ(t) = [√c_pj cos(2πjt/p), √c_pj sin(2πjt/p)] for j = 1 … degree and every period p
+        ψ(t − t') = Φ(t)·Φ(t') = Σ c_pj cos(2πj(t − t')/p)
 
-    `periods` is how many, log-spaced from 1 to 10⁴ until `see` takes them from the data, or a list, which stays as
-    given at the start. They are learned unless `learn_periods` is False.
+    The functions are the eigenfunctions of a kernel of period p, and c its eigenvalues (Mercer). Cosine and sine share
+    c ≥ 0, so that ψ depends on t − t' only; c is a normalised softplus, so that ψ(0) = 1. The constant function is left
+    out, since it adds the same to every score.
 
+    Parameters
+    ----------
+    dim
+        T = 2·degree·(number of periods).
+    degree
+        Harmonics per period.
+    periods
+        Number of periods, log-spaced from 1 to 10⁴ until `see` fits them to data; or a list of initial periods.
+    device, dtype
+        Of the parameters. Default: those of torch.
+    learn_periods
+        Default: True.
+
+    See Also
+    --------
+    BochnerTime : frequencies sampled from a learned spectrum.
+    TimeAttention : the layer that uses it.
+
+    Examples
+    --------
     >>> code = kq.MercerTime(20, degree=5, periods=[1.0, 7.0])
     >>> code.encode(torch.tensor([[0.0, 0.5, 3.0]], dtype=torch.float64)).shape
     torch.Size([1, 3, 20])
@@ -52,7 +72,7 @@ class MercerTime(TimeCode):
         if dim != 2 * degree * len(base):
             raise ValueError(
                 f"dim must be 2·degree·periods = 2·{degree}·{len(base)} = {2 * degree * len(base)}, a cosine and a "
-                f"sine of each degree and period, got {dim}"
+                f"sine per degree and period, got {dim}"
             )
         super().__init__(dim)
         self.degree, self.given = degree, not isinstance(periods, Number)
@@ -61,7 +81,7 @@ class MercerTime(TimeCode):
         self.register_buffer("base", base.to(device))
 
     def periods(self) -> Float64[Tensor, " p"]:
-        """The periods as learned, in units of time."""
+        """The learned periods, in units of time."""
         return self.base * self.change.double().exp()
 
     def coefficients(self) -> Float64[Tensor, "p degree"]:
@@ -70,7 +90,7 @@ class MercerTime(TimeCode):
         return positive / positive.sum()
 
     def frequencies(self) -> Float64[Tensor, " f"]:
-        """2πj/p, the degrees of one period after the other."""
+        """2πj/p, period by period."""
         harmonics = torch.arange(1, self.degree + 1, dtype=torch.float64, device=self.base.device)
         return (2 * math.pi * harmonics / self.periods().unsqueeze(-1)).flatten()
 
@@ -80,19 +100,19 @@ class MercerTime(TimeCode):
 
     @torch.no_grad()
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Start from periods between twice a gap and twice a span of the data, unless they were given as a list.
+        """Initialise the periods from data, from twice an inter-event time to twice a sequence length; not for a list.
 
         >>> code = kq.MercerTime(4, degree=1, periods=2)
         >>> code.see(torch.arange(10).double())
         >>> code.periods()
         tensor([ 2.0000, 18.0000], dtype=torch.float64, grad_fn=...)
         """
-        found = spaced(*spread(times, mask), len(self.base))
+        periods = spaced(*spread(times, mask), len(self.base))
         if not self.given:
-            self.base.copy_(found)
+            self.base.copy_(periods)
 
     def extra_repr(self) -> str:
-        """What a print of the module says."""
+        """For the repr of the module."""
         return f"{self.dim}, degree={self.degree}, periods={len(self.base)}"
 
 
@@ -100,12 +120,12 @@ def _periods(periods: Any) -> Float64[Tensor, " p"]:
     if isinstance(periods, Number):
         check_count("periods", periods, least=1)
         return spaced(*FIRST, int(periods))  # type: ignore[call-overload]
-    found = list(periods) if isinstance(periods, Iterable) and not isinstance(periods, (str, bytes)) else None
-    if not found:
-        raise ValueError(f"periods must be how many, or a list with at least one, got {periods!r}")
-    found = [period.item() if isinstance(period, Tensor) else period for period in found]
-    for period in found:
+    listed = list(periods) if isinstance(periods, Iterable) and not isinstance(periods, (str, bytes)) else None
+    if not listed:
+        raise ValueError(f"periods must be a number of periods, or a non-empty list of them, got {periods!r}")
+    listed = [period.item() if isinstance(period, Tensor) else period for period in listed]
+    for period in listed:
         check_number("periods", period)
         if period < SHORTEST:
-            raise ValueError(f"periods must be above 0, and {SHORTEST:g} at least, got {period}")
-    return torch.tensor(found, dtype=torch.float64)
+            raise ValueError(f"periods must be at least {SHORTEST:g}, got {period}")
+    return torch.tensor(listed, dtype=torch.float64)

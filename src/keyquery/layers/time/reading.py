@@ -1,4 +1,4 @@
-"""The kernel of a time code as a Reading: what two events have in common by the time between them alone."""
+"""The time kernel ψ of a time encoding, as a Reading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from keyquery.reading import Reading
 
-POINTS = 1001  # lags that are looked at
+POINTS = 1001  # default number of lags
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeKernel(Reading, kind="time kernel"):
-    """ψ at some lags, the spectrum that it is made of, and where heads weigh it, what each adds to its scores."""
+    """ψ at some lags, its spectrum, and with per-head weights the score term ψ_h of each head."""
 
     units: ClassVar[Mapping[str, str]] = {
         "lags": "time between two events, in the unit of the times",
@@ -34,7 +34,7 @@ class TimeKernel(Reading, kind="time kernel"):
     heads: list[list[float]] | None = None
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a lag."""
+        """One row per lag."""
         each = self.heads or []
         return [
             {"lag": lag, "psi": value, **{f"head_{head}": row[i] for head, row in enumerate(each)}}
@@ -53,7 +53,7 @@ def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
 
 
 def checked_lags(lags: Any) -> Float64[Tensor, " lags"]:
-    """Lags that were given, as float64 on the processor.
+    """Validated lags, as float64 on the CPU.
 
     >>> checked_lags(torch.tensor([1, 2]))
     tensor([1., 2.], dtype=torch.float64)

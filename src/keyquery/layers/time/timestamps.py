@@ -1,4 +1,4 @@
-"""Times as they come in: exact differences from an origin, which are real, and how far apart they are."""
+"""Timestamps: exact differences from an origin, masks, and typical scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float64, Shaped
 from torch import Tensor
 
-LOW = 2**32 - 1  # the lower half of an integer of 64 bits
+LOW = 2**32 - 1  # the lower half of a 64-bit integer
 
 
 def elapsed(
@@ -19,9 +19,9 @@ def elapsed(
     origin: Shaped[Tensor, "*#batch"] | float | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float64[Tensor, "*batch n"]:
-    """times − origin in float64, 0 where `mask` is False; without an origin, each sequence's first real time is it.
+    """times − origin in float64, 0 where `mask` is False. Default origin: the first real time of each sequence.
 
-    Integers are subtracted as integers, so that nanoseconds since 1970 stay exact, too.
+    Integers are subtracted as integers, so that nanoseconds since 1970 stay exact.
 
     >>> elapsed(torch.tensor([1.7e9, 1.7e9 + 0.001], dtype=torch.float64))
     tensor([0.0000, 0.0010], dtype=torch.float64)
@@ -34,7 +34,7 @@ def elapsed_exactly(
     origin: Shaped[Tensor, "*#batch"] | float | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> tuple[Float64[Tensor, "*batch n"], Float64[Tensor, "*batch n"] | None]:
-    """`elapsed`, and what float64 has rounded off it; None where times are floats, which have rounded before.
+    """`elapsed`, and its float64 rounding error; None if times are floats.
 
     >>> [float(part) for part in elapsed_exactly(torch.tensor([2**60 + 1]), origin=0)]
     [1.152921504606847e+18, 1.0]
@@ -52,7 +52,7 @@ def elapsed_exactly(
 
 
 def _difference(times: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
-    """times − start as the nearest float64 and the rest. Integers by halves of 32 bits, which cannot overflow."""
+    """times − start as the nearest float64 and the remainder; integers in halves of 32 bits, which cannot overflow."""
     if times.is_floating_point():
         return times - start.double(), None
     fraction = None
@@ -68,14 +68,14 @@ def _difference(times: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> tuple[float, float]:
-    """The shortest and the longest period that times can tell: twice a short gap, and twice the span of a sequence.
+    """Shortest and longest period that times resolve: twice a short gap, and twice the length of a sequence.
 
-    The gap is the 5 % quantile of those above 0 between neighbours in time, the span the 95 % quantile.
+    The gap is the 5 % quantile of the positive inter-event times, the length the 95 % quantile.
 
     >>> spread(torch.tensor([[3.0, 1.0, 2.0], [0.0, 1.0, 4.0]], dtype=torch.float64))
     (2.0, 7.8...)
     """
-    elapsed(times, mask=mask)  # which checks them
+    elapsed(times, mask=mask)  # validates them
     times = times.detach()
     last = torch.inf if times.is_floating_point() else torch.iinfo(times.dtype).max
     ordered = (times if mask is None else times.masked_fill(~mask, last)).sort(-1).values
@@ -93,7 +93,7 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
 
 
 def spaced(shortest: float, longest: float, count: int) -> Float64[Tensor, " count"]:
-    """Periods from the shortest to the longest, in equal steps of their logarithm; a single one stands in the middle.
+    """Log-spaced periods from the shortest to the longest; a single one is the geometric mean.
 
     >>> spaced(1.0, 100.0, 3)
     tensor([  1.0000,  10.0000, 100.0000], dtype=torch.float64)
@@ -151,9 +151,9 @@ def _check(times: Tensor, mask: Tensor | None) -> None:
 
 
 def _check_dtype(name: str, value: Tensor) -> None:
-    """Short floats are refused: what they have lost cannot be told afterwards."""
+    """Raise for float32 and shorter: the precision they have lost cannot be recovered."""
     if value.dtype not in (torch.float64, torch.int64, torch.int32):
         raise TypeError(
-            f"{name} must be float64 or integers, got {value.dtype}: float32 cannot tell Unix seconds that are less "
+            f"{name} must be float64 or integers, got {value.dtype}: float32 cannot resolve Unix seconds that are less "
             "than 128 s apart; convert before anything is computed, or subtract an origin and call .double()"
         )

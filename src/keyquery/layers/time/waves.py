@@ -1,4 +1,4 @@
-"""Cosines and sines of many frequencies at many times, with a gradient that computes none of them again."""
+"""Cosines and sines of many frequencies at many times, with a backward pass that reuses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 TURN = 2 * math.pi
-MANY = 2.0**16  # turns up to which a product in float64 leaves ten digits of the last one
+MANY = 2.0**16  # turns up to which a float64 product keeps ten digits of the phase
 UPPER = ~(2**27 - 1)  # the sign, the exponent and the upper half of a float64's digits
 
 
@@ -22,22 +22,22 @@ def waves(
 ) -> Float[Tensor, "*batch n dim"]:
     """[s₁ cos ω₁t, s₁ sin ω₁t, …] for every t = `since` + `rest`, in the dtype of `sizes` > 0, dim = 2 f.
 
-    Phases are counted in turns in float64, and whole turns are taken off exactly, also of 10¹⁶ turns and more; what is
-    left is as precise as cosines need in any dtype.
+    Phases are computed in turns in float64 and reduced exactly, even beyond 10¹⁶ turns, so that the result is
+    precise in any dtype.
 
     >>> found = waves(torch.tensor([0.0, 1.0]).double(), torch.tensor([torch.pi]).double(), torch.ones(1))
     >>> found.round()
     tensor([[ 1.,  0.],
             [-1., ...0.]])
     """
-    if torch.compiler.is_compiling():  # which fuses the gradient, too, and knows no complex numbers
+    if torch.compiler.is_compiling():  # the compiler fuses the gradient itself, and does not support complex numbers
         return torch.stack(_pairs(since, frequencies, sizes, rest), -1).flatten(-2)
     found: Tensor = _Waves.apply(since, frequencies, sizes, rest)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Waves(torch.autograd.Function):
-    """Autograd alone would keep phases in float64 and compute every sine again: three times the work of the waves."""
+    """Autograd would store float64 phases and recompute every sine: three times the work."""
 
     generate_vmap_rule = True
 
@@ -63,7 +63,7 @@ class _Waves(torch.autograd.Function):
 def phases(
     since: Float64[Tensor, "*times"], frequencies: Float64[Tensor, " f"], rest: Float64[Tensor, "*times"] | None = None
 ) -> Float64[Tensor, "*times f"]:
-    """ω(since + rest) less whole turns, from −π to π.
+    """ω(since + rest) modulo 2π, from −π to π.
 
     >>> quarter = torch.tensor([torch.pi / 2], dtype=torch.float64)  # of a turn: 1e15 of them are whole turns
     >>> phases(torch.tensor([1e15 + 1], dtype=torch.float64), quarter)
@@ -79,7 +79,7 @@ def phases(
 
 
 def _few(since: Tensor, each: Tensor) -> bool:
-    """Whether one product in float64 is precise enough; not where nobody can look, compiled or under vmap."""
+    """Whether a float64 product is precise enough; False if values cannot be inspected (compiled or vmap)."""
     if torch.compiler.is_compiling() or since.is_meta or since.numel() == 0:
         return since.numel() == 0
     try:
@@ -89,7 +89,7 @@ def _few(since: Tensor, each: Tensor) -> bool:
 
 
 def _exact_products(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Terms that sum to a·b without rounding: products of halves with 26 or 27 digits each."""
+    """Terms that sum to a·b without rounding: products of halves with 26 or 27 bits each."""
     upper_a, upper_b = (t.detach().view(torch.int64).bitwise_and(UPPER).view(torch.float64) for t in (a, b))
     lower_a, lower_b = a - upper_a, b - upper_b
     return [upper_a * upper_b, upper_a * lower_b, lower_a * upper_b, lower_a * lower_b]

@@ -1,0 +1,155 @@
+"""Base class of EventModel: parameter checks, encoding of events, forward passes, save and load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int, Shaped
+from torch import Tensor
+
+from keyquery.capture.load import pick_device
+from keyquery.estimators.base import SavedEstimator, check_sizes, classes_of, label_facts
+from keyquery.estimators.events.interactions import Context, context_tensors, take_contexts
+from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.network import TIMES, EventNetwork
+from keyquery.estimators.events.saved_facts import check_facts
+from keyquery.estimators.events.training import following
+from keyquery.estimators.events.windows import Clock, Windows, cut, ends
+from keyquery.estimators.inputs.columns import times_of
+from keyquery.estimators.inputs.event_streams import Stream, stream_of
+from keyquery.layers.time.attention import WAYS
+from keyquery.support.checks import check_choice, check_count
+
+INFORMATION = ("past", "target_time")
+SAVED = ("scale", "floor", "clock", "start", "log_gaps", "seen")
+
+
+class EventEstimator(SavedEstimator):
+    """The private half of EventModel."""
+
+    time: str
+    how: str
+    information: str
+    calendar: bool
+    width: int
+    depth: int
+    heads: int
+    window: int
+    dropout: float
+    batch_size: int
+    device: Any
+    network_: EventNetwork
+    classes_: Shaped[np.ndarray, " classes"]
+    scale_: float  # median of the positive inter-event times; the internal unit of time
+    floor_: float  # inter-event times below this many units are not distinguished
+    clock_: str
+    start_: float | None  # origin of time, with `calendar`
+    transitions_: Int[np.ndarray, "classes classes"]
+    log_gaps_: tuple[float, float]  # mean and standard deviation of the log inter-event times
+    contexts_: list[Context]
+    seen_: dict[str, int]
+
+    def _saved(self, contexts: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {name: getattr(self, f"{name}_") for name in SAVED} | {"classes": label_facts(self.classes_)}
+        tensors = context_tensors(self.contexts_ if contexts else [])
+        return facts, {"transitions": torch.from_numpy(self.transitions_), **tensors}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], EventNetwork], int]:
+        self.classes_, self.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
+        self.scale_, self.floor_ = float(facts["scale"]), float(facts["floor"])
+        self.start_ = None if facts["start"] is None else float(facts["start"])
+        self.clock_, self.seen_ = str(facts["clock"]), dict(facts["seen"])
+        self.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
+        check_facts(facts, self.classes_, self.transitions_)
+        self.contexts_ = take_contexts(tensors, len(self.classes_))
+        return lambda: self._network(len(self.classes_), self.floor_), self.depth
+
+    def _check(self) -> None:
+        check_choice("time", self.time, TIMES)
+        check_choice("how", self.how, WAYS)
+        check_choice("information", self.information, INFORMATION)
+        if not isinstance(self.calendar, (bool, np.bool_)):
+            raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
+        if self.time == "positions" and self.information == "target_time":
+            raise ValueError('information="target_time" needs times, which time="positions" does not use')
+        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
+        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, holdout=1)
+        check_count("window", self.window, least=2)
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
+
+    @property
+    def _targeted(self) -> bool:
+        return bool(self.params_["information"] == "target_time")
+
+    def _network(self, types: int, floor: float) -> EventNetwork:
+        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
+        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor)
+
+    def _stream(self, events: Any, times: Any, groups: Any) -> Stream:
+        self._check_fitted()
+        stream = stream_of(events, times, groups)
+        if stream.clock != self.clock_:
+            raise ValueError(
+                f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}"
+            )
+        return stream
+
+    def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
+        """Class indices of the event types; types that did not occur in training raise."""
+        known = np.isin(stream.types, self.classes_)
+        if not known.all():
+            unknown = np.unique(stream.types[~known])
+            listed = ", ".join(repr(label.item()) for label in unknown[:5]) + (", …" if len(unknown) > 5 else "")
+            rows = f"{int((~known).sum())} of {len(known)} rows"
+            raise ValueError(f"events hold types that did not occur in training, in {rows}: {listed}")
+        return np.searchsorted(self.classes_, stream.types).astype(np.int64)
+
+    def _windows(self, stream: Stream, codes: Int[np.ndarray, " n"]) -> Windows:
+        clock = Clock(self.scale_, self.start_)
+        return cut(stream, codes, clock, self.params_["window"], pick_device(self.device))[0]
+
+    @torch.no_grad()
+    def _last(
+        self, stream: Stream, when: Float64[np.ndarray, " groups"], codes: Int[np.ndarray, " n"] | None = None
+    ) -> tuple[Tensor, Mixture]:
+        """Logits (groups, types) of the next event of each group at time `when`, and the inter-event time."""
+        codes = self._codes(stream) if codes is None else codes
+        device = pick_device(self.device)
+        clock = Clock(self.scale_, self.start_)
+        windows = ends(stream, codes, clock, self.params_["window"], device)
+        since = (when - clock.begin(stream)) / self.scale_
+        network = self.network_.to(device).eval()
+        size, logits, gaps = 4 * self.batch_size, [], []
+        for first in range(0, len(stream.groups), size):
+            batch = windows.take(range(first, min(first + size, len(stream.groups))))
+            moments = torch.from_numpy(since[first : first + size]).to(device).unsqueeze(1)
+            batch = batch._replace(next_times=moments.where(batch.counted, batch.next_times))
+            batch_logits, mixture = following(network, batch)
+            logits.append(batch_logits.double())
+            gaps.append(mixture)
+        return torch.cat(logits), Mixture.join(gaps)
+
+    def _moments(self, stream: Stream, at: Any) -> Float64[np.ndarray, " groups"]:
+        """The times of the predicted events; any time if the model does not condition on it."""
+        last = stream.last
+        if self._targeted and at is None:
+            raise ValueError('at must hold a time for each group: this model was fitted with information="target_time"')
+        if not self._targeted and at is not None:
+            raise ValueError('at is for information="target_time": this model was fitted with information="past"')
+        if at is None:
+            return last
+        when, clock = times_of(at, "at")
+        if len(when) != len(last):
+            raise ValueError(f"at must hold a time for each of {len(last)} groups, got {len(when)}")
+        if clock != self.clock_:
+            raise ValueError(f"at must be {self.clock_}, like times, got {clock}")
+        if (when < last).any():
+            raise ValueError(
+                f"at must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
+            )
+        return when
