@@ -220,7 +220,10 @@ def test_tables_fit_the_terminal(study):
     assert "the law says" in " ".join(text.split())
     assert "not done yet" not in text
     planted_one = shown(DepthStudy(rows=planted(5.0)))
-    assert "1 million parameters: best of those tried 4 layers; a parabola is lowest at 5.0 (5.0 to 5.0)" in planted_one
+    assert (
+        "1 million parameters: best of those tried 4 layers; the parabola's minimum is at 5.0 (5.0 to 5.0)"
+        in planted_one
+    )
 
 
 def test_the_picture_has_three_panels():
@@ -269,7 +272,7 @@ def test_plans_that_cannot_be_are_refused(plan, words):
 def test_what_cannot_be_trained_is_told(tmp_path, corpus):
     with pytest.raises(ValueError, match="data must be a text file, or a folder with one"):
         run_depth()
-    with pytest.raises(ValueError, match="minutes needs out: what is broken off would be lost"):
+    with pytest.raises(ValueError, match="minutes needs out: interrupted trainings would be lost"):
         run_depth(corpus, minutes=1)
     with pytest.raises(ValueError, match="minutes must be at least 0, got -1"):
         run_depth(corpus, tmp_path, minutes=-1)

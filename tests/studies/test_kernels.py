@@ -303,7 +303,9 @@ def test_tokens_are_kept_and_never_mixed(corpus, tmp_path):
     assert prepare(None, tmp_path, 300) == prepare(corpus, tmp_path, 300) == facts
     other = tmp_path / "other.tsv"
     other.write_text("label\ttext\n" + "".join(f"{i}\treview {i} is fine\n" for i in range(50)))
-    with pytest.raises(FileExistsError, match=r"holds tokens of tale.txt, made otherwise; --force replaces them"):
+    with pytest.raises(
+        FileExistsError, match=r"holds tokens of tale.txt, made with other settings; --force replaces them"
+    ):
         prepare(other, tmp_path, 300)
     with pytest.raises(ValueError, match=r"vocabulary must be 300, as of the tokens in .*, got 280"):
         prepare(None, tmp_path, 280)

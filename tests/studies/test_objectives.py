@@ -122,7 +122,7 @@ def test_studies_of_other_settings_never_mix(corpus, tmp_path):
     run_objectives(corpus, tmp_path, **options)
     before = (tmp_path / "encoder" / "model.safetensors").read_bytes()
     other = {**options, "shape": Shape(**{**TINY.to_dict(), "vocab_size": 320})}
-    with pytest.raises(FileExistsError, match="is of another study; --force replaces it"):
+    with pytest.raises(FileExistsError, match="belongs to another study; --force replaces it"):
         run_objectives(corpus, tmp_path, **other)
     assert (tmp_path / "encoder" / "model.safetensors").read_bytes() == before
     run_objectives(corpus, tmp_path, **other, force=True)

@@ -334,7 +334,7 @@ def test_benchmarks_run_out_of_a_folder(tmp_path):
 
 def test_sources_that_lack_something_are_told(tmp_path, sources, backbone):
     for given, said in (
-        ({}, "give at least one of images, digits, texts and revisited"),
+        ({}, "pass at least one of images, digits, texts and revisited"),
         ({"digits": True}, "images need the weights of DINOv2"),
         ({"texts": tmp_path / "a.tsv"}, "texts need a model of sentences"),
     ):

@@ -177,7 +177,7 @@ def test_the_study_is_shown_drawn_and_comes_back(study):
     page = io.StringIO()
     terminal.show(reading, Console(width=100, file=page))
     text = page.getvalue()
-    assert "2 classes, i = 1: accuracy on data not seen, 1 seed; at best 0.7602" in text
+    assert "2 classes, i = 1: test accuracy, 1 seed; at best 0.7602" in text
     assert text.count("transport, random pairs") == 1
     assert max(map(len, text.splitlines())) <= 100
     again = kq.Reading.load(reading.to_json())

@@ -140,7 +140,9 @@ def test_dino_is_built_of_its_weights_alone(tmp_path):
     assert torch.allclose(found, dino(x, weights), atol=1e-4)
     weights.pop("encoder.layer.1.mlp.fc2.bias")
     save_file(weights, tmp_path / "dino.safetensors")
-    with pytest.raises(ValueError, match=r"is no whole DINOv2 backbone: it lacks encoder\.layer\.1\.mlp\.fc2\.bias"):
+    with pytest.raises(
+        ValueError, match=r"is an incomplete DINOv2 backbone: it lacks encoder\.layer\.1\.mlp\.fc2\.bias"
+    ):
         dino_model(tmp_path / "dino.safetensors")
 
 

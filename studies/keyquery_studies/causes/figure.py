@@ -1,4 +1,4 @@
-"""The study of causes as a picture: what it takes to change a prediction."""
+"""Figure of the study `causes`: what it takes to change a prediction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = {"causes": "#d6701c", "attention": "#b03a8c", "gradient": "#2166ac", "
 
 
 def changed(reading: CausesStudy, pyplot: Any) -> Any:
-    """A panel an application: the share of predictions changed, by tokens hidden one after another, and by calls."""
+    """One panel per application: the share of predictions changed, by number of masked tokens and of model queries."""
     records = reading.records()
     names = list(dict.fromkeys(row["application"] for row in records))
     figure, axes = pyplot.subplots(
@@ -44,8 +44,8 @@ def changed(reading: CausesStudy, pyplot: Any) -> Any:
 
 
 def _steps(axis: Any, values: list[int | None], order: str) -> None:
-    """The share of all that are at most so large; None is never."""
+    """The empirical distribution function; None counts as infinite."""
     there = sorted(value for value in values if value is not None)
     x = [1, *sorted(set(there) - {1})]
-    y = [sum(value <= one for value in there) / len(values) for one in x]
+    y = [sum(value <= limit for value in there) / len(values) for limit in x]
     axis.plot(x, y, drawstyle="steps-post", color=COLOURS[order], linewidth=1.4, label=CALLED[order])

@@ -1,4 +1,4 @@
-"""Sequences with a blank, and a small Transformer that fills it: sentiment of reviews, the next item of a customer."""
+"""Sequences with a masked first token, and a small Transformer that predicts it: review sentiment, next purchase."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
 from keyquery_studies.time.event_files import retail_rows, retail_time
 
-PADDING, BLANK, FIRST = 0, 1, 2  # ids; from FIRST on, the choices that a blank has, and after them all other words
-LEARN, CHOOSE, TEST = 0, 1, 2  # what a sequence is for
+PADDING, BLANK, FIRST = 0, 1, 2  # ids; from FIRST on the candidates for the masked token, then all other words
+LEARN, CHOOSE, TEST = 0, 1, 2  # the split of a sequence
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[!?]")
-REVIEW, HISTORY = 128, 51  # tokens, the blank among them
+REVIEW, HISTORY = 128, 51  # tokens, including the masked one
 FEWEST = 3  # items of a customer
-RARE = 5  # reviews, or customers, that a word or an item must be known from
-HELD_OUT = 0.1  # of what may be learned from, to choose by; and of the customers, to test on
+RARE = 5  # minimum number of reviews or customers of a word or item
+HELD_OUT = 0.1  # validation share of the training data, and test share of the customers
 
 
 @dataclass(frozen=True, eq=False)
 class Blanks:
-    """Sequences whose first token is the blank: ids (count, n), right choices (count,), parts (count,), and words."""
+    """Sequences whose first token is masked: ids (count, n), targets (count,), splits (count,), and words."""
 
     ids: Int[np.ndarray, "count n"]
     answers: Int[np.ndarray, " count"]
@@ -43,13 +43,13 @@ class Blanks:
     choices: int
 
     def part(self, number: int) -> tuple[Int[Tensor, "some n"], Int[Tensor, " some"]]:
-        """Sequences and answers of one part."""
+        """Sequences and targets of one split."""
         rows = self.parts == number
         return torch.from_numpy(self.ids[rows].astype(np.int64)), torch.from_numpy(self.answers[rows].astype(np.int64))
 
 
 def reviews(path: str | Path) -> Blanks:
-    """A .tsv file with columns split, label (0 or 1) and text: the blank, then the last 127 words of a review.
+    """A .tsv file with columns split, label (0 or 1) and text: the mask, then the last 127 words of a review.
 
     A review says at its end what it thinks. Words of fewer than five reviews that are learned from are all one word.
     """
@@ -80,7 +80,7 @@ def histories(path: str | Path) -> Blanks:
     counts = Counter(item for items in bought.values() for item in items)
     kept = sorted((item for item, count in counts.items() if count >= RARE), key=lambda item: (-counts[item], item))
     places = {item: place for place, item in enumerate(kept, FIRST)}
-    histories = [found for items in bought.values() if len(found := [i for i in items if i in places]) >= FEWEST]
+    histories = [history for items in bought.values() if len(history := [i for i in items if i in places]) >= FEWEST]
     if len(histories) < 1 / HELD_OUT:
         raise ValueError(f"{path} has {len(histories)} customers with {FEWEST} items or more: too few to learn from")
     drawn = np.random.default_rng(0).permutation(len(histories))
@@ -147,7 +147,7 @@ def load(folder: Path, name: str, digest: str) -> Blanks:
 
 
 class BlankModel(nn.Module):
-    """Logits of what may stand in the blank, the first token: an Encoder, whose embeddings are the output, too.
+    """Logits of the masked first token: an Encoder with tied input and output embeddings.
 
     >>> BlankModel(words=9, choices=2, length=4, width=16)(torch.tensor([[1, 5, 6, 0]])).shape
     torch.Size([1, 2])
@@ -172,32 +172,32 @@ class BlankModel(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, ids: Int[Tensor, "batch n"]) -> Float[Tensor, "batch choices"]:
-        """Logits at the blank."""
+        """Logits at the masked token."""
         return self.filled(self.tokens(ids), ids != PADDING)
 
     def filled(self, vectors: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"]) -> Float[Tensor, "batch k"]:
-        """Logits at the blank, out of the tokens' vectors."""
+        """Logits at the masked token, from token embeddings."""
         return self.choose(self.read(vectors, mask)[:, 0])
 
     def read(
         self, vectors: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"]
     ) -> Float[Tensor, "batch n dim"]:
-        """What comes out at every token."""
+        """The output at every token."""
         return self.body(self.dropout(vectors + self.places.weight[: vectors.shape[1]]), mask)
 
     def choose(self, read: Float[Tensor, "some dim"]) -> Float[Tensor, "some choices"]:
-        """Logits of all choices at some tokens."""
+        """Logits of all candidates at some tokens."""
         return read @ self.tokens.weight[FIRST : FIRST + self.choices].mT
 
 
 def hide(ids: Int[Tensor, "batch n"], most: float, generator: torch.Generator) -> Int[Tensor, "batch n"]:
-    """Blanks in place of tokens, a share of each sequence that is drawn between 0 and `most`."""
+    """Mask a random share of each sequence, drawn between 0 and `most`."""
     shares = most * torch.rand(len(ids), 1, generator=generator)
     return ids.masked_fill((torch.rand(ids.shape, generator=generator) < shares) & (ids > BLANK), BLANK)
 
 
 def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: float) -> None:
-    """Train on sequences some of whose tokens are hidden, and keep the weights that choose best.
+    """Train on randomly masked sequences, and keep the weights with the best validation accuracy.
 
     A model that has never seen a hidden token would answer to the hiding itself. Hidden tokens that are choices, as
     items are, are asked for as the blank is.
@@ -229,7 +229,7 @@ def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: f
 
 @torch.no_grad()
 def right(model: BlankModel, ids: Int[Tensor, "count n"], answers: Int[Tensor, " count"], most: int = 1) -> float:
-    """The share of blanks whose right choice is among the `most` likeliest; items of the history are no choice."""
+    """Top-`most` accuracy; items in the history are not candidates."""
     device, hits = next(model.parameters()).device, 0
     for some, truth in zip(ids.split(250), answers.split(250), strict=True):
         logits = unseen(model(some.to(device)).float(), some.to(device))
@@ -238,7 +238,7 @@ def right(model: BlankModel, ids: Int[Tensor, "count n"], answers: Int[Tensor, "
 
 
 def unseen(logits: Float[Tensor, "batch choices"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, "batch choices"]:
-    """−∞ for choices that stand in the sequence: what was bought is not recommended.
+    """−∞ for candidates that occur in the sequence: items already bought are not recommended.
 
     >>> unseen(torch.zeros(1, 3), torch.tensor([[1, 3, 9]]))
     tensor([[0., -inf, 0.]])

@@ -1,4 +1,4 @@
-"""The study of causes as tables in the terminal."""
+"""The study of causes as terminal tables."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ def tables(reading: CausesStudy) -> list[Any]:
         models = [model for model in reading.models if model["application"] == name]
         shown.append(Text(f"{TITLES[name]}: {_models(models)}", style="bold"))
         for search in SEARCHES:
-            found = [row for row in rows if (row["application"], row["search"]) == (name, search)]
-            made = columns_table(FOUND[search], *COLUMNS)
-            made.columns[0].no_wrap = True
-            for row in found:
-                made.add_row(*_cells(row))
-            shown.append(made)
+            search_rows = [row for row in rows if (row["application"], row["search"]) == (name, search)]
+            table = columns_table(FOUND[search], *COLUMNS)
+            table.columns[0].no_wrap = True
+            for row in search_rows:
+                table.add_row(*_cells(row))
+            shown.append(table)
             if models[0]["among_ten"] is not None:
-                shown.append(_replacements(found))
+                shown.append(_replacements(search_rows))
             shown.append("")
     return [*shown[:-1], *_legend(reading)]
 
 
 def _replacements(rows: list[dict[str, Any]]) -> str:
-    """How specific a change is: what was recommended in place of it, and how much of the list stays."""
-    said = []
+    """How specific a change is: the rank of the new recommendation, and how much of the list stays."""
+    lines = []
     for row in (row for row in rows if row["kept"] is not None):
         place = f"{row['rank']}." if row["rank"] <= BEST else f"below {BEST}"
-        said.append(f"{CALLED[row['order']]} {place}, {BEST * row['kept']:.1f}")
-    return f"place that the new item had (median), and how many of the best {BEST} stay: {'; '.join(said)}"
+        lines.append(f"{CALLED[row['order']]} {place}, {BEST * row['kept']:.1f}")
+    return f"previous rank of the new item (median), and how many of the best {BEST} stay: {'; '.join(lines)}"
 
 
 def _models(models: list[Any]) -> str:
-    """How good they are."""
+    """Accuracy of the models."""
     wide = models[0]["among_ten"] is not None
     shares = [model["among_ten" if wide else "accuracy"] for model in models]
     among = " among the ten recommended" if wide else ""
     least, most = f"{min(shares):.1%}", f"{max(shares):.1%}"
-    said = least if least == most else f"{least} to {most}"
+    span = least if least == most else f"{least} to {most}"
     count = {"seeds": len(models)}
-    return f"{said} right{among}, by counting alone {models[0]['popular']:.1%}; {seeds_of([count])}"
+    return f"{span}correct{among}, by frequency alone {models[0]['popular']:.1%}; {seeds_of([count])}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -71,7 +71,7 @@ def _mean(interval: Interval | None, digits: int) -> str:
 def _legend(reading: CausesStudy) -> list[str]:
     limits = reading.provenance
     return [
-        f"changed: share of predictions; of sets, those of up to {limits['largest']} tokens in up to "
-        f"{limits['calls']} calls. ± is half of a 95 % interval.",
-        "saves: what the causal graph needs less, prediction by prediction, where both changed it.",
+        f"changed: share of predictions; for sets, of up to {limits['largest']} tokens within "
+        f"{limits['calls']} model queries. ± is half of a 95 % interval.",
+        "saves: by how much the causal graph needs fewer, paired by prediction, where both changed it.",
     ]

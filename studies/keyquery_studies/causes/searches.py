@@ -1,4 +1,4 @@
-"""Which tokens, hidden, change a prediction: sets found along the causal graph, against other orders of tokens."""
+"""Which masked tokens change a prediction: sets found along the causal graph, compared with other token orders."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from keyquery_studies.causes.fill_in_model import BLANK, PADDING, BlankModel, un
 
 ORDERS = ("causes", "attention", "gradient", "place", "random")
 SEARCHES = ("sets", "prefix")
-NODES = 30  # tokens that most attention goes to
+NODES = 30  # tokens that receive most attention
 LARGEST = 3  # of the sets
-CALLS = 500  # after which a search for sets gives up
+CALLS = 500  # model queries after which a set search gives up
 TRUTH = 2  # the largest sets that are all tried
-AHEAD = 32  # sets that the model is asked of at a time
-BEST = 10  # choices whose fate is followed
-TARGET = 0  # the blank
+AHEAD = 32  # sets per batch of model queries
+BEST = 10  # top candidates that are tracked
+TARGET = 0  # the masked token
 
 
 @dataclass(eq=False)
 class Patient:
-    """A model and one sequence: what it predicts when some tokens are hidden, asked once for each set."""
+    """A model and one sequence: its predictions with some tokens masked, queried once per set."""
 
     model: BlankModel
     ids: Int[Tensor, " n"]
@@ -39,22 +39,22 @@ class Patient:
         self.before = self.best(())
 
     def best(self, hidden: Iterable[int]) -> Int[Tensor, " best"]:
-        """The likeliest choices, best first."""
+        """The most likely candidates, best first."""
         self.ask([frozenset(hidden)])
         return self.known[frozenset(hidden)]
 
     def changed(self, hidden: Iterable[int], target: int = TARGET) -> bool:
-        """Whether the likeliest choice is another one."""
+        """Whether the top prediction changes."""
         return bool(self.best(hidden)[0] != self.before[0])
 
     @torch.no_grad()
     def ask(self, sets: Iterable[frozenset[int]]) -> None:
-        """Predict for all of them at once."""
-        new = [one for one in sets if one not in self.known]
+        """Predict for all sets in one batch."""
+        new = [tokens for tokens in sets if tokens not in self.known]
         for some in (new[at : at + 256] for at in range(0, len(new), 256)):
             ids = self.ids.repeat(len(some), 1)
-            for row, one in zip(ids, some, strict=True):
-                row[list(one)] = BLANK
+            for row, tokens in zip(ids, some, strict=True):
+                row[list(tokens)] = BLANK
             logits = unseen(self.model(ids).float(), self.ids.expand(len(some), -1))
             best = logits.topk(min(BEST, logits.shape[1])).indices.cpu()
             self.known |= dict(zip(some, best, strict=True))
@@ -62,7 +62,7 @@ class Patient:
 
 @dataclass(frozen=True)
 class Found:
-    """A set whose hiding changes the prediction, or none, and how many calls of the model it took."""
+    """A set whose masking changes the prediction, or None, and the number of model queries."""
 
     hidden: tuple[int, ...] | None
     calls: int
@@ -89,19 +89,19 @@ def explained(model: BlankModel, ids: Int[Tensor, " n"], seed: int) -> dict[str,
         "random": [nodes[at] for at in torch.randperm(len(nodes), generator=generator)],
     }
     graph = causes(maps, nodes=[TARGET, *nodes], samples=model.width)
-    told = explain(graph, TARGET, patient.changed, largest=LARGEST, calls=CALLS, every=False)
-    hit = tuple(told.sets[0]) if told.sets else None
-    rows = {"causes sets": _row(patient, Found(hit, told.calls))}
-    rows["causes prefix"] = _row(patient, first(prefixes(told.pool), patient))
+    explanation = explain(graph, TARGET, patient.changed, largest=LARGEST, calls=CALLS, every=False)
+    hit = tuple(explanation.sets[0]) if explanation.sets else None
+    rows = {"causes sets": _row(patient, Found(hit, explanation.calls))}
+    rows["causes prefix"] = _row(patient, first(prefixes(explanation.pool), patient))
     for name, order in orders.items():
         rows[f"{name} sets"] = _row(patient, first(subsets(order), patient, CALLS))
         rows[f"{name} prefix"] = _row(patient, first(prefixes(order), patient))
-    sizes = {"nodes": len(nodes), "pool": len(told.pool), "edges": len(graph.edges), "tests": graph.tests}
+    sizes = {"nodes": len(nodes), "pool": len(explanation.pool), "edges": len(graph.edges), "tests": graph.tests}
     return {"smallest": smallest, **sizes, "found": rows}
 
 
 def subsets(order: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All sets, small ones first; of one size those first whose members stand early in the order.
+    """All sets, by size, then by the order of their members.
 
     >>> list(subsets([7, 5, 6]))[:5]
     [(7,), (5,), (6,), (7, 5), (7, 6)]
@@ -128,7 +128,7 @@ def first(sets: Iterable[tuple[int, ...]], patient: Patient, most: int | None = 
     calls, rest = 0, islice(sets, most)
     while some := list(islice(rest, AHEAD)):
         patient.ask(map(frozenset, some))
-        hit = next((at for at, one in enumerate(some) if patient.changed(one)), None)
+        hit = next((at for at, tokens in enumerate(some) if patient.changed(tokens)), None)
         if hit is not None:
             return Found(some[hit], calls + hit + 1)
         calls += len(some)
@@ -136,7 +136,7 @@ def first(sets: Iterable[tuple[int, ...]], patient: Patient, most: int | None = 
 
 
 def sensitivity(model: BlankModel, ids: Int[Tensor, " n"], choice: int) -> Float[Tensor, " n"]:
-    """Gradient × input: Σ_d x_d ∂logit/∂x_d of each token for one choice."""
+    """Gradient × input: Σ_d x_d ∂logit/∂x_d of each token for one candidate."""
     vectors = model.tokens(ids.unsqueeze(0)).detach().requires_grad_()
     logit = model.filled(vectors, torch.ones_like(ids).bool().unsqueeze(0))[0, choice]
     (gradient,) = torch.autograd.grad(logit, vectors)
@@ -152,12 +152,12 @@ def _smallest(patient: Patient, nodes: Sequence[int]) -> int | None:
     return None
 
 
-def _row(patient: Patient, found: Found) -> list[Any]:
+def _row(patient: Patient, hit: Found) -> list[Any]:
     """Size and calls; the place that the new prediction had before, and the share of the ten best that are still so."""
-    if found.hidden is None:
-        return [None, found.calls, None, None]
-    after = patient.best(found.hidden)
+    if hit.hidden is None:
+        return [None, hit.calls, None, None]
+    after = patient.best(hit.hidden)
     was = (patient.before == after[0]).nonzero()
-    rank = int(was[0, 0]) + 1 if len(was) else None  # None: it was not among the ten best
+    rank = int(was[0, 0]) + 1 if len(was) else None  # None: it was not among the top ten
     kept = torch.isin(after, patient.before).double().mean()
-    return [len(found.hidden), found.calls, rank, round(float(kept), 3)]
+    return [len(hit.hidden), hit.calls, rank, round(float(kept), 3)]

@@ -1,4 +1,4 @@
-"""Study `causes`: are explanations along the causal graph of attention shorter, or cheaper, than those in other orders?
+"""Study `causes`: are explanations along the causal graph of attention smaller or cheaper than by other orders?
 
 Two small Transformers fill a blank: whether a review praises, and what a customer buys next. For predictions on
 sequences never seen, words or items are hidden until another choice comes first.
@@ -32,20 +32,20 @@ from keyquery_studies.common.jobs import device_name, finish, name_of
 
 FIGURES = ("size", "calls", "rank", "kept")
 WIDTH, DEPTH, HEADS, BATCH = 64, 2, 4, 64
-# Steps, learning rate, dropout, and the largest share of a sequence that is hidden in training.
+# Steps, learning rate, dropout, and the maximum masked share of a sequence in training.
 SETTINGS = {"sentiment": (500, 2e-3, 0.3, 0.8), "recommendation": (2000, 3e-3, 0.2, 0.6)}
 KEYS = ("application", "order", "search")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausesStudy(Reading, kind="causes study"):
-    """What it took to change predictions, one by one, and how good the models are that made them."""
+    """What it took to change each prediction, and the accuracy of the models."""
 
-    models: Sequence[Mapping[str, Any]]  # one a training
-    rows: Sequence[Mapping[str, Any]]  # one a prediction; `found` by order and search: size, calls, rank, kept
+    models: Sequence[Mapping[str, Any]]  # one per training
+    rows: Sequence[Mapping[str, Any]]  # one per prediction; `found` by order and search: size, calls, rank, kept
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a prediction, an order and a search; a size of None: no set was found."""
+        """One row per prediction, order and search; a size of None: no set was found."""
         rows = []
         for row in self.rows:
             same = {key: value for key, value in row.items() if key != "found"}
@@ -55,7 +55,7 @@ class CausesStudy(Reading, kind="causes study"):
         return rows
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row an order and a search: the share of predictions that it changed, sizes and calls, each as an interval.
+        """One row per order and search: share of predictions changed, set sizes and queries, each with an interval.
 
         `shorter` and `fewer` are how many tokens and calls the causal graph saves against it, prediction by prediction,
         where both found a set; `rank` and `kept` are medians and means where a set was found.
@@ -93,7 +93,7 @@ def _interval(before: Iterable[float], after: Iterable[float]) -> Interval | Non
 
 @dataclass(frozen=True, kw_only=True)
 class BlankTrial:
-    """One model learns to fill a blank; then its predictions are explained."""
+    """Train one masked-token model, then explain its predictions."""
 
     application: str
     digest: str
@@ -103,12 +103,12 @@ class BlankTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         design = (WIDTH, DEPTH, HEADS, BATCH, NODES, CALLS, LARGEST, *SETTINGS[self.application])
         return name_of((self.application, self.seed), {**asdict(self), "design": list(design)})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, test, explain; a model that was trained before is not trained again."""
+        """Train, test, explain; an existing trained model is reused."""
         blanks = _load(folder, self.application, self.digest)
         torch.manual_seed(self.seed)
         sizes = (len(blanks.words), blanks.choices, blanks.ids.shape[1])
@@ -127,7 +127,7 @@ class BlankTrial:
         }
 
     def _train(self, model: BlankModel, blanks: Blanks, folder: Path) -> float | None:
-        """How long it took; None if its weights lay there."""
+        """Training time; None if the weights existed already."""
         _, lr, _, hidden = SETTINGS[self.application]
         settings = [WIDTH, DEPTH, HEADS, BATCH, *SETTINGS[self.application], self.steps, self.digest]
         name = name_of((self.application, self.seed), {"seed": self.seed, "settings": settings})
@@ -145,12 +145,12 @@ class BlankTrial:
         return perf_counter() - start
 
     def _explained(self, model: BlankModel, ids: Tensor, device: str) -> list[dict[str, Any]]:
-        """Of every seed other sequences, so that no prediction is counted twice as evidence."""
+        """Different sequences for every seed, so that no prediction counts twice."""
         drawn = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1000 + self.seed))[: self.explain]
         rows = []
         for number in drawn.tolist():
-            found = explained(model, ids[number].to(device), number)
-            rows.append({"application": self.application, "seed": self.seed, "sequence": number, **found})
+            result = explained(model, ids[number].to(device), number)
+            rows.append({"application": self.application, "seed": self.seed, "sequence": number, **result})
         return rows
 
 
@@ -179,7 +179,7 @@ def run(
     """Train the models, explain `count` predictions of each, and compare the orders.
 
     `sources` are files by name: "sentiment", a .tsv file with columns split, label and text; "recommendation", the
-    .csv of Online Retail. With `out`, every result is kept there, and what is done is not done again.
+    .csv of Online Retail. With `out`, every result is kept there, and nothing is computed twice.
     """
     if not sources:
         raise ValueError(f"at least one file is needed: {', '.join(READERS)}")

@@ -1,4 +1,4 @@
-"""Many trainings, side by side and each only once: its result lies in a file that is named by its settings."""
+"""Many trainings, in parallel and each only once: its result is a file named by its settings."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from keyquery.support.progress import Progress, silent
 
 @runtime_checkable
 class Job(Protocol):
-    """A training: settings that name it, and a row of figures that comes of it."""
+    """A training: settings that name it, and the row of metrics it produces."""
 
     @property
     def name(self) -> str:
-        """What its file is called; another for any other settings."""
+        """The name of its result file, unique to its settings."""
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train; the row is plain data. `folder` is where the study keeps what all its jobs need."""
+        """Train and return a row of plain data. `folder` holds what all jobs of the study share."""
 
 
 def name_of(words: Sequence[object], settings: Mapping[str, Any]) -> str:
-    """A name that a person can read and that no other settings have.
+    """A readable file name, unique to the settings.
 
     >>> name_of(("next token", "psd", 0), {"steps": 800})
     'next-token-psd-0-f966387e7e.json'
     """
-    said = "-".join(str(word).replace(" ", "-") for word in words)
-    return f"{said}-{hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]}.json"
+    readable = "-".join(str(word).replace(" ", "-") for word in words)
+    return f"{readable}-{hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]}.json"
 
 
 def finish(
     jobs: Sequence[Job], folder: Path, device: str, workers: int = 1, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of all jobs, in their order; only those are run of which `folder` has no file yet, or a partial one.
+    """The rows of all jobs, in order; only jobs without a complete result in `folder` are run.
 
-    With several `workers` as many processes share the device; under torchrun its processes share each training
-    instead, and `workers` does not count. A job that fails does not stop the others; the first
+    `workers` processes share the device; under torchrun its processes share each training
+    instead, and `workers` is ignored. A job that fails does not stop the others; the first
     failure is raised when they are done.
     """
     results = folder / "results"
@@ -64,13 +64,13 @@ def finish(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a file where a study's folder is to be."""
+    """Raise if `folder` is a file."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"out must be a folder, and {folder} is a file")
 
 
 def device_name(device: str) -> str:
-    """What a row says of where it was run.
+    """The device name that a row reports.
 
     >>> device_name("cpu")
     'cpu'
@@ -79,7 +79,7 @@ def device_name(device: str) -> str:
 
 
 def _done(path: Path) -> bool:
-    """A row that says it is partial is of a job that was broken off, and goes on."""
+    """Whether a result is complete; a partial row belongs to an interrupted job, which is resumed."""
     return path.exists() and not _row(path).get("partial")
 
 
@@ -89,7 +89,7 @@ def _row(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError):
         row = None
     if not isinstance(row, dict):
-        raise ValueError(f"{path} is no whole result: delete it, and it is made again")
+        raise ValueError(f"{path} is an incomplete result: delete it to recompute it")
     return row
 
 
@@ -101,7 +101,7 @@ def _share(todo: Sequence[Job], folder: Path, device: str, workers: int, watch: 
         try:
             failed = [f.exception() for f in watch(as_completed(futures), "training", len(todo)) if f.exception()]
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # at an interrupt, those that wait are not begun
+            pool.shutdown(cancel_futures=True)  # on an interrupt, pending jobs are not started
             raise
     for error in failed:
         raise error

@@ -1,4 +1,4 @@
-"""Language models of any kernel, trained alike: what a study of kernels asks of real text."""
+"""Language models of any kernel, trained with one recipe."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from keyquery_studies.common.jobs import device_name, name_of
 from keyquery_studies.common.objectives import BATCH, HELD_OUT, OBJECTIVES, Task
 
 INITS = ("default", "tied", "matched", "small")
-SMALL = 0.02  # standard deviation of BERT's weights at the start
-EXAM = 1024  # windows of text that no decision of a training has seen
+SMALL = 0.02  # standard deviation of BERT's initialisation
+EXAM = 1024  # test windows, used neither for training nor for model selection
 
 
 def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: bool = False) -> dict[str, Any]:
-    """The facts of a corpus whose token ids lie in `folder`; they are made where they are not there yet.
+    """The facts of a corpus whose token ids are in `folder`; they are computed if missing.
 
-    `corpus` is a text file, or a .tsv file with a column `text`, whose rows are shuffled; packed or not. Without one,
-    what lies there is used.
+    `corpus` is a text file, or a .tsv file with a column `text`, whose rows are shuffled; compressed or not. Default:
+    the tokens in `folder`.
     """
     check_count("vocabulary", vocabulary, least=260, most=65536)
     kept = folder / "tokens.json"
     facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if corpus is None:
         if not facts:
-            raise ValueError(f"corpus must be a text file: {folder} holds no tokens of an earlier run")
+            raise ValueError(f"corpus must be a text file: {folder} has no tokens of an earlier run")
         if facts["vocabulary"] != vocabulary:
             raise ValueError(
                 f"vocabulary must be {facts['vocabulary']}, as of the tokens in {folder}, got {vocabulary}"
@@ -54,7 +54,9 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
     if (facts.get("digest"), facts.get("vocabulary")) == (digest, vocabulary):
         return facts
     if facts and not force:
-        raise FileExistsError(f"{folder} holds tokens of {facts['corpus']}, made otherwise; --force replaces them")
+        raise FileExistsError(
+            f"{folder} holds tokens of {facts['corpus']}, made with other settings; --force replaces them"
+        )
     tokenizer = train_tokenizer(text, vocabulary)
     ids = torch.cat([encode_corpus(document + "\n", tokenizer) for document in documents])
     facts = {"corpus": Path(corpus).name, "digest": digest, "vocabulary": vocabulary, "tokens": len(ids)}
@@ -71,7 +73,7 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
 
 
 def read_documents(path: Path) -> list[str]:
-    """Texts in the order they are learned in; rows of a table have none of their own, and often stand by class."""
+    """Documents in training order; rows of a table are shuffled, since they are often sorted by class."""
     if ".tsv" not in path.suffixes:
         return [unwrap(read_corpus(path))]
     rows = read_column(path)
@@ -79,9 +81,9 @@ def read_documents(path: Path) -> list[str]:
 
 
 def tasks(folder: Path, device: str, objective: str, length: int, share: float = 1.0) -> tuple[Task, Task]:
-    """What is learned, with what chooses; and the exam, on text that neither learning nor choosing has seen.
+    """The training task with its validation split, and the test task.
 
-    A model learns from the first `share` of the text; of what is held out at its end, half chooses.
+    A model is trained on the first `share` of the text; half of the held-out end is for validation, half for testing.
     """
     ids, tokenizer = _load(folder, device)
     kept = int(len(ids) * (1 - HELD_OUT))
@@ -92,7 +94,7 @@ def tasks(folder: Path, device: str, objective: str, length: int, share: float =
 
 @lru_cache(maxsize=1)
 def _load(folder: Path, device: str) -> tuple[Int[Tensor, " tokens"], Tokenizer]:
-    """All tokens, on the device they are drawn on, and what they mean."""
+    """All token ids, on the device, and the tokenizer."""
     ids = np.load(folder / "tokens.npy").astype(np.int32)
     return torch.from_numpy(ids).to(device), Tokenizer.load(folder)
 
@@ -122,18 +124,18 @@ class Training:
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
         if self.init != "default" and self.kernel != "general":
-            raise ValueError(f"init {self.init!r} is of queries and keys that differ, not of kernel {self.kernel!r}")
+            raise ValueError(f"init {self.init!r} needs separate queries and keys, not kernel {self.kernel!r}")
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         marks = [word for word, there in (("rope", self.rope), ("wide", self.wide)) if there]
         words = (self.objective, self.kernel, *marks, self.init, self.share, self.steps, self.seed)
         return name_of(words, {**asdict(self), "batch": BATCH, "exam": EXAM, "recipe": asdict(self.recipe())})
 
     def shape(self) -> Shape:
-        """What the model is made of."""
-        # A structured kernel has three maps of the width to a head where general has four.
+        """The shape of the model."""
+        # A structured kernel has three projections where general has four.
         wider = 2 * round(self.width / self.heads * 2 / 3)
         return Shape(
             vocab_size=self.vocabulary,
@@ -148,7 +150,7 @@ class Training:
         )
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, with the validation loss on the way, and test on text that neither training nor choosing has seen."""
+        """Train with validation, and evaluate on the test split."""
         task, exam = tasks(folder, device, self.objective, self.length, self.share)
         torch.manual_seed(self.seed)
         model = LanguageModel(self.shape())
@@ -171,13 +173,13 @@ class Training:
         }
 
     def recipe(self) -> Recipe:
-        """That of the study of objectives, with sixteen checks on the way."""
+        """The recipe of the study `objectives`, with sixteen evaluations."""
         warmup, every = min(300, self.steps // 4), max(self.steps // 16, 1)
         return Recipe(self.steps, lr=2e-3, warmup=warmup, seed=self.seed, weight_decay=0.1, check_every=every)
 
 
 def begin(model: nn.Module, init: str) -> None:
-    """Start the queries and keys of every general head otherwise than torch does.
+    """Initialise the queries and keys of every unconstrained head.
 
     - tied: Wq := Wk, as published
     - matched: tied, and both scaled so that each head's ‖M‖ stays what it was
@@ -204,7 +206,7 @@ def _begin(layer: Attention, query: nn.Linear, key: nn.Linear, init: str) -> Non
     before = layer.form().norm2
     query.load_state_dict(key.state_dict())
     if init == "matched":
-        # ‖M‖² is of the fourth order in the weights; what is scaled is the map, its bias with it.
+        # ‖M‖² is of fourth order in the weights; the bias is scaled with the projection.
         gain = ((before / layer.form().norm2) ** 0.25).repeat_interleave(layer.head_dim).to(key.weight.dtype)
         for part in (query, key):
             part.weight.mul_(gain.unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""The two objectives on text: batches, loss, and validation on text that was held out."""
+"""The two objectives on text: batches, loss, and validation on held-out text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.look import look
 
 OBJECTIVES = ("masked", "next token")
-MASKED = 0.15  # of the tokens are to be found; of these 8 in 10 are hidden, 1 in 10 replaced, 1 in 10 left
+MASKED = 0.15  # of the tokens are prediction targets; 8 in 10 of these are masked, 1 in 10 replaced, 1 in 10 kept
 HELD_OUT = 0.02  # of the corpus, at its end
 BATCH = 128
-LOOKED_AT = 64  # windows that heads are looked at on: means by position need at least 32
+LOOKED_AT = 64  # windows on which heads are analysed: means by position need at least 32
 SHARES = (*PARTS, "interaction")
 
 
@@ -38,28 +38,28 @@ class Task:
     ) -> None:
         self.objective, self.ids, self.length, self.tokenizer, self.batch = objective, ids, length, tokenizer, batch
         generator = torch.Generator().manual_seed(0)
-        found = windows(held_out, checks, length + 1, generator)
-        self.texts = found[:LOOKED_AT, :-1]
-        self.held_out = [self._batch(part, generator) for part in found.split(32)]
+        sequences = windows(held_out, checks, length + 1, generator)
+        self.texts = sequences[:LOOKED_AT, :-1]
+        self.held_out = [self._batch(part, generator) for part in sequences.split(32)]
 
     def draw(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and targets; −100 where nothing is asked."""
+        """Inputs and targets; −100 where there is no target."""
         return self._batch(windows(self.ids, self.batch, self.length + 1, generator), generator)
 
-    def _batch(self, found: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _batch(self, sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if self.objective == "next token":
-            return found[:, :-1], found[:, 1:]
-        found = found[:, :-1]
-        dice, fate = torch.rand(2, *found.shape, generator=generator).to(found.device)
-        random = torch.randint(2, len(self.tokenizer), found.shape, generator=generator).to(found.device)
+            return sequences[:, :-1], sequences[:, 1:]
+        sequences = sequences[:, :-1]
+        dice, fate = torch.rand(2, *sequences.shape, generator=generator).to(sequences.device)
+        random = torch.randint(2, len(self.tokenizer), sequences.shape, generator=generator).to(sequences.device)
         asked = dice < MASKED
         mask = self.tokenizer.mask_token_id
         assert mask is not None
-        inputs = found.masked_fill(asked & (fate < 0.8), mask).where(~asked | (fate < 0.9), random)
-        return inputs, found.masked_fill(~asked, -100)
+        inputs = sequences.masked_fill(asked & (fate < 0.8), mask).where(~asked | (fate < 0.9), random)
+        return inputs, sequences.masked_fill(~asked, -100)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy of the tokens that are asked for."""
+        """Cross-entropy at the target tokens."""
         inputs, targets = batch
         return cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
 

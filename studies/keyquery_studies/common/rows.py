@@ -1,4 +1,4 @@
-"""Rows of figures, as several studies put them together."""
+"""Helpers for result rows that several studies share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-FORMER = {"reciprocal": "symmetric", "directional": "skew"}  # parts of scores, as studies of former versions name them
+FORMER = {"reciprocal": "symmetric", "directional": "skew"}  # names of score parts in studies of former versions
 
 
 def over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows that are alike but for the seed as one, each figure with its spread; None where a seed has none.
+    """Means over seeds with standard deviations; None where a seed has no value.
 
     >>> rows = [{"task": "a", "seed": 0, "error": 1.0}, {"task": "a", "seed": 1, "error": 3.0}]
     >>> over_seeds(rows, ["task"], ["error"])
@@ -19,25 +19,25 @@ def over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Se
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    found = []
+    means = []
     for place, alike in groups.items():
-        one: dict[str, Any] = {**dict(zip(keys, place, strict=True)), "seeds": len(alike)}
+        row_of_means: dict[str, Any] = {**dict(zip(keys, place, strict=True)), "seeds": len(alike)}
         for name in names:
             values = [row[name] for row in alike]
             there = None not in values
-            one[name] = mean(values) if there else None
-            one[f"{name}_sd"] = stdev(values) if there and len(values) > 1 else None
-        found.append(one)
-    return found
+            row_of_means[name] = mean(values) if there else None
+            row_of_means[f"{name}_sd"] = stdev(values) if there and len(values) > 1 else None
+        means.append(row_of_means)
+    return means
 
 
 def firsts(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
-    """All rows, in order, but only the first of those that have the same names.
+    """All rows, in order, without duplicates by `names`.
 
     >>> firsts([{"name": "a", "loss": 1}, {"name": "b", "loss": 2}, {"name": "a", "loss": 3}], ["name"])
     [{'name': 'a', 'loss': 1}, {'name': 'b', 'loss': 2}]
     """
-    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    first: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
-        found.setdefault(tuple(row[name] for name in names), row)
-    return list(found.values())
+        first.setdefault(tuple(row[name] for name in names), row)
+    return list(first.values())

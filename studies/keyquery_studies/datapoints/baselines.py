@@ -1,4 +1,4 @@
-"""Models of scikit-learn on the same folds: boosted trees, nearest neighbours, perceptrons."""
+"""scikit-learn models on the same folds: gradient-boosted trees, nearest neighbours, MLPs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Baseline:
     fold: int
     model: str
     seed: int = 0
-    deadline: float | None = None  # seconds since 1970, after which it is not begun
+    deadline: float | None = None  # Unix time after which it is not started
 
     def __post_init__(self) -> None:
         check_choice("table", self.table, tuple(TABLES))
@@ -67,7 +67,7 @@ class Baseline:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         return name_of((self.table, self.model, self.fold), self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class Baseline:
         mean, scale = (0.0, 1.0) if classes else _units(parts.targets[0])
         parts = parts._replace(targets=parts.targets if classes else [(y - mean) / scale for y in parts.targets])
         before, best = perf_counter(), (np.inf, dict[str, Any](), np.empty((0, 1)))
-        threads = optional("threadpoolctl", "a baseline")  # others share the processor
+        threads = optional("threadpoolctl", "a baseline")  # others share the CPU
         with threads.threadpool_limits(torch.get_num_threads()):
             for settings, held, test in FITTED[self.model](parts, classes, self.seed):
-                found = figures(held, parts.targets[1], scale)
-                cost = found["nll" if classes else "rmse"]
+                metrics = figures(held, parts.targets[1], scale)
+                cost = metrics["nll" if classes else "rmse"]
                 assert cost is not None
                 if cost < best[0]:
                     best = (cost, settings, test)
@@ -157,7 +157,7 @@ def _said(model: Any, classes: int, features: Float64[np.ndarray, "n d"]) -> Flo
 
 
 def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
-    """Boosted trees of histograms; how many, the held-out rows say."""
+    """Histogram gradient boosting; the number of trees is selected on the validation split."""
     ensemble = optional("sklearn.ensemble", "a baseline")
     kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
     tried = ("learning_rate", "max_leaf_nodes", "min_samples_leaf")
@@ -173,8 +173,8 @@ def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
         stages = model.staged_predict_proba if classes else model.staged_predict
         both = zip(stages(parts.features[1]), stages(parts.features[2]), strict=True)
         for count, pair in enumerate(both, 1):
-            told = [_likely(model, classes, one) if classes else one[:, None] for one in pair]
-            yield {**settings, "iterations": count}, told[0], told[1]
+            predictions = [_likely(model, classes, outputs) if classes else outputs[:, None] for outputs in pair]
+            yield {**settings, "iterations": count}, predictions[0], predictions[1]
 
 
 def _neighbours(parts: Parts, classes: int, seed: int) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""The study of datapoints as a picture: errors beside those of other models, corruption, and heads between rows."""
+"""Figure of the study `datapoints`: errors compared with other models, corruption, and cross-row heads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def between(reading: DatapointStudy, pyplot: Any) -> Any:
     ours = [row for row in rows if row["part"] == "npt"]
     kernels = [row for row in rows if row["part"] == "kernels"]
     if not errors and not kernels:
-        raise ValueError("a study of look-ups alone has no picture: it needs the part npt, baselines or kernels")
+        raise ValueError("a study of look-ups alone has no figure: it needs the part npt, baselines or kernels")
     names = [name for name in TABLES if any(row["table"] == name for row in errors)]
     lines = -(-len(names) // ACROSS)
     heights = [1.9 * lines] * bool(errors) + [2.2] * bool(ours) + [1.8] * bool(kernels)
@@ -74,8 +74,10 @@ def error_of(figures: dict[str, Any]) -> tuple[float, float] | None:
 
 def claimed(table: str, model: str) -> dict[str, Any]:
     """Published figures of a model, as a summary has them."""
-    found = CLAIMS.get(table, {}).get(model, {})
-    return {key: value for name, pair in found.items() for key, value in zip((name, f"{name}_se"), pair, strict=True)}
+    published = CLAIMS.get(table, {}).get(model, {})
+    return {
+        key: value for name, pair in published.items() for key, value in zip((name, f"{name}_se"), pair, strict=True)
+    }
 
 
 def _errors(figure: Any, names: list[str], rows: list[dict[str, Any]]) -> None:
@@ -115,7 +117,7 @@ def _dot(axis: Any, at: tuple[float, float] | None, place: float, colour: str, f
 
 
 def _growth(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """How much more is wrong where other rows are corrupted."""
+    """How much the error grows when other rows are corrupted."""
     names = [name for name in TABLES if any(row["table"] == name for row in rows)][::-1]
     for row in rows:
         place = names.index(row["table"]) + (0.17 if row["model"] == "published" else -0.17)

@@ -51,9 +51,9 @@ def _blocks(count: int, splits: int, seed: int) -> Int[np.ndarray, " n"]:
     np.random.RandomState(seed).shuffle(order)
     sizes = np.full(splits, count // splits)
     sizes[: count % splits] += 1
-    found = np.empty(count, dtype=np.int64)
-    found[order] = np.repeat(np.arange(splits), sizes)
-    return found
+    fold_of = np.empty(count, dtype=np.int64)
+    fold_of[order] = np.repeat(np.arange(splits), sizes)
+    return fold_of
 
 
 def _class_blocks(classes: Int[np.ndarray, " n"], splits: int, seed: int) -> Int[np.ndarray, " n"]:
@@ -61,13 +61,13 @@ def _class_blocks(classes: Int[np.ndarray, " n"], splits: int, seed: int) -> Int
     _, first, codes = np.unique(classes, return_index=True, return_inverse=True)
     codes = np.argsort(np.argsort(first))[codes]
     dealt = np.sort(codes)
-    rng, found = np.random.RandomState(seed), np.empty(len(classes), dtype=np.int64)
+    rng, fold_of = np.random.RandomState(seed), np.empty(len(classes), dtype=np.int64)
     for code in range(len(first)):
         sizes = [int((dealt[start::splits] == code).sum()) for start in range(splits)]
         places = np.repeat(np.arange(splits), sizes)
         rng.shuffle(places)
-        found[codes == code] = places
-    return found
+        fold_of[codes == code] = places
+    return fold_of
 
 
 def _some(count: int, share: float, seed: int) -> Int[np.ndarray, " some"]:
@@ -81,15 +81,15 @@ def _some_of_each(classes: Shaped[np.ndarray, " n"], share: float, seed: int) ->
     _, codes, counts = np.unique(classes, return_inverse=True, return_counts=True)
     learned = _dealt(counts, len(classes) - held, rng)
     apart = _dealt(counts - learned, held, rng)
-    found = []
+    picked = []
     for code, (before, taken) in enumerate(zip(learned, apart, strict=True)):
         mixed = np.flatnonzero(codes == code)[rng.permutation(counts[code])]
-        found.append(mixed[before : before + taken])
-    return np.concatenate(found)
+        picked.append(mixed[before : before + taken])
+    return np.concatenate(picked)
 
 
 def _dealt(counts: Int[np.ndarray, " k"], total: int, rng: np.random.RandomState) -> Int[np.ndarray, " k"]:
-    """`total` in proportion to counts, in whole numbers: what is left goes to the largest remainders, ties by lot."""
+    """`total` in proportion to counts, rounded: the rest goes to the largest remainders, ties at random."""
     exact = counts / counts.sum() * total
     whole = np.floor(exact)
     rest, left = exact - whole, int(total - whole.sum())

@@ -1,6 +1,6 @@
-"""Looking up: can attention between rows find the twin of a row and read its target, where nothing else tells it?
+"""Look-up: can cross-row attention find the duplicate of a row and read its target, if nothing else predicts it?
 
-Targets are independent of features. Every row of a table stands there twice, and its target is shown once.
+Targets are independent of features. Every row of a table occurs twice, and its target is shown once.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ def doubled(variant: str, tables: int, generator: torch.Generator) -> tuple[Rows
 def nearest(rows: Rows) -> Float[Tensor, "tables n"]:
     """The shown target of the row whose features are nearest."""
     x, n = rows.values[..., :-1], rows.values.shape[1] // 2
-    found = torch.cdist(x[:, n:], x[:, :n]).argmin(-1)
-    return rows.values[:, :n, -1].gather(1, found)
+    neighbour = torch.cdist(x[:, n:], x[:, :n]).argmin(-1)
+    return rows.values[:, :n, -1].gather(1, neighbour)
 
 
-def scored(found: Float[Tensor, "tables n"], truth: Float[Tensor, "tables n"]) -> dict[str, float]:
+def scored(predicted: Float[Tensor, "tables n"], truth: Float[Tensor, "tables n"]) -> dict[str, float]:
     """Correlation, and the RMSE in standard deviations of the target.
 
     >>> scored(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))["rmse"]
     1.0
     """
-    pair = torch.stack((found.flatten(), truth.flatten())).double()
+    pair = torch.stack((predicted.flatten(), truth.flatten())).double()
     return {"r": torch.corrcoef(pair)[0, 1].item(), "rmse": (pair[0] - pair[1]).square().mean().sqrt().item()}
 
 
@@ -82,7 +82,7 @@ class LookUp:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         return name_of(("lookup", self.variant, self.rows, self.seed), self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class LookUp:
         return {**{key: value for key, value in asdict(self).items() if key != "deadline"}, "design": design}
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, and tell the targets of tables that were never seen."""
+        """Train, and predict the targets of unseen tables."""
         if self.deadline is not None and time() >= self.deadline:
             return {**self._settings(), "partial": True}
         torch.manual_seed(self.seed)
@@ -109,10 +109,10 @@ class LookUp:
         train(network, draw, loss, recipe)
         rows, truth = doubled(self.variant, TESTED, torch.Generator().manual_seed(10**6))
         with torch.no_grad():
-            found = _asked(network, rows.to(device)).cpu()
+            predicted = _asked(network, rows.to(device)).cpu()
         return {
             **self._settings(),
-            **scored(found, truth),
+            **scored(predicted, truth),
             "nearest": scored(nearest(rows), truth),
             "seconds": perf_counter() - before,
             "device": device_name(device),
@@ -120,5 +120,5 @@ class LookUp:
 
 
 def _asked(network: TableNetwork, rows: Rows) -> Float[Tensor, "tables n"]:
-    """What is said of the targets of the second copies."""
+    """Predictions for the targets of the second copies."""
     return network.target(network(*rows))[:, rows.hidden.shape[1] // 2 :, 0]

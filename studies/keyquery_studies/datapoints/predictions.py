@@ -1,4 +1,4 @@
-"""What attention between datapoints tells: under two protocols, beside corrupted rows; and what its heads are like."""
+"""Predictions of cross-row attention: under two protocols, and with corrupted rows; and symmetry of its heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENTRIES = 2**24  # numbers that corrupted tables are made of at a time, one for 
 
 @torch.no_grad()
 def tell(network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.ndarray, " some"]) -> Float[Tensor, "n k"]:
-    """What a network says of the targets of rows.
+    """Predictions of a network for the targets of rows.
 
     Under a published plan all rows stand in one table without any target, those that are told among them. Otherwise
     each row is told by itself, in the context of those that were learned from.
@@ -44,7 +44,7 @@ def tell_corrupted(
     generator = torch.Generator(samples.rows.hidden.device).manual_seed(seed)
     bare = samples.without_target(np.arange(len(samples.rows.hidden)))
     context = seen_by(plan, bare if plan.published else context_of(samples, samples.learned))
-    found = []
+    predictions = []
     count = max(ENTRIES // (context.values.numel() * network.index.shape[1]), 1)
     for some in np.array_split(places, math.ceil(len(places) / count)):
         own = Rows(*(part.unsqueeze(1) for part in bare.take(some)))
@@ -52,12 +52,12 @@ def tell_corrupted(
             others = torch.arange(len(context.hidden) - 1, device=context.hidden.device)
             kept = others + (others >= torch.from_numpy(some).to(others).unsqueeze(1))
             tables = shuffled(context.take(kept), generator)
-            said = network(*(torch.cat(pair, 1) for pair in zip(tables, own, strict=True)))
-            found.append(network.target(said)[:, -1])
+            output = network(*(torch.cat(pair, 1) for pair in zip(tables, own, strict=True)))
+            predictions.append(network.target(output)[:, -1])
         else:
             tables = shuffled(context.take(torch.arange(len(context.hidden)).expand(len(some), -1)), generator)
-            found.append(network.target(network(*own, network.memories(tables)))[:, 0])
-    return torch.cat(found)
+            predictions.append(network.target(network(*own, network.memories(tables)))[:, 0])
+    return torch.cat(predictions)
 
 
 def shuffled(tables: Rows, generator: torch.Generator) -> Rows:
@@ -72,21 +72,21 @@ def shuffled(tables: Rows, generator: torch.Generator) -> Rows:
 
 
 def figures(
-    found: Float64[np.ndarray, "n k"], truth: Shaped[np.ndarray, " n"], scale: float = 1.0
+    predicted: Float64[np.ndarray, "n k"], truth: Shaped[np.ndarray, " n"], scale: float = 1.0
 ) -> dict[str, float | None]:
     """How good predictions are: of numbers the RMSE in their own units, of classes accuracy, NLL and, of two, AUROC.
 
-    `found` has log-probabilities or logits of classes, or one standardised number, whose unit is `scale`.
+    `predicted` has log-probabilities or logits of classes, or one standardised number, whose unit is `scale`.
 
     >>> figures(np.array([[0.5], [1.0]]), np.array([0.5, 0.0]), scale=2.0)["rmse"] == math.sqrt(2)
     True
     """
-    if found.shape[1] == 1:
-        return {"rmse": float(scale * np.sqrt(np.square(found[:, 0] - truth).mean()))}
-    likely = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
-    scores = found[:, 1] - found[:, 0] if found.shape[1] == 2 else None
+    if predicted.shape[1] == 1:
+        return {"rmse": float(scale * np.sqrt(np.square(predicted[:, 0] - truth).mean()))}
+    likely = predicted - np.logaddexp.reduce(predicted, axis=1, keepdims=True)
+    scores = predicted[:, 1] - predicted[:, 0] if predicted.shape[1] == 2 else None
     return {
-        "accuracy": float((found.argmax(1) == truth).mean()),
+        "accuracy": float((predicted.argmax(1) == truth).mean()),
         "nll": float(-likely[np.arange(len(truth)), truth].mean()),
         "auroc": None if scores is None else auroc(scores, truth == 1),
     }
@@ -116,27 +116,27 @@ def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
     between = [layer for layer in layers if isinstance(layer, Between)]
     heard: list[tuple[Tensor, Tensor]] = []
 
-    def hear(layer: Any, given: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+    def hear(layer: Any, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
         source = options.get("source")  # published keys are of other vectors than queries
-        heard.append((layer.queries(given[0]), layer.memory(given[0] if source is None else source).key))
+        heard.append((layer.queries(inputs[0]), layer.memory(inputs[0] if source is None else source).key))
 
     hooks = [layer.register_forward_pre_hook(hear, with_kwargs=True) for layer in between]
     network(*rows.within())
     for hook in hooks:
         hook.remove()
-    told = []
+    heads = []
     for depth, (layer, (query, key)) in enumerate(zip(between, heard, strict=True)):
         parts = _parts(query[0].double(), key[0].double(), layer.scale)
         columns = {"symmetric": (1 + layer.form().symmetry) / 2, **parts}
         for head in range(layer.heads):
-            told.append({"layer": depth, "head": head, **{name: float(of[head]) for name, of in columns.items()}})
-    return told
+            heads.append({"layer": depth, "head": head, **{name: float(of[head]) for name, of in columns.items()}})
+    return heads
 
 
 def _parts(query: Float[Tensor, "h n r"], key: Float[Tensor, "h n r"], scale: float) -> dict[str, Float[Tensor, " h"]]:
     joint = torch.cat((query, key), -1).cpu()
     mean = joint.mean(1)
     apart = joint - mean.unsqueeze(1)
-    found = shares(mean, apart.mT @ apart / joint.shape[1], scale, Visible(2, False))  # no place counts: any length
-    both = found["symmetric"] + found["skew"]
-    return {"on_data": found["symmetric"] / both.where(both > 0, 1.0), "popularity": found["popularity"]}
+    parts = shares(mean, apart.mT @ apart / joint.shape[1], scale, Visible(2, False))  # no place counts: any length
+    both = parts["symmetric"] + parts["skew"]
+    return {"on_data": parts["symmetric"] / both.where(both > 0, 1.0), "popularity": parts["popularity"]}

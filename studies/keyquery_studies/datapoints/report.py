@@ -1,4 +1,4 @@
-"""The study of datapoints as tables in the terminal."""
+"""The study of datapoints as terminal tables."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ CLASSES: dict[str, tuple[Any, ...]] = {"accuracy %": ("accuracy", 1, 100.0), "AU
 
 
 def tables(reading: DatapointStudy) -> list[Any]:
-    """Errors by table and model, what other rows are to networks, kernels, and look-ups; what was broken off."""
+    """Errors by table and model, effect of other rows, kernels, and look-ups; interrupted trainings."""
     rows, shown = reading.summary(), list[Any]()
     parts = {part: [row for row in rows if row["part"] == part] for part in ("npt", "baselines", "kernels")}
     for title, lines in (
-        ("rows told: mean ± standard error over folds, on the test", _errors(parts["npt"] + parts["baselines"])),
-        ("other rows corrupted, and heads between rows", _rows(parts["npt"])),
-        ("kernels between rows", _figures(parts["kernels"], {kernel: kernel for kernel in KERNELS}, "kernel")),
-        ("looking targets up: RMSE in standard deviations", _lookups(reading.lookup)),
+        ("test error per table: mean ± standard error over folds", _errors(parts["npt"] + parts["baselines"])),
+        ("other rows corrupted, and cross-row heads", _rows(parts["npt"])),
+        (
+            "kernels of cross-row attention",
+            _figures(parts["kernels"], {kernel: kernel for kernel in KERNELS}, "kernel"),
+        ),
+        ("target look-up: RMSE in standard deviations", _lookups(reading.lookup)),
     ):
         if lines:
             shown += [*([""] if shown else []), Text(title, style="bold"), *lines]
     broken = sum(bool(row.get("partial")) for row in (*reading.npt, *reading.kernels, *reading.baselines))
-    left = f"{broken} training{'s are' if broken > 1 else ' is'} not finished: the same command goes on."
+    left = f"{broken} training{'s are' if broken > 1 else ' is'} not finished: the same command resumes."
     return [*shown, *([left] if broken else [])]
 
 
 def _errors(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    note = "published: test rows stand in the table, and no target is shown. inductive: they come later, one by one."
+    note = "published: test rows are in the table, all targets masked. inductive: unseen, predicted one by one."
     return [*_figures(rows, CALLED, "model"), note] if rows else []
 
 
@@ -52,21 +55,21 @@ def _figures(rows: Sequence[Mapping[str, Any]], models: Mapping[str, str], what:
         if not names:
             continue
         figures = CLASSES if classes else NUMBERS
-        made = _left(columns_table("table", what, "folds", *figures, *([] if what == "kernel" else ["published"])), 2)
+        table = _left(columns_table("table", what, "folds", *figures, *([] if what == "kernel" else ["published"])), 2)
         for name in names:
-            found = {row["model"]: row for row in rows if row["table"] == name}
-            for model in (model for model in models if model in found):
-                cells = [_mean(found[model], *how) for how in figures.values()]
+            by_model = {row["model"]: row for row in rows if row["table"] == name}
+            for model in (model for model in models if model in by_model):
+                cells = [_mean(by_model[model], *how) for how in figures.values()]
                 claims = [] if what == "kernel" else [_claim(name, model)]
-                made.add_row(TITLES[name], models[model], str(found[model]["folds"]), *cells, *claims)
-        shown.append(made)
+                table.add_row(TITLES[name], models[model], str(by_model[model]["folds"]), *cells, *claims)
+        shown.append(table)
     return shown
 
 
 def _claim(name: str, model: str) -> str:
     """The one figure that was published of this model: RMSE or, of classes, AUROC."""
-    found = claimed(name, model)
-    return _mean(found, "rmse", 2) if "rmse" in found else _mean(found, "auroc", 3)
+    published = claimed(name, model)
+    return _mean(published, "rmse", 2) if "rmse" in published else _mean(published, "auroc", 3)
 
 
 def _mean(row: Mapping[str, Any], name: str, places: int, unit: float = 1.0) -> str:
@@ -79,18 +82,18 @@ def _mean(row: Mapping[str, Any], name: str, places: int, unit: float = 1.0) -> 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     if not rows:
         return []
-    made = _left(columns_table("table", "model", "error grows %", "published", "symmetric %", "on data %"), 2)
+    table = _left(columns_table("table", "model", "error grows %", "published", "symmetric %", "on data %"), 2)
     for name in TABLES:
         for row in sorted(
             (row for row in rows if row["table"] == name), key=lambda row: list(CALLED).index(row["model"])
         ):
             claim = f"{100 * GROWTH[name]:.0f}" if name in GROWTH else "–"
             shares = [_mean(row, of, 1, 100) + f" ({_mean(row, f'{of}_at_start', 1, 100)})" for of in SHARES]
-            made.add_row(TITLES[name], CALLED[row["model"]], _mean(row, "grows", 1, 100), claim, *shares)
+            table.add_row(TITLES[name], CALLED[row["model"]], _mean(row, "grows", 1, 100), claim, *shares)
     return [
-        made,
-        "error grows: RMSE, or points of accuracy lost. symmetric: ‖S‖²/‖M‖² of heads' weights; on data: what is "
-        "symmetric in their scores on the table; in brackets, before training.",
+        table,
+        "error grows: RMSE, or points of accuracy lost. symmetric: ‖S‖²/‖M‖² of heads' weights; on data: the "
+        "symmetric share of their scores on the table; in brackets, before training.",
     ]
 
 
@@ -98,14 +101,14 @@ def _lookups(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     there = [row for row in rows if not row.get("partial")]
     if not there:
         return []
-    made = _left(columns_table("table is", "attention", "r", "RMSE", NEAREST, "published", NEAREST), 2)
+    table = _left(columns_table("table is", "attention", "r", "RMSE", NEAREST, "published", NEAREST), 2)
     for variant in VARIANTS:
         for row in (row for row in there if row["variant"] == variant):
             claims = [f"{value / DEVIATION:.2f}" for value in PUBLISHED[variant]] if row["rows"] == "full" else ["", ""]
             attention = "between rows" if row["rows"] == "full" else "none"
             figures = [f"{row['r']:z.3f}", f"{row['rmse']:.3f}", f"{row['nearest']['rmse']:.2f}"]
-            made.add_row(variant, attention, *figures, *claims)
-    return [made, "published: on Protein, over the standard deviation of its target."]
+            table.add_row(variant, attention, *figures, *claims)
+    return [table, "published: on Protein, over the standard deviation of its target."]
 
 
 def _left(table: Table, count: int) -> Table:

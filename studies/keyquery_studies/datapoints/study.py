@@ -1,6 +1,6 @@
-"""Study `datapoints`: what attention between the rows of a table is worth, against trees, neighbours and perceptrons.
+"""Study `datapoints`: cross-row attention compared with gradient-boosted trees, nearest neighbours and MLPs.
 
-The claims: a network that sees the whole table tells rows as well as boosted trees do; it uses other rows, so that it
+The claims: a network that sees the whole table is as accurate as gradient-boosted trees; it uses other rows, so it
 errs more where those are corrupted; and it can learn to look a target up.
 """
 
@@ -73,15 +73,15 @@ GROWTH = {"boston": 0.20, "yacht": 0.52, "concrete": 0.07, "breast": 0.0, "prote
 
 @dataclass(frozen=True, kw_only=True)
 class DatapointStudy(Reading, kind="datapoint study"):
-    """How well rows of tables are told, training by training, and what networks do with other rows."""
+    """Test errors per training, and how networks use other rows."""
 
-    npt: Sequence[Mapping[str, Any]]  # one a training: a table, a fold, a protocol
+    npt: Sequence[Mapping[str, Any]]  # one per training: a table, a fold, a protocol
     kernels: Sequence[Mapping[str, Any]]  # the same, by the kernel between rows
-    baselines: Sequence[Mapping[str, Any]]  # one a model of scikit-learn, on the same folds
-    lookup: Sequence[Mapping[str, Any]]  # one a way to look targets up, and a change of the table
+    baselines: Sequence[Mapping[str, Any]]  # one per scikit-learn model, on the same folds
+    lookup: Sequence[Mapping[str, Any]]  # one per look-up variant and change of the table
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a training or model, named by its part; curves and heads are left to JSON."""
+        """One row per training or model, named by its part; curves and heads are in the JSON only."""
         parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines, "lookup": self.lookup}
         return [
             {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
@@ -90,7 +90,7 @@ class DatapointStudy(Reading, kind="datapoint study"):
         ]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and standard error over folds of every figure; a row a table and model, unfinished trainings left out.
+        """Mean and standard error over folds of every metric, per table and model; unfinished trainings are left out.
 
         `grows` is by what share the RMSE grows beside corrupted rows, from the means over folds, and of classes how
         many more are wrong, a share of all. `symmetric` and `on_data` are means over the heads between rows, each with
@@ -100,13 +100,13 @@ class DatapointStudy(Reading, kind="datapoint study"):
         groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in rows:
             groups.setdefault((row["part"], row["table"], row["model"]), []).append(row)
-        found = []
+        summaries = []
         for (part, table, model), alike in groups.items():
-            one: dict[str, Any] = {"part": part, "table": table, "model": model, "folds": len(alike)}
+            summary: dict[str, Any] = {"part": part, "table": table, "model": model, "folds": len(alike)}
             for name in FIGURES:
-                one |= over_folds(name, [row.get(name) for row in alike])
-            found.append({**one, **_grown(alike), **_heads(alike)})
-        return found
+                summary |= over_folds(name, [row.get(name) for row in alike])
+            summaries.append({**summary, **_grown(alike), **_heads(alike)})
+        return summaries
 
     def _told(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
         parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines}
@@ -114,16 +114,16 @@ class DatapointStudy(Reading, kind="datapoint study"):
 
     @classmethod
     def joined(cls, *parts: DatapointStudy) -> DatapointStudy:
-        """One reading of runs that were made apart; of the same training, the one that ran longest counts."""
+        """One reading of separate runs; of the same training, the longest run counts."""
 
         def longest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             return firsts(sorted(rows, key=lambda row: -(row.get("steps_run") or 0)), ("name",))
 
         fields = ("npt", "kernels", "baselines", "lookup")
-        found: dict[str, Any] = {
+        rows_of: dict[str, Any] = {
             name: sorted(longest(row for part in parts for row in getattr(part, name)), key=_place) for name in fields
         }
-        return cls(**found, provenance={"runs": [part.provenance for part in parts]})
+        return cls(**rows_of, provenance={"runs": [part.provenance for part in parts]})
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, ...]:
@@ -168,12 +168,12 @@ def _heads(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """What heads between rows are like, each fold's mean first."""
     if any("row_heads" not in row for row in rows):
         return {}
-    found: dict[str, float | None] = {}
+    means: dict[str, float | None] = {}
     for name in ("symmetric", "on_data"):
-        found |= over_folds(name, [mean(head[name] for head in row["row_heads"]) for row in rows])
+        means |= over_folds(name, [mean(head[name] for head in row["row_heads"]) for row in rows])
         before = [mean(head["at_start"][name] for head in row["row_heads"]) for row in rows]
-        found[f"{name}_at_start"] = mean(before)
-    return found
+        means[f"{name}_at_start"] = mean(before)
+    return means
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class Plan:
     depth: int = 8
     precision: str | None = None
     seed: int = 0
-    minutes: float | None = None  # after which trainings are broken off, all together
+    minutes: float | None = None  # after which all trainings are interrupted
 
     def __post_init__(self) -> None:
         for name in ("tables", "folds", "protocols", "kernels"):  # a fold given twice is one
@@ -209,7 +209,7 @@ class Plan:
         self.trainings({table: {"digest": "", "rows": 1, "features": 1} for table in self.tables}, None)  # are checked
 
     def has(self, part: str) -> bool:
-        """Whether a part is asked for."""
+        """Whether a part is requested."""
         return self.part in (part, "all")
 
     def folds_of(self, table: str) -> tuple[int, ...]:
@@ -219,14 +219,14 @@ class Plan:
 
     def trainings(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[TableTrial]:
         """Every protocol on every fold; what takes longest comes first, so that it is not waited for alone."""
-        made = [
+        trials = [
             self._trial(facts, deadline, table=table, fold=fold, protocol=protocol, **settings_of(table, protocol))
             for table in self.tables
             for protocol in self.protocols
             if protocol != "published" or table in PUBLISHED
             for fold in self.folds_of(table)
         ]
-        return sorted(made, key=lambda trial: -_cost(trial, facts[trial.table]))
+        return sorted(trials, key=lambda trial: -_cost(trial, facts[trial.table]))
 
     def compared(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[TableTrial]:
         """Every kernel between rows, on a few folds; smaller networks, and fewer steps."""
@@ -239,11 +239,11 @@ class Plan:
             for kernel in self.kernels
         ]
 
-    def _trial(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None, **given: Any) -> TableTrial:
+    def _trial(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None, **settings: Any) -> TableTrial:
         own = {"steps": self.steps, "embedding": self.embedding, "precision": self.precision}
-        given |= {name: value for name, value in own.items() if value is not None}
-        sizes: dict[str, Any] = {"digest": facts[given["table"]]["digest"], "depth": self.depth, "seed": self.seed}
-        return TableTrial(**given, **sizes, deadline=deadline)
+        settings |= {name: value for name, value in own.items() if value is not None}
+        sizes: dict[str, Any] = {"digest": facts[settings["table"]]["digest"], "depth": self.depth, "seed": self.seed}
+        return TableTrial(**settings, **sizes, deadline=deadline)
 
     def fitted(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[Baseline]:
         """Every model of scikit-learn on the folds that networks are trained on."""
@@ -260,8 +260,8 @@ class Plan:
         """Every change of the table, and once without attention between rows."""
         usual: dict[str, Any] = {"seed": self.seed, "deadline": deadline}
         usual |= {} if self.steps is None else {"steps": self.steps}
-        made = [LookUp(variant=variant, **usual) for variant in VARIANTS]
-        return [*made, LookUp(variant="plain", rows="none", **usual)]
+        jobs = [LookUp(variant=variant, **usual) for variant in VARIANTS]
+        return [*jobs, LookUp(variant="plain", rows="none", **usual)]
 
 
 def _cost(trial: TableTrial, facts: Mapping[str, Any]) -> float:
@@ -278,11 +278,11 @@ def run(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> DatapointStudy:
-    """Train what the plan says, test it fold by fold, and read what other rows are to it.
+    """Train according to the plan, test fold by fold, and measure what other rows contribute.
 
-    `data` is a folder of tables under their usual names. With `out` every result is kept there: what is done is not
-    done again, and what `plan.minutes` broke off goes on. `workers` processes share the device; models of scikit-learn
-    run on the processor.
+    `data` is a folder of tables under their usual names. With `out` every result is kept there: finished trainings are
+    not repeated, and those stopped by `plan.minutes` resume. `workers` processes share the device; scikit-learn models
+    run on the CPU.
     """
     plan = plan or Plan()
     check_count("workers", workers)
@@ -300,12 +300,12 @@ def run(
             "lookup": plan.lookups(deadline) if plan.has("lookup") else [],
             "baselines": plan.fitted(facts, deadline) if plan.has("baselines") else [],
         }
-        told = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
-    found: dict[str, Any] = {
-        part: sorted(({**next(told), "name": job.name, "part_of": part} for job in of_part), key=_place)
+        rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
+    results: dict[str, Any] = {
+        part: sorted(({**next(rows), "name": job.name, "part_of": part} for job in of_part), key=_place)
         for part, of_part in jobs.items()
     }
     return DatapointStudy(
-        **found,
+        **results,
         provenance=provenance(plan=asdict(plan), tables=facts, device=device_name(chosen), workers=workers),
     )

@@ -85,18 +85,18 @@ def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] =
         check_choice("table", name, tuple(TABLES))
     files = {name: _files(name, None if data is None else Path(data)) for name in names or TABLES}
     if not names:
-        files = {name: found for name, found in files.items() if found or name in known}
+        files = {name: paths for name, paths in files.items() if paths or name in known}
     if not files:
-        raise ValueError("no table is there: give a folder of their files as data (--data)")
+        raise ValueError("no tables found: pass a folder of their files as data (--data)")
     contents = dict[str | Path, str | bytes]()
-    for name, found in files.items():
-        if not found and name not in known:
+    for name, paths in files.items():
+        if not paths and name not in known:
             raise FileNotFoundError(f"table {name!r} needs {' and '.join(TABLES[name].files)} in the folder of data")
-        if found:
-            table = _breast() if found == ["sklearn"] else _read(name, [Path(file) for file in found])
+        if paths:
+            table = _breast() if paths == ["sklearn"] else _read(name, [Path(file) for file in paths])
             known[name], packed = _pack(name, table)
             contents[folder / _file(name, known[name]["digest"])] = packed
-            if found == ["sklearn"]:
+            if paths == ["sklearn"]:
                 contents[folder / BREAST] = csv_text(_records(table))
     folder.mkdir(parents=True, exist_ok=True)
     write_all({**contents, kept: json.dumps(known) + "\n"})
@@ -106,7 +106,7 @@ def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] =
 def _files(name: str, data: Path | None) -> list[str]:
     """The files of a table, all or none; of breast cancer, scikit-learn where there is no file."""
     if data is not None and not data.is_dir():
-        raise NotADirectoryError(f"data must be a folder of tables, and {data} is none")
+        raise NotADirectoryError(f"data must be a folder of tables, got {data}")
     if data is not None:
         with suppress(FileNotFoundError):
             return [str(find_packed(data, file)) for file in TABLES[name].files]
@@ -114,13 +114,13 @@ def _files(name: str, data: Path | None) -> list[str]:
 
 
 def _breast() -> Table:
-    found = optional("sklearn.datasets", "the table of breast cancer").load_breast_cancer()
-    values = tuple(np.ascontiguousarray(column) for column in found.data.T)
-    columns = (*map(str, found.feature_names), "target")
+    bunch = optional("sklearn.datasets", "the table of breast cancer").load_breast_cancer()
+    values = tuple(np.ascontiguousarray(column) for column in bunch.data.T)
+    columns = (*map(str, bunch.feature_names), "target")
     kinds, categories = ("numeric",) * len(values), ((),) * len(values)
-    given = [str(name) for name in found.target_names]
-    classes = tuple(sorted(given))  # as in a file
-    codes = np.array([classes.index(given[code]) for code in found.target], dtype=np.int64)
+    class_names = [str(name) for name in bunch.target_names]
+    classes = tuple(sorted(class_names))  # as in a file
+    codes = np.array([classes.index(class_names[code]) for code in bunch.target], dtype=np.int64)
     return Table(columns, (*kinds, "categorical"), (*values, codes), (*categories, classes), len(values))
 
 
@@ -153,7 +153,7 @@ def _read(name: str, paths: Sequence[Path]) -> Table:
 def _below(table: Table, other: Table) -> Table:
     """Rows of one file below those of another; categories may end in a dot, as in the test file of Adult."""
     if table.kinds != other.kinds:
-        raise ValueError("two files of one table must have the same columns, and theirs are not of the same kinds")
+        raise ValueError("two files of one table must have the same columns, and theirs differ in type")
     values, categories = [], []
     for number, kind in enumerate(table.kinds):
         if kind == "numeric":
@@ -208,11 +208,11 @@ def _as_names(table: Table, number: int) -> Table:
 
 
 def _pack(name: str, table: Table) -> tuple[dict[str, Any], bytes]:
-    said = json.dumps([table.columns, table.kinds, table.categories, table.target])
+    header = json.dumps([table.columns, table.kinds, table.categories, table.target])
     arrays = {f"column{number}": values for number, values in enumerate(table.values)}
     packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, said=np.array(said), **arrays)
-    digest = hashlib.sha256(said.encode() + b"".join(values.tobytes() for values in table.values)).hexdigest()[:16]
+    np.savez_compressed(packed, allow_pickle=False, said=np.array(header), **arrays)
+    digest = hashlib.sha256(header.encode() + b"".join(values.tobytes() for values in table.values)).hexdigest()[:16]
     assert table.target is not None
     sizes = {"rows": len(table), "features": len(table.columns) - 1, "classes": len(table.categories[table.target])}
     return {"table": name, "digest": digest, **sizes}, packed.getvalue()

@@ -1,4 +1,4 @@
-"""One training of attention between datapoints on one fold of one table, which may be broken off and gone on with."""
+"""One training of cross-row attention on one fold of one table; resumable."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TableTrial:
     flat: float = 0.7
     precision: str = "bf16"  # on a GPU; elsewhere full
     seed: int = 0
-    deadline: float | None = None  # seconds since 1970, after which it is broken off; no part of what is trained
+    deadline: float | None = None  # Unix time after which it is interrupted; not part of the settings
 
     def __post_init__(self) -> None:
         for name, known in (("table", tuple(TABLES)), ("protocol", PROTOCOLS), ("kernel", KERNELS)):
@@ -97,7 +97,7 @@ class TableTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         return name_of((self.table, self.protocol, self.kernel, self.fold), self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class TableTrial:
         return Plan(lr=self.lr, flat=self.flat, bf16=short)
 
     def network(self, sizes: list[int]) -> TableNetwork:
-        """The network at its start."""
+        """The network at initialisation."""
         plan = self.plan()
         torch.manual_seed(self.seed)
         kernels = {"kernel": self.kernel, "column_kernel": "general"}
@@ -181,11 +181,11 @@ class TableTrial:
         few = min(CORRUPTED, len(fold.test)) if TABLES[self.table].folds == 1 else len(fold.test)
         some = np.linspace(0, len(fold.test) - 1, few).astype(int)
         plan, truth = self.plan(), _standardised(table, field)[fold.test]
-        found = tell(network, samples, plan, fold.test).double().cpu().numpy()
+        predicted = tell(network, samples, plan, fold.test).double().cpu().numpy()
         spoilt = tell_corrupted(network, samples, plan, fold.test[some], seed=self.fold).double().cpu().numpy()
         return {
-            **figures(found, truth, field.scale),
-            "clean": figures(found[some], truth[some], field.scale),
+            **figures(predicted, truth, field.scale),
+            "clean": figures(predicted[some], truth[some], field.scale),
             "corrupted": figures(spoilt, truth[some], field.scale),
             "corrupted_rows": few,
         }

@@ -1,4 +1,4 @@
-"""The study of depth as a picture: loss against depth, the best depth beside the law's, and what heads are made of."""
+"""Figure of the study `depth`: loss against depth, best depth compared with the law, score parts of the heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAW, GREY = "#24292f", "#8c959f"
 
 
 def depths(reading: DepthStudy, pyplot: Any) -> Any:
-    """Loss less the best of its budget; the fitted optimum beside the law; how much heads compare."""
+    """Loss minus the best of its parameter count; fitted optimum and the law; symmetric share of the heads."""
     rows = reading.summary()
     if not rows:
         raise ValueError("nothing to draw: no shape has been trained at all its learning rates yet")
@@ -37,20 +37,20 @@ def depths(reading: DepthStudy, pyplot: Any) -> Any:
 
 
 def _losses(axis: Any, rows: Sequence[dict[str, Any]], optima: Sequence[dict[str, Any]], colours: Any) -> None:
-    for found in optima:
-        budget, colour = found["budget"], colours[found["budget"]]
+    for optimum in optima:
+        budget, colour = optimum["budget"], colours[optimum["budget"]]
         at = [row for row in rows if row["budget"] == budget]
         best = min(row["loss"] for row in at)
         x, y = [row["layers"] for row in at], [row["loss"] - best for row in at]
         spread = [row["loss_sd"] or 0.0 for row in at]
         label = f"{short(budget)} parameters (best loss {best:.3f})"
         axis.errorbar(x, y, spread, fmt="o", color=colour, markersize=3.5, capsize=2, label=label)
-        if found["fit"] is not None:
-            low, high = map(math.log, found["near"])
+        if optimum["fit"] is not None:
+            low, high = map(math.log, optimum["near"])
             logs = [low + (high - low) * i / 60 for i in range(61)]
             axis.plot(
                 [math.exp(u) for u in logs],
-                [sum(c * u**power for power, c in enumerate(found["fit"])) - best for u in logs],
+                [sum(c * u**power for power, c in enumerate(optimum["fit"])) - best for u in logs],
                 color=colour,
                 linewidth=1.2,
             )
@@ -58,23 +58,25 @@ def _losses(axis: Any, rows: Sequence[dict[str, Any]], optima: Sequence[dict[str
 
 
 def _optima(axis: Any, optima: Sequence[dict[str, Any]], colours: Any) -> None:
-    ends = min(found["budget"] for found in optima) / 2, max(found["budget"] for found in optima) * 2
+    ends = min(optimum["budget"] for optimum in optima) / 2, max(optimum["budget"] for optimum in optima) * 2
     budgets = [ends[0] * (ends[1] / ends[0]) ** (i / 60) for i in range(61)]
     axis.plot(budgets, [Law().layers(params) for params in budgets], color=LAW, linewidth=1.2, linestyle="--")
     axis.text(0.97, 0.04, "dashed: the law, extrapolated", color=LAW, ha="right", transform=axis.transAxes)
-    for found in optima:
-        colour = colours[found["budget"]]
-        axis.plot(found["budget"], found["best"], "o", color=colour, markerfacecolor="none", markersize=7)
-        if found["layers"] is not None:
-            ends = found["layers"] - found["low"], found["high"] - found["layers"]
+    for optimum in optima:
+        colour = colours[optimum["budget"]]
+        axis.plot(optimum["budget"], optimum["best"], "o", color=colour, markerfacecolor="none", markersize=7)
+        if optimum["layers"] is not None:
+            ends = optimum["layers"] - optimum["low"], optimum["high"] - optimum["layers"]
             axis.errorbar(
-                found["budget"], found["layers"], [[end] for end in ends], fmt="o", color=colour, capsize=2, ms=4
+                optimum["budget"], optimum["layers"], [[end] for end in ends], fmt="o", color=colour, capsize=2, ms=4
             )
     axis.set(
         xscale="log", yscale="log", title="best depth (hollow: of those tried)", xlabel="parameters", ylabel="layers"
     )
     axis.set_ylim(0.5, 40)
-    axis.set_xticks([found["budget"] for found in optima], [f"{found['budget'] / 1e6:.2g}M" for found in optima])
+    axis.set_xticks(
+        [optimum["budget"] for optimum in optima], [f"{optimum['budget'] / 1e6:.2g}M" for optimum in optima]
+    )
     axis.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
     axis.minorticks_off()
 

@@ -37,15 +37,15 @@ MIX = (*SHARES, "pairwise_symmetric", "raw_symmetric")
 
 @dataclass(frozen=True, kw_only=True)
 class DepthStudy(Reading, kind="depth study"):
-    """How well every depth did at every budget, training by training, and what the heads were made of."""
+    """Loss per training for every depth and parameter count, and the score parts of the heads."""
 
     former = FORMER
 
-    rows: Sequence[Mapping[str, Any]]  # one a training; `mix` has the means over heads of each layer
+    rows: Sequence[Mapping[str, Any]]  # one per training; `mix` has the means over heads of each layer
     diverged: Sequence[Mapping[str, Any]] = ()  # what was given up: a learning rate too high for its shape
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a training; curves and layers are left to JSON."""
+        """One row per training; curves and layers are in the JSON only."""
         return [{key: value for key, value in row.items() if key not in ("curve", "mix")} for row in self.rows]
 
     def chosen(self) -> list[dict[str, Any]]:
@@ -56,17 +56,17 @@ class DepthStudy(Reading, kind="depth study"):
         groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
         for row in self.rows:
             groups.setdefault((row["budget"], row["layers"]), []).append(row)
-        found = []
+        best = []
         for place in sorted(groups):
             rate = best_rate(groups[place])
             tried = {row["rate"] for row in groups[place]}
             edge = len(tried) > 1 and rate in (min(tried), max(tried))
             alike = sorted((row for row in groups[place] if row["rate"] == rate), key=lambda row: row["seed"])
-            found += [{**row, "edge": edge, **_mixed(row)} for row in alike]
-        return found
+            best += [{**row, "edge": edge, **_mixed(row)} for row in alike]
+        return best
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row a shape: loss on text not seen, and what its heads are made of, mean and spread over seeds.
+        """One row per shape: test loss and score parts of its heads, mean and sd over seeds.
 
         `symmetric` to `interaction` are shares of the scores' variance on text, means over heads and layers;
         `pairwise_symmetric` is symmetric/(symmetric + skew), and `raw_symmetric` that of the weights' energy. Shares
@@ -75,12 +75,12 @@ class DepthStudy(Reading, kind="depth study"):
         return over_seeds(self.chosen(), (*PLACE, "width", "parameters", "rate", "edge"), ("loss", *MIX))
 
     def optima(self) -> list[dict[str, Any]]:
-        """A row a budget: the depth at which a parabola in ln L is lowest, with a 95 % interval, and the law's.
+        """One row per parameter count: minimum of a parabola in ln L, with a 95 % interval, and the law's depth.
 
         The parabola goes through every seed of the best depth and of two on either side. `layers` is None where it has
         no lowest point between the least and the most layers: the best is then at an edge, or not told by so few.
         """
-        rows, found = self.chosen(), []
+        rows, optima = self.chosen(), []
         for budget in sorted({row["budget"] for row in rows}):
             at = [row for row in rows if row["budget"] == budget]
             depths = sorted({row["layers"] for row in at})
@@ -90,27 +90,29 @@ class DepthStudy(Reading, kind="depth study"):
             used = [row for row in at if row["layers"] in near]
             fit = parabola([math.log(row["layers"]) for row in used], [row["loss"] for row in used])
             params = mean(row["parameters"] for row in at)
-            told = {"budget": budget, "best": depths[best], "law": Law().layers(params), **_within(fit, depths)}
-            found.append({**told, "fit": None if fit is None else fit["curve"], "near": [near[0], near[-1]]})
-        return found
+            optimum = {"budget": budget, "best": depths[best], "law": Law().layers(params), **_within(fit, depths)}
+            optima.append({**optimum, "fit": None if fit is None else fit["curve"], "near": [near[0], near[-1]]})
+        return optima
 
     def trends(self) -> list[dict[str, Any]]:
         """One row per budget: change of `pairwise_symmetric` and `raw_symmetric` as the depth grows by a factor of e.
 
         Slopes of a straight line in ln L, with 95 % intervals, through all depths and seeds.
         """
-        rows, found = self.chosen(), []
+        rows, trends = self.chosen(), []
         for budget in sorted({row["budget"] for row in rows}):
             at = [row for row in rows if row["budget"] == budget]
             row: dict[str, Any] = {"budget": budget, "trainings": len(at)}
             for name in ("pairwise_symmetric", "raw_symmetric"):
-                row[name] = _slope([math.log(one["layers"]) for one in at], [one[name] for one in at])
-            found.append(row)
-        return found
+                row[name] = _slope(
+                    [math.log(training["layers"]) for training in at], [training[name] for training in at]
+                )
+            trends.append(row)
+        return trends
 
     @classmethod
     def joined(cls, *parts: DepthStudy) -> DepthStudy:
-        """One reading of runs that were made apart."""
+        """One reading of separate runs."""
         rows = firsts((row for part in parts for row in part.rows), (*PLACE, "rate", "seed", "steps", "text"))
         lost = firsts((row for part in parts for row in part.diverged), (*PLACE, "rate", "seed", "steps", "text"))
         return cls(rows=rows, diverged=lost, provenance={"runs": [part.provenance for part in parts]})
@@ -170,12 +172,12 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
 def _mixed(row: Mapping[str, Any]) -> dict[str, float | None]:
     """Means over the layers of a model."""
     mix = row["mix"]
-    found = {name: mean(layer[name] for layer in mix) for name in SHARES if name in mix[0]}
-    pairs = found["symmetric"] + found["skew"]
-    found["pairwise_symmetric"] = found["symmetric"] / pairs if pairs else 0.5
+    means = {name: mean(layer[name] for layer in mix) for name in SHARES if name in mix[0]}
+    pairs = means["symmetric"] + means["skew"]
+    means["pairwise_symmetric"] = means["symmetric"] / pairs if pairs else 0.5
     return {
         **dict.fromkeys(SHARES),
-        **found,
+        **means,
         "raw_symmetric": mean((1 + layer["raw_symmetry"]) / 2 for layer in mix),
     }
 
@@ -209,14 +211,14 @@ class Plan:
 
     def then(self, rows: Sequence[Mapping[str, Any]], **common: Any) -> list[ShapedTraining]:
         """The other seeds of every shape whose rates are all done, with the best of them."""
-        found = []
+        trials = []
         for layers, budget in self._shapes():
             at = [row for row in rows if (row["budget"], row["layers"]) == (budget, layers) and not row.get("partial")]
             able = [row for row in at if not row.get("diverged")]
             if len(at) == len(self.rates) and able:
                 same: dict[str, Any] = {"budget": budget, "layers": layers, "rate": best_rate(able), **self._same()}
-                found += [ShapedTraining(seed=seed, **same, **common) for seed in self.seeds[1:]]
-        return found
+                trials += [ShapedTraining(seed=seed, **same, **common) for seed in self.seeds[1:]]
+        return trials
 
     def _shapes(self) -> list[tuple[int, int]]:
         return [(layers, budget) for layers in sorted(self.depths, reverse=True) for budget in self.budgets]
@@ -236,18 +238,18 @@ def run(
     force: bool = False,
     progress: Progress | None = None,
 ) -> DepthStudy:
-    """Train what the plan says, and read how every depth did.
+    """Train according to the plan, and return the loss at every depth.
 
-    `data` is a text file, packed or not, or a folder with one. With `out`, its tokens, checkpoints and every result are
-    kept there: what is done is not done again, and what was broken off, by `minutes` also, goes on; without data the
-    tokens that lie there are used. `workers` processes share the device. `compiled`: each block by torch.compile.
+    `data` is a text file, compressed or not, or a folder with one. With `out`, its tokens, checkpoints and every result
+    are kept there: finished trainings are not repeated, and interrupted ones, also by `minutes`, are resumed; without
+    data the tokens in `out` are used. `workers` processes share the device. `compiled`: each block by torch.compile.
     """
     plan = plan or Plan()
     check_count("workers", workers)
     if minutes is not None and not minutes >= 0:
         raise ValueError(f"minutes must be at least 0, got {minutes}")
     if minutes is not None and out is None:
-        raise ValueError("minutes needs out: what is broken off would be lost")
+        raise ValueError("minutes needs out: interrupted trainings would be lost")
     if data is None and out is None:
         raise ValueError("data must be a text file, or a folder with one")
     until = None if minutes is None else time() + 60 * minutes
@@ -258,9 +260,9 @@ def run(
         facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
         common: dict[str, Any] = {"text": facts["digest"], "until": until, "compiled": compiled}
         first = finish(plan.first(**common), folder, chosen, workers, progress)
-        found = first + finish(plan.then(first, **common), folder, chosen, workers, progress)
-    rows = [row for row in found if "loss" in row]
-    lost = [row for row in found if row.get("diverged")]
+        results = first + finish(plan.then(first, **common), folder, chosen, workers, progress)
+    rows = [row for row in results if "loss" in row]
+    lost = [row for row in results if row.get("diverged")]
     planned = len(first) + len(plan.depths) * len(plan.budgets) * (len(plan.seeds) - 1)
     facts = {"corpus": facts, "plan": asdict(plan), "devices": sorted({row["device"] for row in rows})}
     missing = planned - len(rows) - len(lost)
@@ -273,7 +275,7 @@ def text_in(path: Path) -> Path:
         return path
     files = sorted(file for file in path.iterdir() if ".txt" in file.suffixes)
     named = [file for file in files if "books" in file.name.lower()]
-    if len(found := named or files) != 1:
-        there = ", ".join(file.name for file in found) or "none"
+    if len(candidates := named or files) != 1:
+        there = ", ".join(file.name for file in candidates) or "none"
         raise ValueError(f"data must hold one text file, such as books.txt.xz, and {path} holds {there}: name the file")
-    return found[0]
+    return candidates[0]

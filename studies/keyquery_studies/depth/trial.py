@@ -46,7 +46,7 @@ class ShapedTraining:
     text: str  # the digest of the corpus
     vocabulary: int
     length: int = 128
-    until: float | None = None  # the time at which it is broken off; no part of what is trained, nor is the next
+    until: float | None = None  # the time at which it is interrupted; not part of the settings, nor is the next
     compiled: bool = False  # each block is compiled, once for all of them
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class ShapedTraining:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         fixed = {"batch": BATCH, "exam": EXAM, "head": HEAD, "recipe": asdict(self.recipe()), "shares": SHARES}
         return name_of((self.budget, self.layers, self.rate, self.seed), {**self._settings(), **fixed})
 
@@ -85,7 +85,7 @@ class ShapedTraining:
         return Recipe(self.steps, lr=lr, warmup=rise, seed=self.seed, weight_decay=0.1, check_every=every)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, test on text that neither training nor choosing has seen, and look at the heads."""
+        """Train, evaluate on the test split, and analyse the heads."""
         if self._late():
             return {**self._settings(), "partial": True}
         task, exam = tasks(folder, device, "next token", self.length)
@@ -98,7 +98,7 @@ class ShapedTraining:
         start = perf_counter()
         try:
             log = self._train(model, task, folder)
-        except FloatingPointError:  # a learning rate that is too high is a finding, too
+        except FloatingPointError:  # divergence at a high learning rate is a result, too
             return {**self._settings(), "diverged": True}
         if not log.rows or log.rows[-1]["step"] < self.steps:
             return {**self._settings(), "partial": True}
@@ -115,7 +115,7 @@ class ShapedTraining:
             "best_step": log.best_step,
             "curve": [[int(row["step"]), row["validation"]] for row in log.rows],
             "mix": _by_layer(task.look(model)),
-            "seconds": perf_counter() - start,  # since it was last gone on with
+            "seconds": perf_counter() - start,  # since it was last resumed
             "device": device_name(device),
         }
 

@@ -1,4 +1,4 @@
-"""What a language model can do: each ability as one value a sequence, so that ways of running it can be compared."""
+"""Abilities of a language model, each as one value per sequence, so that comparisons are paired."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ability:
 
 
 def text(material: Material, source: str, count: int, length: int, others: bool = False) -> Sequences:
-    """Windows of a text; each token is asked for the next."""
+    """Windows of a text; the target of each token is the next."""
     return _following(material.windows(source, count, length, others))
 
 
@@ -88,7 +88,7 @@ def doubles(material: Material, seed: int, count: int, length: int, others: bool
 
 
 def hidden_words(material: Material, source: str, count: int, length: int, others: bool = False) -> Sequences:
-    """Windows of a text with some tokens hidden, which are asked for."""
+    """Windows of a text with some tokens masked, which are the targets."""
     ids = material.windows(source, count, length, others)
     hidden = hide({"input_ids": ids}, material.special)
     assert material.mask is not None
@@ -103,26 +103,26 @@ def halves(material: Material, source: str, count: int, length: int, others: boo
     return Sequences({"input_ids": material.framed(torch.cat((ids[:, :half], ids[:, half : 2 * half])))})
 
 
-def loss(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
-    """−log p of what is asked for, mean over a sequence, in nats."""
-    assert given.targets is not None
-    asked = given.targets >= 0
-    found = _asked(logits(model, given.inputs), asked)
-    return _mean(cross_entropy(found, given.targets[asked].to(found.device), reduction="none"), asked)
+def loss(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
+    """Cross-entropy of the targets, mean over a sequence, in nats."""
+    assert sequences.targets is not None
+    asked = sequences.targets >= 0
+    asked_logits = _asked(logits(model, sequences.inputs), asked)
+    return _mean(cross_entropy(asked_logits, sequences.targets[asked].to(asked_logits.device), reduction="none"), asked)
 
 
-def accuracy(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
-    """How often the likeliest token is the one asked for."""
-    assert given.targets is not None
-    asked = given.targets >= 0
-    found = _asked(logits(model, given.inputs), asked).argmax(-1)
-    return _mean(found.cpu() == given.targets[asked], asked)
+def accuracy(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
+    """Top-1 accuracy."""
+    assert sequences.targets is not None
+    asked = sequences.targets >= 0
+    predicted = _asked(logits(model, sequences.inputs), asked).argmax(-1)
+    return _mean(predicted.cpu() == sequences.targets[asked], asked)
 
 
-def probe(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
+def probe(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
     """How often a linear reader of the last hidden state tells 1 from 0, fitted on the other half of the sequences."""
-    assert given.targets is not None
-    return read_out(last_hidden(model, given.inputs), given.targets)
+    assert sequences.targets is not None
+    return read_out(last_hidden(model, sequences.inputs), sequences.targets)
 
 
 def read_out(hidden: Float[Tensor, "batch n d"], targets: Tensor) -> Float[Tensor, " batch"]:
@@ -141,21 +141,21 @@ def read_out(hidden: Float[Tensor, "batch n d"], targets: Tensor) -> Float[Tenso
         x = (x - mean) / size
         gram = x.mT @ x + RIDGE * len(x) * torch.eye(x.shape[1], dtype=torch.float64)
         weights = torch.linalg.solve(gram, x.mT @ y)
-        told = ((hidden[to.to(hidden.device)].cpu().double() - mean) / size) @ weights > 0
-        right[to] = (told == (targets[to] == 1)).double()
+        predicted = ((hidden[to.to(hidden.device)].cpu().double() - mean) / size) @ weights > 0
+        right[to] = (predicted == (targets[to] == 1)).double()
     return right.sum(1) / asked.sum(1)
 
 
-def neighbours(model: nn.Module, given: Sequences) -> Float[Tensor, " passages"]:
+def neighbours(model: nn.Module, sequences: Sequences) -> Float[Tensor, " passages"]:
     """1 where a first half's own second half is the nearest of all, by cosine of mean hidden states; else 0."""
-    hidden = last_hidden(model, given.inputs).cpu().double()
-    real = real_tokens(given.inputs)[..., None].cpu()
+    hidden = last_hidden(model, sequences.inputs).cpu().double()
+    real = real_tokens(sequences.inputs)[..., None].cpu()
     first, second = normalize((hidden * real).sum(1) / real.sum(1), dim=-1).chunk(2)
     return ((first @ second.mT).argmax(1) == torch.arange(len(first))).double()
 
 
-def first_token_mass(model: nn.Module, given: Sequences) -> Float[Tensor, " batch"]:
-    """The attention that later tokens pay to the first, mean over layers, heads and these tokens.
+def first_token_mass(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
+    """Attention-sink mass: attention of later tokens to the first, mean over layers, heads and tokens.
 
     Without rewrites nothing is heard, so a model that is not dialled gets a dial of ones.
     """
@@ -175,12 +175,12 @@ def first_token_mass(model: nn.Module, given: Sequences) -> Float[Tensor, " batc
         for site in sites_of(model).values():
             stack.callback(setattr, site, "heard", site.heard)
             site.heard = hear(site)
-        run(model, given.inputs)
+        run(model, sequences.inputs)
     return torch.stack(masses).mean(0)
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
-    """What a model gives for a batch, which is put where the model is."""
+    """The output of a model for a batch, which is moved to its device."""
     device = next(model.parameters()).device
     return model(**{name: tensor.to(device) for name, tensor in batch.items()})
 
@@ -211,12 +211,12 @@ def _seed(seed: int, others: bool) -> int:
     return seed + 1_000_003 * others
 
 
-def _asked(found: Float[Tensor, "batch n vocabulary"], asked: Bool[Tensor, "batch n"]) -> Tensor:
-    return found[asked.to(found.device)]
+def _asked(values: Float[Tensor, "batch n vocabulary"], asked: Bool[Tensor, "batch n"]) -> Tensor:
+    return values[asked.to(values.device)]
 
 
 def _mean(values: Tensor, asked: Bool[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
-    """Mean over the tokens of each sequence that are asked for."""
+    """Mean over the target tokens of each sequence."""
     spread = torch.zeros(asked.shape, dtype=torch.float64)
     spread[asked] = values.cpu().double()
     return spread.sum(1) / asked.sum(1)

@@ -1,4 +1,4 @@
-"""The study of the dial as pictures: what is lost without a part of the scores, and in which layers."""
+"""Figures of the study `dial`: the effect of ablating each part of the scores, and in which layers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
             helpless = of == "decoders" and bool(own) and own[0]["before"] > math.log(model["vocabulary"] or math.inf)
             _bars(axis, own, pale=helpless)
             if own:
-                said = _whole(model, own[0]["before"], of)
-                axis.text(0.5, 1.01, said, transform=axis.transAxes, ha="center", va="bottom", size=6.5, color=GREY)
+                caption = _whole(model, own[0]["before"], of)
+                axis.text(0.5, 1.01, caption, transform=axis.transAxes, ha="center", va="bottom", size=6.5, color=GREY)
         ends = [value for axis in line for value in axis.get_xlim()]
         for axis in line:  # one scale, or lengths could not be compared
             axis.set_xlim(min(ends), max(ends) * 1.16)
@@ -45,20 +45,20 @@ def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
 
 
 def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
-    """A row a model, two abilities side by side: for each part, how much it matters in each layer, dark for most."""
+    """One row per model, two abilities side by side: the effect of each part in each layer, darkest for the largest."""
     of, models, shown = _chosen(reading, of)
     summary = [row for row in reading.summary("layer") if row["means"] == "data"]
     models = [model for model in models if any(row["model"] == model["name"] for row in summary)]
     if not models:
-        raise ValueError("this study left parts out in all heads only: --by layer tells of layers")
+        raise ValueError("this study ablated parts in all heads only: use --by layer for layers")
     figure, axes = _panels(pyplot, models, shown, 0.4 + 0.19 * len(LIGHT))
     for line, model in zip(axes, models, strict=True):
         for axis, ability in zip(line, shown, strict=True):
             rows = [row for row in summary if (row["model"], row["ability"]) == (model["name"], ability)]
             _strips(axis, rows, model["layers"], worse=1 if of == "decoders" else -1)
         _label(line, model)
-    said = f"layer; each panel has its own scale, its largest {CHANGE[of]} stands at the right"
-    figure.supxlabel(said, color=GREY, size=8)
+    caption = f"layer; each panel has its own scale, its largest {CHANGE[of]} stands at the right"
+    figure.supxlabel(caption, color=GREY, size=8)
     return figure
 
 
@@ -117,14 +117,14 @@ def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> No
     shown = _named(axis, rows)
     colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap
     for y, part in enumerate(shown):
-        found = {row["layer"]: row["change"] for row in rows if row["part"] == part}
-        strip = [[worse * found.get(layer, 0.0) for layer in range(count)]]
+        change_of = {row["layer"]: row["change"] for row in rows if row["part"] == part}
+        strip = [[worse * change_of.get(layer, 0.0) for layer in range(count)]]
         shades = colours.from_list(part, ["#f6f8fa", LIGHT[part]])
         place = (-0.5, count - 0.5, y + 0.42, y - 0.42)
         axis.imshow(strip, cmap=shades, vmin=0, vmax=max(most, 1e-9), extent=place, aspect="auto")
-        worst = max(found, key=lambda layer: worse * found[layer])
-        said = f"{_signed(found[worst])} in {worst}"
-        axis.annotate(said, (1.01, y), xycoords=("axes fraction", "data"), va="center", size=6.5)
+        worst = max(change_of, key=lambda layer: worse * change_of[layer])
+        label = f"{_signed(change_of[worst])} in {worst}"
+        axis.annotate(label, (1.01, y), xycoords=("axes fraction", "data"), va="center", size=6.5)
     axis.set(xlim=(-0.5, count - 0.5), ylim=(len(shown) - 0.5, -0.5))  # which each strip has set anew
     axis.locator_params(axis="x", integer=True, nbins=8)
     axis.spines[:].set_visible(False)

@@ -1,4 +1,4 @@
-"""The study of the dial as tables in the terminal."""
+"""The study of the dial as terminal tables."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def tables(reading: Abilities) -> list[Any]:
     """For each model what every ability loses by each part left out in all heads, and in which layer it loses most."""
     everywhere = [row for row in reading.summary() if row["means"] == "data"]
     by_layer = reading.summary("layer")
-    found: list[Any] = []
+    shown: list[Any] = []
     for model in reading.models:
         layers, heads, stored = model["layers"], model["heads"], model["precision"]
         kind = "decoder" if model["causal"] else "encoder"
         title = f"{model['name']}: {kind}, {layers} layers, {heads} heads" + (f", stored as {stored}" if stored else "")
-        found += [Text(title, style="bold"), _everywhere(reading, model, everywhere), ""]
+        shown += [Text(title, style="bold"), _everywhere(reading, model, everywhere), ""]
         if any(row["model"] == model["name"] for row in by_layer):
-            found += [_where(reading, model, by_layer), ""]
-    return [*found, NOTE]
+            shown += [_where(reading, model, by_layer), ""]
+    return [*shown, NOTE]
 
 
 def _everywhere(reading: Abilities, model: Mapping[str, Any], rows: list[dict[str, Any]]) -> Table:

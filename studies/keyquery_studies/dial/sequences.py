@@ -1,4 +1,4 @@
-"""What abilities are tried on: windows of texts, and random tokens, each framed as a model expects it."""
+"""Sequences for measuring abilities: windows of texts, and random tokens, each with the special tokens of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from keyquery.capture import Batch
 from keyquery.capture.scores.on_data import SEQUENCES
 
-NOTHING = -100  # a target where nothing is asked
+NOTHING = -100  # a target that is ignored
 # Windows that a text is cut into at least, shorter ones if it must be: a third is measured, and the rest is enough for
 # means by position.
 FEWEST = 3 * SEQUENCES // 2
@@ -79,14 +79,14 @@ class Material:
 def _ids(tokenizer: Any, text: str) -> list[int]:
     """A whole text as ids, nothing added."""
     if tokenizer is None:
-        raise ValueError("the model has no tokenizer beside it, so that no text can be read")
+        raise ValueError("the model has no tokenizer beside it, so no text can be encoded")
     if not hasattr(tokenizer, "num_special_tokens_to_add"):  # keyquery's own adds nothing
         return list(tokenizer(text)["input_ids"])
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What a tokenizer puts before and after a text."""
+    """The special tokens that a tokenizer adds before and after a text."""
     bare, whole = _ids(tokenizer, "a"), list(tokenizer("a")["input_ids"])
     at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
     return whole[:at], whole[at + len(bare) :]

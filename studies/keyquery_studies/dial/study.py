@@ -43,7 +43,7 @@ PLACE = ("model", "ability", "part", "layer", "head", "means")  # what tells row
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities(Reading, kind="dial"):
-    """What every ability loses by every part that is left out, for each model and each text or seed."""
+    """The change of every ability when each part is ablated, for each model and each text or seed."""
 
     former = FORMER
 
@@ -62,18 +62,18 @@ class Abilities(Reading, kind="dial"):
         for row in self.rows:
             if level_of(row) == level:
                 groups.setdefault(tuple(row[name] for name in PLACE), []).append(row)
-        found = []
+        means = []
         for key, rows in groups.items():
             whole = together([Interval(row["change"], row["low"], row["high"]) for row in rows])
             sd = stdev(row["change"] for row in rows) if len(rows) > 1 else None
             before = sum(row["before"] for row in rows) / len(rows)
             place = dict(zip(PLACE, key, strict=True))
-            found.append({**place, "sources": len(rows), "before": before, **whole._asdict(), "sd": sd})
-        return found
+            means.append({**place, "sources": len(rows), "before": before, **whole._asdict(), "sd": sd})
+        return means
 
     @classmethod
     def joined(cls, *parts: Abilities) -> Abilities:
-        """One reading of runs that were made apart, such as some models on another machine; the first row counts."""
+        """One reading of separate runs, such as models on another machine; the first row counts."""
         rows = firsts((row for part in parts for row in part.rows), (*PLACE, "source"))
         models = firsts((model for part in parts for model in part.models), ("name",))
         abilities = firsts((ability for part in parts for ability in part.abilities), ("name",))
@@ -120,11 +120,11 @@ class Subject:
     @classmethod
     def of(cls, name: str, model: nn.Module, tokenizer: Any, lm_head: bool = True, stored: str = "") -> Subject:
         """A live model under a name."""
-        found, sites = read(model), sites_of(model)
+        layers, sites = read(model), sites_of(model)
         heads = {index: site.count for index, site in sites.items()}
-        facts = {"name": name, "family": found.model["family"], "layers": len(heads), "heads": sum(heads.values())}
+        facts = {"name": name, "family": layers.model["family"], "layers": len(heads), "heads": sum(heads.values())}
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-        facts |= {"causal": found[0].causal, "lm_head": lm_head, "precision": stored, "vocabulary": vocabulary}
+        facts |= {"causal": layers[0].causal, "lm_head": lm_head, "precision": stored, "vocabulary": vocabulary}
         biased = any(site.position != "none" for site in sites.values())
         return cls(model, tokenizer, facts, heads, any(site.placed for site in sites.values()), biased)
 
@@ -136,18 +136,18 @@ class Subject:
         """Those that can be measured of it; attention is read off queries and keys, so only where nothing is added."""
         kind = "decoders" if self.facts["causal"] else "encoders"
         return [
-            one
-            for one in ABILITIES
-            if one.of == kind
-            and (self.facts["lm_head"] or not one.lm_head)
-            and not (self.biased and one.name == "first-token mass")
+            ability
+            for ability in ABILITIES
+            if ability.of == kind
+            and (self.facts["lm_head"] or not ability.lm_head)
+            and not (self.biased and ability.name == "first-token mass")
         ]
 
     def places(self) -> int | None:
         """How many tokens it has places for, if it says so."""
         config = getattr(self.model, "config", None)
-        found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "length"))
-        return next((count for count in found if isinstance(count, int)), None)
+        limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "length"))
+        return next((count for count in limits if isinstance(count, int)), None)
 
 
 def name_of(source: str | Path) -> str:
@@ -209,10 +209,10 @@ def run(
     progress: Progress | None = None,
     out: str | Path | None = None,
 ) -> Abilities:
-    """Measure what models can do without each part of their scores.
+    """Measure the abilities of models with each part of their scores ablated.
 
     `models` are folders or .gguf files, `texts` files, compressed by xz or not, `seeds` those of random tokens. `by` is
-    where parts are left out: in "all" heads at once, by "layer" too, or by "head" too, which only the two losses are
+    where parts are ablated: in "all" heads at once, by "layer" too, or by "head" too, which only the two losses are
     measured for. `sequences` of `length` tokens are measured of each text and seed. With `out`, a folder, a study that
     was interrupted is resumed: what each model can do on each text and seed is kept there.
 
@@ -236,7 +236,10 @@ def run(
         subject = Subject.load(source, chosen)
         rows += list(study(subject, read_texts, by, seeds, sequences, length, progress, folder))
         facts.append(subject.facts)
-        used |= {one.name: {"name": one.name, "unit": one.unit, "better": one.better} for one in subject.abilities()}
+        used |= {
+            ability.name: {"name": ability.name, "unit": ability.unit, "better": ability.better}
+            for ability in subject.abilities()
+        }
     settings = {"by": by, "seeds": seeds, "sequences": sequences, "length": length, "texts": list(read_texts)}
     return Abilities(
         models=facts, abilities=list(used.values()), rows=rows, provenance=provenance(**settings, device=chosen)
@@ -246,7 +249,7 @@ def run(
 def _told_apart(what: str, names: Sequence[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{what} must be told apart by their names, got two called {twice}")
+        raise ValueError(f"{what} must have distinct names, got two called {twice}")
 
 
 def study(
@@ -289,9 +292,9 @@ def _files(subject: Subject, trials: Sequence[Trial], by: str, folder: Path | No
     settings = {"weights": digests(subject.model.state_dict()), "by": by, "parts": PARTS, "means": list(MEANS)}
     names = {}
     for trial in trials:
-        given, others = (digest(some.inputs["input_ids"]) for some in (trial.given, trial.others))
+        measured, others = (digest(some.inputs["input_ids"]) for some in (trial.given, trial.others))
         words = (subject.facts["name"], trial.ability.name, trial.source)
-        names[trial] = folder / file_name(words, {**settings, "given": given, "others": others})
+        names[trial] = folder / file_name(words, {**settings, "given": measured, "others": others})
     return names
 
 
@@ -302,18 +305,23 @@ def _measured(
     model, ability = subject.model, trial.ability
     kind = MEANS[means]
     with dial(model, data=Means(model, _pieces(trial.others.inputs), kind) if kind else None) as dialled:
-        for one in settings:
-            dialled.turn(one.selection(), **one.gains())
+        for setting in settings:
+            dialled.turn(setting.selection(), **setting.gains())
             after = ability.measure(model, trial.given)
-            row = {"model": subject.facts["name"], "ability": ability.name, "part": one.part, "layer": one.layer}
-            row |= {"head": one.head, "means": means, "source": str(trial.source), "value": float(after.mean())}
+            row = {
+                "model": subject.facts["name"],
+                "ability": ability.name,
+                "part": setting.part,
+                "layer": setting.layer,
+            }
+            row |= {"head": setting.head, "means": means, "source": str(trial.source), "value": float(after.mean())}
             yield {**row, "before": float(before.mean()), **paired(before, after)._asdict(), "sequences": len(after)}
 
 
 def _pieces(inputs: Batch, rows: int = 16) -> list[Batch]:
     """A batch as several of few rows: logits of many sequences need much memory."""
     count = len(inputs["input_ids"])
-    return [{name: one[at : at + rows] for name, one in inputs.items()} for at in range(0, count, rows)]
+    return [{name: tensor[at : at + rows] for name, tensor in inputs.items()} for at in range(0, count, rows)]
 
 
 def trials_of(
@@ -328,8 +336,8 @@ def trials_of(
     material = Material(texts, subject.tokenizer, subject.facts["causal"], subject.facts["vocabulary"] or 0)
     for ability in subject.abilities():
         for source in texts if ability.source == "text" else seeds:
-            given = ability.make(material, source, sequences, length, False)
-            yield Trial(ability, source, given, ability.make(material, source, OTHERS, length, True))
+            measured = ability.make(material, source, sequences, length, False)
+            yield Trial(ability, source, measured, ability.make(material, source, OTHERS, length, True))
 
 
 def settings_of(subject: Subject, trial: Trial, by: str) -> Iterator[Setting]:

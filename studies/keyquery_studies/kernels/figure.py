@@ -1,4 +1,4 @@
-"""The study of kernels as a picture: what each learns from how much, and what it is worth in a language model."""
+"""Figure of the study `kernels`: error by sample size, and losses in language models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def panels(reading: Kernels, pyplot: Any) -> Any:
     language = [row for row in rows if all(row.get(key) == value for key, value in usual.items())]
     language = [row for row in language if row["gap"] is not None and row["kernel"] != "general"]
     if not synthetic and not language:
-        raise ValueError("a study of the start alone has no picture: it needs the part synthetic or language")
+        raise ValueError("a study of initialisation alone has no figure: it needs the part synthetic or language")
     heights = [2.6] * bool(synthetic) + [1.9] * bool(language)
     figure = pyplot.figure(figsize=(7.2, sum(heights)), layout="constrained")
     places = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
@@ -35,9 +35,9 @@ def _errors(figure: Any, rows: list[dict[str, Any]]) -> None:
     axes = figure.subplots(1, len(TASKS), sharey=True)
     for axis, task in zip(axes, TASKS, strict=True):
         for kernel, colour in KERNELS.items():
-            found = [row for row in rows if (row["task"], row["kernel"]) == (task, kernel)]
-            at, error = [row["samples"] for row in found], [row["error"] for row in found]
-            spread = [row["error_sd"] or 0.0 for row in found]
+            curve = [row for row in rows if (row["task"], row["kernel"]) == (task, kernel)]
+            at, error = [row["samples"] for row in curve], [row["error"] for row in curve]
+            spread = [row["error_sd"] or 0.0 for row in curve]
             low = [max(e - s, e / 3) for e, s in zip(error, spread, strict=True)]  # a log axis has no zero
             high = [e + s for e, s in zip(error, spread, strict=True)]
             axis.plot(at, error, color=colour, label=kernel, linewidth=1.3, marker="o", markersize=2.5)

@@ -1,4 +1,4 @@
-"""The study of kernels as tables in the terminal."""
+"""The study of kernels as terminal tables."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ def tables(reading: Kernels) -> list[Any]:
     shown: list[Any] = []
     parts = {"start": _starts, "synthetic": _synthetic, "language": _language}
     for part, show in parts.items():
-        found = [row for row in rows if row["part"] == part]
-        if found:
-            shown += [*([""] if shown else []), *show(found)]
+        part_rows = [row for row in rows if row["part"] == part]
+        if part_rows:
+            shown += [*([""] if shown else []), *show(part_rows)]
     return shown
 
 
 def _starts(rows: list[dict[str, Any]]) -> list[Any]:
-    made = columns_table("layer", "width", "seeds", "skew")
+    table = columns_table("layer", "width", "seeds", "skew")
     for row in rows:
-        made.add_row(row["layer"], str(row["width"]), str(row["seeds"]), _spread(row, "skew", 4))
-    return [Text("heads at initialisation: skew share of their energy", style="bold"), made]
+        table.add_row(row["layer"], str(row["width"]), str(row["seeds"]), _spread(row, "skew", 4))
+    return [Text("heads at initialisation: skew share of their energy", style="bold"), table]
 
 
 def _synthetic(rows: list[dict[str, Any]]) -> list[Any]:
     sizes = sorted({row["samples"] for row in rows})
-    made = columns_table("task", Text("kernel"), *(f"{size:,}" for size in sizes))
+    table = columns_table("task", Text("kernel"), *(f"{size:,}" for size in sizes))
     for task, kernel in dict.fromkeys((row["task"], row["kernel"]) for row in rows):
         at = {row["samples"]: row["error"] for row in rows if (row["task"], row["kernel"]) == (task, kernel)}
-        made.add_row(task, kernel, *(f"{at[size]:.3f}" if size in at else "–" for size in sizes))
-    return [Text(f"error (1: knows nothing) by training sequences, mean of {seeds_of(rows)}", style="bold"), made]
+        table.add_row(task, kernel, *(f"{at[size]:.3f}" if size in at else "–" for size in sizes))
+    return [
+        Text(f"error (1: uniform weights) by number of training sequences, mean of {seeds_of(rows)}", style="bold"),
+        table,
+    ]
 
 
 def _language(rows: list[dict[str, Any]]) -> list[Any]:
-    made = columns_table("objective", "text", "kernel", "with", "loss", "less general's", "faster")
-    for column in made.columns[:4]:
+    table = columns_table("objective", "text", "kernel", "with", "loss", "Δ to general", "faster")
+    for column in table.columns[:4]:
         column.justify, column.no_wrap = "left", True
     for row in sorted(rows, key=lambda row: (row["objective"], -row["share"], row["init"] != "default", row["rope"])):
         marks = {"rope": row["rope"], "wide": row["wide"], row["init"]: row["init"] != "default"}
-        made.add_row(
+        table.add_row(
             row["objective"],
             "all" if row["share"] == 1 else f"{row['share']:.0%}",
             row["kernel"],
@@ -53,9 +56,9 @@ def _language(rows: list[dict[str, Any]]) -> list[Any]:
             "–" if row["gap"] is None else _spread(row, "gap", 3, sign="+"),
             "–" if row["faster"] is None else f"{row['faster']:+.0%}",
         )
-    said = "rope: rotary positions. wide: heads so wide that it has as many parameters as general. The rest are starts."
-    title = f"language models: loss on text not seen, nats a token, mean of {seeds_of(rows)}"
-    return [Text(title, style="bold"), made, said]
+    caption = "rope: RoPE. wide: wider heads, for as many parameters as general. The rest are initialisations."
+    title = f"language models: loss on held-out text, nats per token, mean of {seeds_of(rows)}"
+    return [Text(title, style="bold"), table, caption]
 
 
 def seeds_of(rows: list[dict[str, Any]]) -> str:

@@ -38,7 +38,7 @@ STARTS = ((64, 4), (256, 4), (768, 12))  # widths and heads whose start is measu
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels(Reading, kind="kernels"):
-    """How every kernel did, training by training."""
+    """Results per training for every kernel."""
 
     former = FORMER
 
@@ -47,7 +47,7 @@ class Kernels(Reading, kind="kernels"):
     language: Sequence[Mapping[str, Any]]  # one a language model
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a fresh layer and a training, named by its part; curves are left to JSON."""
+        """One row per untrained layer and per training, named by its part; curves are in the JSON only."""
         parts = {"start": self.starts, "synthetic": self.synthetic, "language": self.language}
         return [
             {"part": part, **{key: value for key, value in row.items() if key != "curve"}}
@@ -56,16 +56,16 @@ class Kernels(Reading, kind="kernels"):
         ]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds of everything that was measured; the rows of one part have the same keys.
+        """Mean and sd over seeds of every metric; the rows of one part have the same keys.
 
         Of language models, `gap` is the loss less that of the general kernel of the same seed, started as usual, with
         the same positions, and `faster` the share of steps saved in reaching the best validation loss of that one.
         """
         rows = [{"part": "start", **row} for row in over_seeds(self.starts, ("layer", "width"), ("skew",))]
-        found = over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
-        rows += [{"part": "synthetic", **row} for row in found]
-        found = over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
-        return rows + [{"part": "language", **row} for row in found]
+        means = over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
+        rows += [{"part": "synthetic", **row} for row in means]
+        means = over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
+        return rows + [{"part": "language", **row} for row in means]
 
     def _compared(self, row: Mapping[str, Any]) -> dict[str, Any]:
         usual = {**row, "kernel": "general", "init": "default", "wide": False}
@@ -106,7 +106,7 @@ class Plan:
             raise ValueError(f"few must be a share above 0 and at most 1, got {self.few}")
 
     def has(self, part: str) -> bool:
-        """Whether a part is asked for."""
+        """Whether a part is requested."""
         return self.part in (part, "all")
 
     def trials(self) -> list[Trial]:
@@ -122,7 +122,7 @@ class Plan:
         ]
 
     def trainings(self, text: str) -> list[Training]:
-        """Language models, seed after seed, so that a study broken off has whole comparisons."""
+        """Language models, seed by seed, so that an interrupted study has complete comparisons."""
         sizes = {"width": self.width, "depth": self.depth, "length": self.length}
         common = {"text": text, "vocabulary": self.vocabulary, **sizes}
         return [
@@ -133,16 +133,16 @@ class Plan:
         ]
 
     def _settings(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        settings: list[dict[str, Any]] = []
         if self.has("language"):
-            found += [{"kernel": kernel} for kernel in READ]
-            found += [{"kernel": kernel, "share": self.few, "steps": self.few_steps} for kernel in READ]
-            found += [{"kernel": kernel, "rope": True} for kernel in VARIED]
-            found += [{"kernel": k, "rope": rope, "wide": True} for k in VARIED[1:] for rope in (False, True)]
+            settings += [{"kernel": kernel} for kernel in READ]
+            settings += [{"kernel": kernel, "share": self.few, "steps": self.few_steps} for kernel in READ]
+            settings += [{"kernel": kernel, "rope": True} for kernel in VARIED]
+            settings += [{"kernel": k, "rope": rope, "wide": True} for k in VARIED[1:] for rope in (False, True)]
         if self.has("init"):
-            others = INITS[1:] if found else INITS  # the language part trains the usual start too
-            found += [{"kernel": "general", "init": init} for init in others]
-        return found
+            others = INITS[1:] if settings else INITS  # the language part trains the usual start too
+            settings += [{"kernel": "general", "init": init} for init in others]
+        return settings
 
 
 def run(
@@ -154,11 +154,11 @@ def run(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Kernels:
-    """Train what the plan says, and read how every kernel did.
+    """Train according to the plan, and return the results of every kernel.
 
-    `corpus` is a text file, or a .tsv file with a column `text`, packed or not; the synthetic part needs none. With
-    `out`, the corpus's tokens and every training's result are kept there: what is done is not done again, a study may
-    be broken off and go on, and later ones may add seeds. Without a corpus the tokens that lie there are used.
+    `corpus` is a text file, or a .tsv file with a column `text`, compressed or not; the synthetic part needs none. With
+    `out`, the corpus's tokens and every result are kept there: finished trainings are not repeated, a study may
+    be interrupted and resumed, and later runs may add seeds. Without a corpus the tokens in `out` are used.
     `workers` processes share the device.
     """
     plan = plan or Plan()

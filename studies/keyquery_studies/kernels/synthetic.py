@@ -1,4 +1,4 @@
-"""Two tasks whose truth is known: one attention head with the right kernel solves each of them exactly.
+"""Two synthetic tasks with known ground truth: one attention head with the right kernel solves each exactly.
 
 Inputs are the same in both. A token is x = Q(z, u): z on a sphere in four unknown directions, u noise in the others;
 with every z its quarter turns Jz, −z and −Jz stand in the sequence too. Each token has a random label, and every token
@@ -63,8 +63,8 @@ class Truth:
     def __init__(self, task: str, seed: int) -> None:
         check_choice("task", task, TASKS)
         self.task = task
-        made = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        self.directions = torch.linalg.qr(made).Q
+        random = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.directions = torch.linalg.qr(random).Q
 
     def form(self) -> Float[Tensor, "width width"]:
         """M of the true scores xᵀMx'."""
@@ -100,7 +100,7 @@ class Teller(nn.Module):
             nn.init.zeros_(layer.weight).requires_grad_(False)[place] = 1.0
 
     def forward(self, tokens: Float[Tensor, "count n width"]) -> Float[Tensor, "count n"]:
-        """What each token tells of the others' labels."""
+        """The prediction of each token."""
         return self.attention(tokens, mask=others().expand(len(tokens), -1, -1))[..., -1]
 
 
@@ -120,7 +120,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         design = (WIDTH, SEEN, HEAD, TOKENS, SHARPNESS, NOISE, CHECKED, BATCH, TEST)
         settings = {**asdict(self), "design": design, "recipe": asdict(self.recipe())}
         return name_of((self.task, self.kernel, self.samples, self.seed), settings)
@@ -130,7 +130,7 @@ class Trial:
         return Recipe(self.steps, lr=5e-3, warmup=20, schedule="flat+cosine", check_every=10, patience=20)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """The error of a trained head; on the processor, where so small a thing is fastest."""
+        """The error of a trained head; on the CPU, where a model this small is fastest."""
         truth, generator = Truth(self.task, self.seed), torch.Generator().manual_seed(self.seed + 1)
         test, data = truth.draw(TEST, generator), truth.draw(self.samples, generator, NOISE)
         checked = max(int(self.samples * CHECKED), 1)
@@ -152,12 +152,12 @@ class Trial:
 
 
 def squared_error(model: Any, data: Sequences) -> Float[Tensor, ""]:
-    """Mean squared error of what a model tells."""
+    """Mean squared error of a model's predictions."""
     return (model(data.tokens) - data.targets).square().mean()
 
 
 def alike(tokens: Float[Tensor, "count n width"]) -> Float[Tensor, "count n"]:
-    """What a head tells that knows nothing: the mean of the others' labels."""
+    """The prediction of uniform attention: the mean of the others' labels."""
     return tokens[..., -1] @ (others().float() / (TOKENS - 1))
 
 
@@ -167,5 +167,5 @@ def turn() -> Float[Tensor, "seen seen"]:
 
 
 def others() -> Bool[Tensor, "n n"]:
-    """Which tokens a token sees: all but itself."""
+    """The mask: every token sees all but itself."""
     return ~torch.eye(TOKENS, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The study of objectives as a picture: what heads are made of, layer by layer, while the model learns."""
+"""Figure of the study `objectives`: score parts of the heads, layer by layer, over training."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ A small Transformer {kind}, trained by keyquery to be looked at, not to be used:
 heads a layer, a vocabulary of {vocabulary} byte-level pieces, learned places for {length} tokens, {parameters:,} \
 parameters in bfloat16. Its twin is the same but for the objective.
 
-- Objective: {objective}. Loss on held-out text: {loss:.3f} nats a token.
+- Objective: {objective}. Loss on held-out text: {loss:.3f} nats per token.
 - Text: {corpus}, {tokens:,} tokens. {about}
 - Recipe: `keyquery study objectives --corpus {corpus} --vocabulary {vocabulary} --width {width} --depth {depth} \
 --steps {steps} --seed {seed}`, keyquery {version}; {batch} windows of {length} tokens a step, AdamW, learning rate \

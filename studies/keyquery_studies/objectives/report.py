@@ -1,4 +1,4 @@
-"""The study of objectives as tables in the terminal."""
+"""The study of objectives as terminal tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keyquery_studies.objectives.study import Objectives
 def tables(reading: Objectives) -> list[Any]:
     """Layer by layer, what heads became; then when each kind of head became what it is."""
     seeds = len({row["seed"] for row in reading.heads})
-    table = columns_table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "spread")
+    table = columns_table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "sd over seeds")
     for row in reading.summary():
         spread = "–" if row["symmetry_sd"] is None else f"± {row['symmetry_sd']:.2f}"
         shares = Bar([*(row[share] for share in SHARES), 0.0, 0.0])
@@ -27,9 +27,9 @@ def tables(reading: Objectives) -> list[Any]:
     onsets: dict[tuple[str, str], list[int]] = {}
     for row in reading.onsets():
         onsets.setdefault((row["objective"], row["part"]), []).append(row["since"])
-    said = (
+    caption = (
         f"{objective}: {len(since)} heads end mostly {part}, and are so since step {median(since):.0f} (median)"
         for (objective, part), since in onsets.items()
     )
     title = Text(f"heads on held-out text, mean over heads and {seeds} seed{'s' if seeds > 1 else ''}", style="bold")
-    return [title, table, "", *lines, *said]
+    return [title, table, "", *lines, *caption]

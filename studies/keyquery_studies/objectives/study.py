@@ -69,7 +69,7 @@ class Objectives(Reading, kind="objectives"):
 
     @classmethod
     def joined(cls, *parts: Objectives) -> Objectives:
-        """One reading of runs that were made apart, such as a seed on each of several machines."""
+        """One reading of separate runs, such as seeds on several machines."""
         first = parts[0]
         if any(part.shape != first.shape for part in parts):
             raise ValueError("only runs of one shape can be joined")
@@ -88,14 +88,14 @@ class Objectives(Reading, kind="objectives"):
         heads: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         for row in self.heads:
             heads.setdefault((row["objective"], row["seed"], row["layer"], row["head"]), []).append(row)
-        found = []
+        onsets = []
         for (objective, seed, layer, head), rows in heads.items():
             rows.sort(key=lambda row: row["step"])
             leading = [max(parts, key=row.__getitem__) for row in rows]
             kept = next(i for i in range(len(rows)) if set(leading[i:]) == {leading[-1]})
             place = {"objective": objective, "seed": seed, "layer": layer, "head": head}
-            found.append({**place, "part": leading[-1], "since": rows[kept]["step"]})
-        return found
+            onsets.append({**place, "part": leading[-1], "since": rows[kept]["step"]})
+        return onsets
 
 
 def run(
@@ -112,7 +112,7 @@ def run(
     """Train an encoder (masked) and a decoder (next token), alike but for the objective, and look at every head.
 
     `corpus` is a text file, packed by xz or not. With `out`, the models of the first seed, their tokenizer, cards and
-    logs are written there, and a study that was broken off is gone on with; models of another study that lie there are
+    logs are written there, and an interrupted study is resumed; models of another study in that folder are
     kept unless `force`. `about` is what the cards say of the text.
     """
     shape = shape or Shape(vocab_size=4096)
@@ -158,7 +158,7 @@ class Place:
         self.work = folder / "work" / _digest(settings)[:12]
         there = [name for name in NAMES.values() if (folder / name).exists()]
         if there and not self.work.exists() and not force:
-            raise FileExistsError(f"{folder / there[0]} is of another study; --force replaces it")
+            raise FileExistsError(f"{folder / there[0]} belongs to another study; --force replaces it")
         self.work.mkdir(parents=True, exist_ok=True)
 
     def file(self, name: str) -> Path:
@@ -176,7 +176,7 @@ def recorded(steps: int) -> set[int]:
 
 
 class Run:
-    """One model of the study: trained once, gone on with where it was broken off, read back where it is done."""
+    """One model of the study: trained once, resumed if interrupted, loaded if done."""
 
     def __init__(self, task: Task, shape: Shape, recipe: Recipe, place: Place | None) -> None:
         self.task, self.recipe = task, recipe
@@ -190,14 +190,14 @@ class Run:
         self.result: dict[str, Any] = {}
 
     def done(self) -> bool:
-        """Whether it was trained before; then its results are there."""
+        """Whether results of an earlier run exist."""
         before = _read(self._done)
         if before is not None:
             self.rows, self.result = before["heads"], before["result"]
         return before is not None
 
     def train(self, device: str, progress: Progress | None) -> LanguageModel:
-        """The trained model; heads are looked at on the way."""
+        """The trained model; heads are analysed during training."""
         torch.manual_seed(self.recipe.seed)
         model, wanted = LanguageModel(self.shape).to(device), recorded(self.recipe.steps)
 
@@ -216,7 +216,7 @@ class Run:
         return model
 
     def finish(self) -> None:
-        """Keep the results, so that a study which goes on need not train this model again."""
+        """Save the results, so that a resumed study need not train this model again."""
         _write(self._done, {"heads": self.rows, "result": self.result})
 
 

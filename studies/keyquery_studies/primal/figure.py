@@ -1,4 +1,4 @@
-"""The study of primal attention as a picture: accuracies beside published ones, and what a step costs."""
+"""Figure of the study `primal`: accuracies compared with published ones, and time per step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def worth(reading: PrimalStudy, pyplot: Any) -> Any:
     draw = {"series": _draw_series, "arena": _draw_arena, "speed": _draw_speed}
     there = [part for part in draw if of[part]]
     if not there:
-        raise ValueError("a study of variants alone has no picture: it needs the part series, arena or speed")
+        raise ValueError("a study of ablations alone has no figure: it needs the part series, arena or speed")
     figure, axes = pyplot.subplots(
         1, len(there), figsize=(0.6 + 3.1 * len(there), 3.0), layout="constrained", squeeze=False
     )

@@ -1,4 +1,4 @@
-"""What the released code of Primal-Attention does otherwise than ours: how layers start, and their mean loss."""
+"""What the released code of Primal-Attention does differently: initialisation and the mean of losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keyquery.layers import PrimalAttention, regularizer
 
 
 def start_as_published(model: nn.Module) -> None:
-    """Make the weights of fresh primal layers as small as the released code does.
+    """Initialise primal layers with the smaller weights of the released code.
 
     There, columns of We and Wr have length 1/√rank, not 1, and Λ = u² with u uniform on (0, 1), not 1/rank.
 

@@ -1,4 +1,4 @@
-"""The study of primal attention as tables in the terminal."""
+"""The study of primal attention as terminal tables."""
 
 from __future__ import annotations
 
@@ -19,60 +19,58 @@ def tables(reading: PrimalStudy) -> list[Any]:
     shown: list[Any] = []
     parts = {"series": _series, "ablation": _ablation, "arena": _arena, "speed": _speed}
     for part, show in parts.items():
-        found = [row for row in rows if row["part"] == part]
-        if found:
-            shown += [*([""] if shown else []), *show(found)]
+        part_rows = [row for row in rows if row["part"] == part]
+        if part_rows:
+            shown += [*([""] if shown else []), *show(part_rows)]
     return shown
 
 
 def _series(rows: Rows) -> list[Any]:
-    made = _left(columns_table("dataset", "attention", "protocol", "accuracy %"), 3)
+    table = _left(columns_table("dataset", "attention", "protocol", "accuracy %"), 3)
     for row in told_apart(rows):
-        made.add_row(row["dataset"], called(row["attention"]), row["protocol"], _percent(row))
-    return [Text(f"series: accuracy on the test, mean of {seeds_of(rows)}", style="bold"), made]
+        table.add_row(row["dataset"], called(row["attention"]), row["protocol"], _percent(row))
+    return [Text(f"time series: test accuracy, mean of {seeds_of(rows)}", style="bold"), table]
 
 
 def _ablation(rows: Rows) -> list[Any]:
-    made = _left(columns_table("dataset", "variant", "accuracy %"), 2)
+    table = _left(columns_table("dataset", "variant", "accuracy %"), 2)
     for row in told_apart(rows):
-        made.add_row(row["dataset"], row["variant"], _percent(row))
-    said = f"primal attention taken apart: accuracy on the test, held out, mean of {seeds_of(rows)}"
-    return [Text(said, style="bold"), made]
+        table.add_row(row["dataset"], row["variant"], _percent(row))
+    caption = f"ablations of primal attention: test accuracy, validation split, mean of {seeds_of(rows)}"
+    return [Text(caption, style="bold"), table]
 
 
 def _arena(rows: Rows) -> list[Any]:
-    made = _left(columns_table("task", "attention", "of the steps", "accuracy %", "published"), 2)
+    table = _left(columns_table("task", "attention", "of the steps", "accuracy %", "published"), 2)
     for row in rows:
         share, published = percent(row["share_run"]), f"{100 * row['published']:.1f}"
-        made.add_row(TITLES[row["task"]], called(row["attention"]), share, _percent(row), published)
-    said = f"Long Range Arena: accuracy on the test, mean of {seeds_of(rows)}"
+        table.add_row(TITLES[row["task"]], called(row["attention"]), share, _percent(row), published)
+    caption = f"Long Range Arena: test accuracy, mean of {seeds_of(rows)}"
     short = [row for row in rows if row["share_run"] < 1]
     notes = []
     if any(row["schedule_run"] < 1 for row in short):
-        notes.append("Runs below 100 % of the steps were cut short: the learning rate has not come down.")
+        notes.append("Runs below 100 % of the steps were stopped early, before the learning rate had decayed.")
     if any(row["schedule_run"] == 1 for row in short):
-        notes.append("Whole runs of fewer steps have a schedule that is shorter as well.")
-    return [Text(said, style="bold"), made, *notes]
+        notes.append("Complete runs of fewer steps have a shorter schedule as well.")
+    return [Text(caption, style="bold"), table, *notes]
 
 
 def _speed(rows: Rows) -> list[Any]:
-    made = _left(columns_table("task", "attention", "ms a step", "busy", "GiB", "fused", "eager", "paper"), 2)
+    table = _left(columns_table("task", "attention", "ms per step", "busy", "GiB", "fused", "eager", "paper"), 2)
     for row in rows:
         name = TITLES[row["task"]], called(row["attention"])
         if row["ms"] is None:
-            made.add_row(*name, "does not fit")
+            table.add_row(*name, "does not fit")
             continue
         memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}"
         spread = f"{_three(row['ms'])} ({_three(row['ms_low'])}–{_three(row['ms_high'])})"
         busy = "–" if row["busy_ms"] is None else _three(row["busy_ms"])
         ratios = (_times(row[key]) for key in ("faster", "faster_than_eager", "published_faster"))
-        made.add_row(*name, spread, busy, memory, *ratios)
-    said = f"a training step on {rows[0]['device']}: median (lowest–highest)"
-    note = (
-        "busy: ms that the GPU is at work. fused, eager: how many times as fast as that softmax; paper: the published "
-    )
-    note += "figure, over a softmax that writes every score, as eager does."
-    return [Text(said, style="bold"), made, note]
+        table.add_row(*name, spread, busy, memory, *ratios)
+    caption = f"a training step on {rows[0]['device']}: median (lowest–highest)"
+    note = "busy: ms that the GPU is busy. fused, eager: speed-up over that softmax; paper: the published "
+    note += "one, over a softmax that materialises every score, like eager."
+    return [Text(caption, style="bold"), table, note]
 
 
 def _left(table: Table, count: int) -> Table:

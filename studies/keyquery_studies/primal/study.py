@@ -1,4 +1,4 @@
-"""Study `primal`: what Primal-Attention is worth, against fused softmax, on series and on long sequences.
+"""Study `primal`: Primal-Attention compared with fused softmax, on time series and long sequences.
 
 The claims: it does as well as softmax or better (Primal.+, where only the last layer is primal, better on the whole),
 and is two to seven times as fast as a softmax that writes every score.
@@ -36,15 +36,15 @@ ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "d
 
 @dataclass(frozen=True, kw_only=True)
 class PrimalStudy(Reading, kind="primal study"):
-    """How primal attention did beside softmax, training by training, and what a step of each costs."""
+    """Results per training for primal attention and softmax, and the time per step."""
 
-    series: Sequence[Mapping[str, Any]]  # one a training on a set of series
+    series: Sequence[Mapping[str, Any]]  # one per training on a set of series
     ablation: Sequence[Mapping[str, Any]]  # the same, of primal attention without one of its parts
-    arena: Sequence[Mapping[str, Any]]  # one a training on a task of the arena
+    arena: Sequence[Mapping[str, Any]]  # one per training on a task of the arena
     speed: Sequence[Mapping[str, Any]]  # one a task, each with `rows`, one an attention
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a training and a timed step, named by its part; curves and spectra are left to JSON."""
+        """One row per training and per timed step, named by its part; curves and spectra are in the JSON only."""
         parts = {"series": self.series, "ablation": self.ablation, "arena": self.arena, "speed": self._timed()}
         return [
             {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
@@ -53,16 +53,16 @@ class PrimalStudy(Reading, kind="primal study"):
         ]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds of every accuracy, and what a step costs; the rows of one part have the same keys.
+        """Mean and sd over seeds of every accuracy, and time per step; the rows of one part have the same keys.
 
         Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
         below 1 it was cut short, and its learning rate had not come down.
         """
-        found = over_seeds(self._trials(), ("part", *SERIES), ("accuracy", "last_accuracy"))
-        rows = [{key: value for key, value in row.items() if key != "digest"} for row in found]
-        found = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
+        means = over_seeds(self._trials(), ("part", *SERIES), ("accuracy", "last_accuracy"))
+        rows = [{key: value for key, value in row.items() if key != "digest"} for row in means]
+        means = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
         keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
-        rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in found]
+        rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in means]
         return rows + [{"part": "speed", **row} for row in self._timed()]
 
     def _trials(self) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class PrimalStudy(Reading, kind="primal study"):
         ]
 
     def decays(self) -> list[dict[str, Any]]:
-        """How fast the singular values of each layer's kernel fall, on series: mean and spread over seeds.
+        """Decay of the singular values of each layer's kernel, on time series: mean and sd over seeds.
 
         `start` and `trained` are the share of the first value in the sum of all, before and after training: the former
         is the control, since the kernel is steep by its form. `start_most` and `trained_most` are how many values make
@@ -94,7 +94,7 @@ class PrimalStudy(Reading, kind="primal study"):
 
     @classmethod
     def joined(cls, *parts: PrimalStudy) -> PrimalStudy:
-        """One reading of runs that were made apart; of the same training, the one that ran longest counts."""
+        """One reading of separate runs; of the same training, the longest run counts."""
         arena = sorted((row for part in parts for row in part.arena), key=lambda row: -row["steps_run"])
         kept = firsts(arena, (*ARENA, "seed"))
         order = {task: number for number, task in enumerate(TASKS)} | {name: i for i, name in enumerate(ATTENTIONS)}
@@ -133,7 +133,7 @@ class Plan:
     schedule: str = "published"
     start: str = "published"
     examples: tuple[int, int, int] | None = None  # that are generated; None: as published
-    minutes: float | None = None  # after which a training on the arena is broken off
+    minutes: float | None = None  # after which a training on the arena is interrupted
     repeats: int = 7  # of timed steps
 
     def __post_init__(self) -> None:
@@ -148,11 +148,11 @@ class Plan:
         self.trainings({task: {"digest": ""} for task in self.tasks})  # refuses what no training takes
 
     def has(self, part: str) -> bool:
-        """Whether a part is asked for."""
+        """Whether a part is requested."""
         return self.part in (part, "all")
 
     def trainings(self, facts: Mapping[str, Mapping[str, Any]]) -> list[ArenaTraining]:
-        """On the arena, seed after seed, so that a study broken off has whole comparisons."""
+        """On the arena, seed by seed, so that an interrupted study has complete comparisons."""
         return [
             ArenaTraining(
                 task=task,
@@ -209,12 +209,12 @@ def run(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> PrimalStudy:
-    """Train and time what the plan says, and read how primal attention did beside softmax.
+    """Train and time according to the plan, and compare primal attention with softmax.
 
-    `data` is a folder with what the parts are made of: .ts files of series, a .tsv file with columns split, label and
-    text for Text, an .npz file of images for Image; ListOps and Pathfinder are generated. With `out`, sequences,
-    checkpoints and every result are kept there: what is done is not done again, and what `plan.minutes` broke off goes
-    on. `workers` processes share the device; speed is measured by one, when the others are done.
+    `data` is a folder with the sources of the parts: .ts files of time series, a .tsv file with columns split, label
+    and text for Text, an .npz file of images for Image; ListOps and Pathfinder are generated. With `out`, sequences,
+    checkpoints and every result are kept there: finished trainings are not repeated, and those stopped by
+    `plan.minutes` are resumed. `workers` processes share the device; speed is measured by one, after the others.
     """
     plan = plan or Plan()
     check_count("workers", workers)
@@ -232,12 +232,12 @@ def run(
             "arena": plan.trainings(facts) if facts else [],
         }
         rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
-        found = {part: list(islice(rows, len(of_part))) for part, of_part in jobs.items()}
+        results = {part: list(islice(rows, len(of_part))) for part, of_part in jobs.items()}
         where = device_name(chosen)
         timed = [Speed(task=t, where=where, repeats=plan.repeats, batch=plan.batch) for t in plan.tasks]
         speed = finish(timed, folder, chosen, 1, progress) if plan.has("speed") else []
     return PrimalStudy(
-        **found,
+        **results,
         speed=speed,
         provenance=provenance(plan=asdict(plan), arena=facts, device=where, workers=workers),
     )
@@ -246,15 +246,15 @@ def run(
 def _arena(plan: Plan, data: Path | None, folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]:
     """The sequences of every task that is asked for; all are looked for before one is made."""
     sources = {task: None if task in GENERATORS else _source(task, data) for task in plan.tasks}
-    found = {}
+    facts = {}
     for task, source in sources.items():
         examples = plan.examples if task in GENERATORS else None
-        found[task] = prepare_arena(task, folder, source, examples, os.cpu_count() or 1, progress)
-    return found
+        facts[task] = prepare_arena(task, folder, source, examples, os.cpu_count() or 1, progress)
+    return facts
 
 
 def _source(task: str, data: Path | None) -> Path | None:
-    """The file of a task in a folder: the only .tsv, or .npz with images, packed or not."""
+    """The file of a task in a folder: the only .tsv, or .npz with images, compressed or not."""
     if data is None:
         return None
     if not data.is_dir():
@@ -262,6 +262,8 @@ def _source(task: str, data: Path | None) -> Path | None:
     ending, words = (".tsv", ("imdb", "text")) if task == "text" else (".npz", ("cifar", "image"))
     files = sorted(file for file in data.iterdir() if ending in file.suffixes)
     named = [file for file in files if any(word in file.name.lower() for word in words)]
-    if len(found := named or files) > 1:
-        raise ValueError(f"data must hold one {ending} file for task {task!r}, got {', '.join(f.name for f in found)}")
-    return found[0] if found else None
+    if len(candidates := named or files) > 1:
+        raise ValueError(
+            f"data must hold one {ending} file for task {task!r}, got {', '.join(f.name for f in candidates)}"
+        )
+    return candidates[0] if candidates else None

@@ -1,4 +1,4 @@
-"""Series of the UEA archive for the study `primal`: one training of one kind of attention on one set."""
+"""Time series of the UEA archive for the study `primal`: one training of one attention on one dataset."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str]
     earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
     known = {facts["dataset"]: facts for facts in earlier}
     if source is None and not known:
-        raise ValueError(
-            "series need a folder of .ts files: give it as data (--data), or as out that of an earlier run"
-        )
+        raise ValueError("series need a folder of .ts files: pass it as data (--data), or the out of an earlier run")
     pairs = {} if source is None else _pairs(Path(source))
     chosen = tuple(names or pairs or known)
     for name in chosen:
@@ -94,29 +92,29 @@ def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str]
         return [known[name] for name in chosen]
     facts, contents = [], dict[str | Path, str | bytes]()
     for name in chosen:
-        found, packed = _pack(name, *map(load_ts, pairs[name]))
-        facts.append(found)
-        contents[folder / _file(name, found["digest"])] = packed
+        described, packed = _pack(name, *map(load_ts, pairs[name]))
+        facts.append(described)
+        contents[folder / _file(name, described["digest"])] = packed
     folder.mkdir(parents=True, exist_ok=True)
-    known |= {one["dataset"]: one for one in facts}
+    known |= {fact["dataset"]: fact for fact in facts}
     write_all({**contents, kept: json.dumps(list(known.values())) + "\n"})
     return facts
 
 
 def _pairs(folder: Path) -> dict[str, tuple[Path, Path]]:
     if not folder.is_dir():
-        raise NotADirectoryError(f"series must be a folder of .ts files, and {folder} is none")
-    found: dict[tuple[str, str], Path] = {}
+        raise NotADirectoryError(f"series must be a folder of .ts files, got {folder}")
+    paths: dict[tuple[str, str], Path] = {}
     for path in sorted(folder.iterdir()):
         if match := re.fullmatch(r"(?:uea_)?(.+)_(TRAIN|TEST)\.ts(?:\.xz|\.gz)?", path.name, re.IGNORECASE):
             place = (match[1], match[2].upper())
-            if place in found:
-                raise ValueError(f"{found[place].name} and {path.name} are the same part of the same set: keep one")
-            found[place] = path
-    names = sorted({name for name, part in found if part == "TRAIN"} & {name for name, part in found if part == "TEST"})
+            if place in paths:
+                raise ValueError(f"{paths[place].name} and {path.name} are the same part of the same set: keep one")
+            paths[place] = path
+    names = sorted({name for name, part in paths if part == "TRAIN"} & {name for name, part in paths if part == "TEST"})
     if not names:
         raise ValueError(f"{folder} holds no pair of files NAME_TRAIN.ts and NAME_TEST.ts")
-    return {name: (found[name, "TRAIN"], found[name, "TEST"]) for name in names}
+    return {name: (paths[name, "TRAIN"], paths[name, "TEST"]) for name in names}
 
 
 def _pack(name: str, learned: Series, test: Series) -> tuple[dict[str, Any], bytes]:
@@ -124,7 +122,7 @@ def _pack(name: str, learned: Series, test: Series) -> tuple[dict[str, Any], byt
     if learned.labels is None or test.labels is None or not learned.classes:
         raise ValueError(f"{name} has no class labels")
     if unseen := sorted(set(test.labels.tolist()) - set(learned.labels.tolist())):
-        raise ValueError(f"{name}: the test file has classes that training has not: {', '.join(unseen)}")
+        raise ValueError(f"{name}: the test file has classes that do not occur in training: {', '.join(unseen)}")
     classes, dims = sorted(set(learned.labels.tolist())), learned.values[0].shape[1]
     if test.values[0].shape[1] != dims:
         raise ValueError(f"{name}: training has {dims} dims, and test {test.values[0].shape[1]}")
@@ -132,7 +130,7 @@ def _pack(name: str, learned: Series, test: Series) -> tuple[dict[str, Any], byt
     for part, series in (("train", learned), ("test", test)):
         assert series.labels is not None
         arrays[f"{part}_values"] = np.concatenate(series.values)
-        arrays[f"{part}_lengths"] = np.array([len(one) for one in series.values])
+        arrays[f"{part}_lengths"] = np.array([len(values) for values in series.values])
         arrays[f"{part}_labels"] = np.array([classes.index(label) for label in series.labels])
     digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()[:16]
     packed = io.BytesIO()
@@ -194,11 +192,11 @@ class SeriesTrial:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
         check_count("bins", self.bins, optional=True)
         if self.attention == "general" and self.variant not in ("default", "causal"):
-            raise ValueError(f"variant {self.variant!r} is of primal attention, not of {self.attention!r}")
+            raise ValueError(f"variant {self.variant!r} needs primal attention, not {self.attention!r}")
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         words = (self.dataset, self.attention, self.protocol, self.variant, self.width, self.seed)
         fixed = {
             "start": "published",
@@ -237,18 +235,18 @@ class SeriesTrial:
         }
         eta = 0.0 if self.variant == "no loss" else self.eta
         torch.manual_seed(self.seed)
-        made = SeriesNetwork(dims, classes, attention=self.attention, rank=self.rank, eta=eta, **sizes, **primal)
-        start_as_published(made)
+        built = SeriesNetwork(dims, classes, attention=self.attention, rank=self.rank, eta=eta, **sizes, **primal)
+        start_as_published(built)
         if self.variant == "causal":
-            made.encoder.is_causal = True
+            built.encoder.is_causal = True
         if self.variant == "e only":
-            for layer in made.modules():
+            for layer in built.modules():
                 if isinstance(layer, PrimalAttention):
                     _without_r(layer)
-        return made
+        return built
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, and test the epoch that the protocol chooses, and the last one."""
+        """Train, and test the epoch selected by the protocol, and the last one."""
         everything, test = _load(folder / _file(self.dataset, self.digest), device)
         learned, checked = everything, test
         if self.protocol == "held out":
@@ -260,11 +258,11 @@ class SeriesTrial:
         last = [1.0]
 
         def validate(network: Any) -> float:
-            found, loss = judged(network, checked, JUDGED)
-            errors.append(found)
+            accuracy, loss = judged(network, checked, JUDGED)
+            errors.append(accuracy)
             if len(errors) == self.epochs:
-                last[0] = found if checked is test else judged(network, test, JUDGED)[0]
-            return found + TIE * loss
+                last[0] = accuracy if checked is test else judged(network, test, JUDGED)[0]
+            return accuracy + TIE * loss
 
         sample = test.take(np.linspace(0, len(test.target) - 1, min(SAMPLE, len(test.target))).astype(int))
         decay = {"start": decays(model, sample)}
@@ -280,7 +278,7 @@ class SeriesTrial:
             "accuracy": 1 - judged(model, test, JUDGED)[0],
             "last_accuracy": 1 - last[0],
             "best_epoch": log.best_step // every,
-            "curve": [1 - found for found in errors],  # accuracy on what chooses the epoch
+            "curve": [1 - accuracy for accuracy in errors],  # accuracy on what chooses the epoch
             "decay": decay,
             "seconds": seconds,
             "device": device_name(device),
@@ -308,13 +306,13 @@ def decays(model: SeriesNetwork, sample: Labelled) -> list[list[float] | None]:
     """
     layers: list[Any] = [block.attention for block in model.encoder.blocks]
     inputs: list[Tensor] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in layers]
     was = model.training
     model.eval()(*sample.data)
     model.train(was)
     for hook in hooks:
         hook.remove()
-    found: list[list[float] | None] = []
+    spectra: list[list[float] | None] = []
     for layer, x in zip(layers, inputs, strict=True):
         if isinstance(layer, PrimalAttention):
             causal = model.encoder.is_causal and layer.data_dependent
@@ -323,8 +321,8 @@ def decays(model: SeriesNetwork, sample: Labelled) -> list[list[float] | None]:
         else:
             assert isinstance(layer, Attention)
             values = _softmax_values(layer, x, sample.data.real, model.encoder.is_causal)
-        found.append(None if values is None else _shares(values))
-    return found
+        spectra.append(None if values is None else _shares(values))
+    return spectra
 
 
 def _shares(values: Float[Tensor, "kernels values"]) -> list[float]:

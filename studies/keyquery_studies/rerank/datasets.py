@@ -1,4 +1,4 @@
-"""Sets of vectors with labels for the study of re-ranking: made once, kept, and split by class."""
+"""Labelled embeddings for the study `rerank`: computed once, cached, and split by class."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEAR = 5  # neighbours that vote
 
 
 class Split(NamedTuple):
-    """What is learned from, and what is asked; `relevant` are places in the database, query by query."""
+    """Training data and queries; `relevant` are database indices per query."""
 
     features: Float[np.ndarray, "m dim"]
     labels: Shaped[np.ndarray, " m"]
@@ -58,11 +58,11 @@ class Sources:
     def check(self) -> None:
         """Require what belongs together."""
         if (self.images is not None or self.digits) and self.weights is None:
-            raise ValueError("images need the weights of DINOv2: give them as weights (--weights)")
+            raise ValueError("images need the weights of DINOv2: pass them as weights (--weights)")
         if self.texts is not None and self.encoder is None:
-            raise ValueError("texts need a model of sentences: give its folder as encoder (--encoder)")
+            raise ValueError("texts need a sentence encoder: pass its folder as encoder (--encoder)")
         if not any((self.images, self.digits, self.texts, self.revisited)):
-            raise ValueError("give at least one of images, digits, texts and revisited")
+            raise ValueError("pass at least one of images, digits, texts and revisited")
 
 
 def prepare(sources: Sources, folder: Path, device: str, progress: Progress | None = None) -> dict[str, dict[str, Any]]:
@@ -98,10 +98,10 @@ def load_split(folder: Path, name: str, digest: str, seed: int) -> Split:
     Of ROxford and RParis, what they say themselves.
     """
     with np.load(folder / _file(name, digest), allow_pickle=False) as arrays:
-        found = {key: arrays[key] for key in arrays.files}
-    if "queries" in found:
-        return _benchmark(found)
-    return split(found["features"], found["labels"], seed)
+        loaded = {key: arrays[key] for key in arrays.files}
+    if "queries" in loaded:
+        return _benchmark(loaded)
+    return split(loaded["features"], loaded["labels"], seed)
 
 
 def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"], seed: int) -> Split:
@@ -113,7 +113,7 @@ def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"]
     """
     classes = np.unique(labels)
     if len(classes) < LEAST:
-        raise ValueError(f"labels must have {LEAST} classes or more, half of them to learn from, got {len(classes)}")
+        raise ValueError(f"labels must have {LEAST} classes or more, half of them for training, got {len(classes)}")
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(classes)[: len(classes) // 2]
     learned = np.isin(labels, chosen)
@@ -160,8 +160,10 @@ def _digest(path: Path | None) -> str:
     if path is None or not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     if path.is_dir():
-        told = sorted((str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file())
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        contents = sorted(
+            (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
+        )
+        return hashlib.sha256(repr(contents).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -176,12 +178,12 @@ def _some(labels: Shaped[np.ndarray, " n"], most: int) -> Int[np.ndarray, " some
 def _image_set(
     path: Path, weights: Path | None, most: int, device: str, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    found = load_images(path)
-    if found.labels is None:
+    images = load_images(path)
+    if images.labels is None:
         raise ValueError(f"{path} must have labels")
-    chosen = _some(found.labels, most)
+    chosen = _some(images.labels, most)
     dino = load_dino(weights or "")
-    return image_vectors(found.pixels[chosen], dino, IMAGE_SIZE, device, progress=progress), found.labels[chosen]
+    return image_vectors(images.pixels[chosen], dino, IMAGE_SIZE, device, progress=progress), images.labels[chosen]
 
 
 def _digit_set(weights: Path | None, device: str, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
@@ -233,15 +235,15 @@ def stretches(path: str | Path, most: int) -> tuple[list[str], Int[np.ndarray, "
     Groups that are many and small, unlike works.
     """
     texts, works = passages(path)
-    found, labels = list[str](), list[int]()
+    chosen, labels = list[str](), list[int]()
     names = np.unique(works)
     for work in names:
         own = np.flatnonzero(works == work)
         count = min(len(own) // STRETCH, max(most // STRETCH // len(names), 1))
         for start in np.linspace(0, len(own) // STRETCH - 1, count).astype(int) * STRETCH:
-            labels += [len(found) // STRETCH] * STRETCH
-            found += [texts[place] for place in own[start : start + STRETCH]]
-    return found, np.array(labels)
+            labels += [len(chosen) // STRETCH] * STRETCH
+            chosen += [texts[place] for place in own[start : start + STRETCH]]
+    return chosen, np.array(labels)
 
 
 def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
@@ -262,30 +264,35 @@ def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
         features = next((path for end in (".npz", ".mat", "") if (path := source / f"{name}{end}").exists()), None)
         if features is None:
             raise ValueError(f"{source} has {truth.name}, but neither {name}.npz nor {name}.mat")
-        found = load_revisited(truth, features)
-        arrays_ = {**learned, "queries": found.queries, "database": found.database, **_groups(found)}
+        benchmark = load_revisited(truth, features)
+        arrays_ = {**learned, "queries": benchmark.queries, "database": benchmark.database, **_groups(benchmark)}
         packed = io.BytesIO()
         np.savez(packed, allow_pickle=False, **arrays_)
         digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays_.values())).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         write_all({folder / _file(name, digest): packed.getvalue()})
-        sizes = {"items": len(found.database), "dim": found.database.shape[1], "classes": None, "votes_right": None}
+        sizes = {
+            "items": len(benchmark.database),
+            "dim": benchmark.database.shape[1],
+            "classes": None,
+            "votes_right": None,
+        }
         facts[name] = {"digest": digest, **sizes}
     return facts
 
 
-def _groups(found: Revisited) -> dict[str, np.ndarray]:
+def _groups(benchmark: Revisited) -> dict[str, np.ndarray]:
     """Places of all queries one after the other, and where each query's end."""
-    told = {}
+    arrays = {}
     for group in ("easy", "hard", "junk"):
-        places = getattr(found, group)
-        told[group] = np.concatenate(places)
-        told[f"{group}_ends"] = np.cumsum([len(one) for one in places])
-    return told
+        places = getattr(benchmark, group)
+        arrays[group] = np.concatenate(places)
+        arrays[f"{group}_ends"] = np.cumsum([len(relevant) for relevant in places])
+    return arrays
 
 
-def _benchmark(found: Mapping[str, np.ndarray]) -> Split:
-    groups = {group: tuple(np.split(found[group], found[f"{group}_ends"][:-1])) for group in ("easy", "hard", "junk")}
-    truth = Revisited(found["queries"], found["database"], groups["easy"], groups["hard"], groups["junk"])
+def _benchmark(arrays: Mapping[str, np.ndarray]) -> Split:
+    groups = {group: tuple(np.split(arrays[group], arrays[f"{group}_ends"][:-1])) for group in ("easy", "hard", "junk")}
+    truth = Revisited(arrays["queries"], arrays["database"], groups["easy"], groups["hard"], groups["junk"])
     relevant, _ = truth.setup("medium")
-    return Split(found["features"], found["labels"], found["queries"], found["database"], relevant, truth)
+    return Split(arrays["features"], arrays["labels"], arrays["queries"], arrays["database"], relevant, truth)

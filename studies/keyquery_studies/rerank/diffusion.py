@@ -1,4 +1,4 @@
-"""Diffusion on the graph of mutual neighbours: a re-ranker to compare with, which asks the whole database at a time."""
+"""Diffusion on the graph of mutual neighbours: a baseline re-ranker over the whole database."""
 
 from __future__ import annotations
 

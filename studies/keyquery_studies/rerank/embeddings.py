@@ -1,4 +1,4 @@
-"""Vectors of images and texts for the study of re-ranking: DINOv2 from its weights alone, sentences by transformers."""
+"""Embeddings of images and texts for the study `rerank`: DINOv2 from its weights, sentences by transformers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def load_dino(path: str | Path) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        found = {name.removeprefix("dinov2."): weight.float() for name, weight in load_file(path).items()}
+        weights = {name.removeprefix("dinov2."): weight.float() for name, weight in load_file(path).items()}
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
     needed = ("embeddings.cls_token", "embeddings.position_embeddings", "encoder.layer.0.mlp.fc1.weight")
-    if lost := [name for name in needed if name not in found]:
-        raise ValueError(f"{path} is no DINOv2 backbone: it lacks {', '.join(lost)}")
-    return found
+    if lost := [name for name in needed if name not in weights]:
+        raise ValueError(f"{path} is not a DINOv2 backbone: it lacks {', '.join(lost)}")
+    return weights
 
 
 @torch.no_grad()
@@ -49,12 +49,12 @@ def image_vectors(
     """The first token of each image's last layer, of images brought to size × size by bicubic interpolation."""
     on = {name: weight.to(device) for name, weight in weights.items()}
     mean, spread = (torch.tensor(three, device=device).view(3, 1, 1) for three in (MEAN, SPREAD))
-    found, starts = [], range(0, len(pixels), batch)
+    vectors, starts = [], range(0, len(pixels), batch)
     for start in (progress or silent)(starts, "vectors of images", len(starts)):
         some = torch.from_numpy(pixels[start : start + batch]).to(device).permute(0, 3, 1, 2).float() / 255
         some = interpolate(some.expand(-1, 3, -1, -1), (size, size), mode="bicubic", antialias=True).clamp(0, 1)
-        found.append(dino((some - mean) / spread, on)[:, 0].cpu())
-    return torch.cat(found).numpy()
+        vectors.append(dino((some - mean) / spread, on)[:, 0].cpu())
+    return torch.cat(vectors).numpy()
 
 
 def dino(images: Float[Tensor, "n 3 h w"], weights: Mapping[str, Tensor]) -> Float[Tensor, "n tokens dim"]:
@@ -116,18 +116,16 @@ def text_vectors(
     """The mean over the tokens of each text, by an encoder of a folder, of the first `length` tokens."""
     model, tokenizer = load_model(folder)
     if tokenizer is None or isinstance(model, LanguageModel):
-        raise ValueError(
-            f"{folder} must be an encoder of transformers with its tokenizer, such as a model of sentences"
-        )
+        raise ValueError(f"{folder} must be a transformers encoder with its tokenizer, such as a sentence encoder")
     model.to(device).eval()
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # so that little is padding
-    found, starts = [], range(0, len(texts), batch)
+    embedded, starts = [], range(0, len(texts), batch)
     for start in (progress or silent)(starts, "vectors of texts", len(starts)):
         some = [texts[place] for place in order[start : start + batch]]
         options: dict[str, Any] = {"padding": True, "truncation": True, "max_length": length, "return_tensors": "pt"}
         inputs = {name: tensor.to(device) for name, tensor in tokenizer(some, **options).items()}
         hidden = model(**inputs).last_hidden_state.float()
         real = inputs["attention_mask"].unsqueeze(-1)
-        found.append(((hidden * real).sum(1) / real.sum(1)).cpu())
-    vectors = torch.cat(found)
+        embedded.append(((hidden * real).sum(1) / real.sum(1)).cpu())
+    vectors = torch.cat(embedded)
     return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors).numpy()

@@ -1,4 +1,4 @@
-"""The study of re-ranking as a picture: what each method gains over the first round."""
+"""Figure of the study `rerank`: gain of each method over the first-stage ranking."""
 
 from __future__ import annotations
 

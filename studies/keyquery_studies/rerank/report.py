@@ -1,4 +1,4 @@
-"""The study of re-ranking as tables in the terminal."""
+"""The study of re-ranking as terminal tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from keyquery_studies.rerank.figure import CALLED, size_of, title_of
 from keyquery_studies.rerank.study import PLACE, RerankStudy
 
 NOTES = (
-    "mAP: standard average precision of whole lists; gain: less that of the first round of the same seed.",
-    "top: the first of each list put in order; whole: the database ranked anew. ms: a query, with its graph known.",
+    "mAP: standard average precision of whole lists; gain: over the first-stage ranking of the same seed.",
+    "top: the first of each list re-ranked; whole: the database re-ranked. ms: per query, with a precomputed graph.",
 )
 REVISITED = "medium and hard: trapezoidal average precision, as in the revisited Oxford protocol."
 
@@ -24,19 +24,19 @@ def tables(reading: RerankStudy) -> list[Any]:
     rows, shown = reading.summary(), list[Any]()
     revisited = any(row["medium"] is not None for row in rows)
     for place in dict.fromkeys(map(itemgetter(*PLACE), rows)):
-        found = [row for row in rows if itemgetter(*PLACE)(row) == place]
-        own = found[0]["medium"] is not None
+        place_rows = [row for row in rows if itemgetter(*PLACE)(row) == place]
+        own = place_rows[0]["medium"] is not None
         names = ("medium", "hard") if own else ("average_precision", "gain", "ndcg@10")
         heads = {"average_precision": "mAP", "ndcg@10": "nDCG@10"}
-        made = columns_table("method", "scope", *(heads.get(name, name) for name in names), "ms")
-        for column in made.columns[:2]:
+        table = columns_table("method", "scope", *(heads.get(name, name) for name in names), "ms")
+        for column in table.columns[:2]:
             column.justify, column.no_wrap = "left", True
-        for row in found:
+        for row in place_rows:
             cells = ["" if name == "gain" and row["scope"] is None else _spread(row, name) for name in names]
             cells.append("" if row["ms"] is None else f"{row['ms']:.2f}")
-            made.add_row(CALLED.get(row["method"], row["method"]), row["scope"] or "", *cells)
-        said = f"{title_of(found[0]['dataset'])}, {size_of(found[0])}: mean of {seeds_of(found)}"
-        shown += [*([""] if shown else []), Text(said, style="bold"), made]
+            table.add_row(CALLED.get(row["method"], row["method"]), row["scope"] or "", *cells)
+        caption = f"{title_of(place_rows[0]['dataset'])}, {size_of(place_rows[0])}: mean of {seeds_of(place_rows)}"
+        shown += [*([""] if shown else []), Text(caption, style="bold"), table]
     return [*shown, *NOTES, *([REVISITED] if revisited else [])]
 
 

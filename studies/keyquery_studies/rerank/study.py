@@ -1,4 +1,4 @@
-"""Study `rerank`: what is a learned order of the top worth beside orders that learn nothing?
+"""Study `rerank`: learned compared with training-free re-ranking.
 
 Networks learn from half of the classes of a set and are tried on the other half, beside affinities alone, expanded
 queries, k-reciprocal neighbours and diffusion.
@@ -48,7 +48,7 @@ FIGURES = ("average_precision", "ndcg@10", "medium", "hard", "ms")
 
 @dataclass(frozen=True, kw_only=True)
 class RerankStudy(Reading, kind="rerank study"):
-    """How good lists are, method by method: `average_precision` is standard; `medium` and `hard` are trapezoidal.
+    """Ranking quality per method: `average_precision` is standard; `medium` and `hard` are trapezoidal.
 
     A method's scope is "top", the first of a list put in order, or "whole", the database ranked anew.
     """
@@ -56,11 +56,11 @@ class RerankStudy(Reading, kind="rerank study"):
     rows: Sequence[Mapping[str, Any]]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a set, a method, a scope and a seed."""
+        """One row per dataset, method, scope and seed."""
         return [dict(row) for row in self.rows]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds; `gain` is the mean average precision less that of the first round of the seed.
+        """Mean and sd over seeds; `gain` is mAP minus that of the first-stage ranking of the same seed.
 
         Runs of other sizes, or on other vectors, are never mixed.
         """
@@ -71,7 +71,7 @@ class RerankStudy(Reading, kind="rerank study"):
 
     @classmethod
     def joined(cls, *parts: RerankStudy) -> RerankStudy:
-        """One reading of runs that were made apart."""
+        """One reading of separate runs."""
         rows = firsts((row for part in parts for row in part.rows), (*SETTING, "seed"))
         return cls(rows=rows, provenance={"runs": [part.provenance for part in parts]})
 
@@ -92,7 +92,7 @@ class RerankTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         learned = asdict(Reranker.plan) if self.method in LEARNED else {}
         own = asdict(self) if self.method in LEARNED else {**asdict(self), "width": 0, "steps": 0}
         del own["shared"]
@@ -109,16 +109,16 @@ class RerankTrial:
         learned = perf_counter() - start if self.method in LEARNED else None
         facts: dict[str, Any] = {"learn_s": learned, "device": device_name(device), "queries": len(asked.queries)}
         facts |= {"database": len(asked.database), "learned_from": len(data.features)}
-        found: list[tuple[str | None, dict[str, Any]]] = []
+        timed: list[tuple[str | None, dict[str, Any]]] = []
         if model is None:
             taken, _ = _clocked(lambda: search(*asked, top), asked)
-            found.append((None, {"lists": first, "ms": 1000 * taken / len(first), "graph_s": None}))
+            timed.append((None, {"lists": first, "ms": 1000 * taken / len(first), "graph_s": None}))
         else:
-            found.append(("top", _timed(model, asked, first, top)))
+            timed.append(("top", _timed(model, asked, first, top)))
             if self.method in WHOLE:
-                found.append(("whole", _timed(model, asked, first, first.shape[1])))
+                timed.append(("whole", _timed(model, asked, first, first.shape[1])))
         untold = dict.fromkeys(CLOCKED) if self.shared else {}
-        rows = [{**self._row(data, scope, told), **untold} for scope, told in found]
+        rows = [{**self._row(data, scope, metrics), **untold} for scope, metrics in timed]
         return {**asdict(self), **facts, **untold, "rows": rows}
 
     def _model(self, data: Split, device: str, top: int) -> ListReranker | None:
@@ -126,8 +126,8 @@ class RerankTrial:
             kernel = self.method.removeprefix("learned, ")
             sizes: dict[str, Any] = {"anchors": min(self.anchors, top + 1), "width": self.width, "steps": self.steps}
             heads = min(max(self.width // HEAD, 1), MOST_HEADS)
-            made = Reranker(top, heads=heads, kernel=kernel, random_state=self.seed, device=device, **sizes)
-            return made.fit(data.features, data.labels)
+            reranker = Reranker(top, heads=heads, kernel=kernel, random_state=self.seed, device=device, **sizes)
+            return reranker.fit(data.features, data.labels)
         if self.method == "affinity":
             return AffinityReranker(top, min(self.anchors, top + 1), device)
         if self.method == "reciprocal":
@@ -136,23 +136,23 @@ class RerankTrial:
         plain: dict[str, Callable[..., ListReranker]] = {"expansion": AlphaQueryExpansion, "diffusion": Diffusion}
         return plain[self.method](top, device=device) if self.method in plain else None
 
-    def _row(self, data: Split, scope: str | None, told: dict[str, Any]) -> dict[str, Any]:
-        lists = told.pop("lists")
+    def _row(self, data: Split, scope: str | None, metrics: dict[str, Any]) -> dict[str, Any]:
+        lists = metrics.pop("lists")
         mean = score_rankings(lists, data.relevant, None if data.truth is None else data.truth.junk, (10,)).mean
         setups = {} if data.truth is None else score_revisited(lists, data.truth, (10,))
         hard = {name: setups[name].mean["trapezoidal_precision"] if setups else None for name in ("medium", "hard")}
         kept = {name: mean[name] for name in ("average_precision", "recall@10", "ndcg@10")}
-        return {"scope": scope, **kept, **hard, **told}
+        return {"scope": scope, **kept, **hard, **metrics}
 
 
 def _timed(model: Any, asked: Asked, lists: Tensor, top: int) -> dict[str, Any]:
     """Lists in their new order, the milliseconds that took a query, and the seconds that a database's graph takes."""
-    seconds, made = _clocked(lambda: model.graph(asked.database), asked) if hasattr(model, "graph") else (None, None)
+    seconds, graph = _clocked(lambda: model.graph(asked.database), asked) if hasattr(model, "graph") else (None, None)
 
     def scored() -> tuple[Tensor, Tensor]:
         if isinstance(model, AlphaQueryExpansion) and top == lists.shape[1]:
             return model._reranked(asked, top, None)  # a search, which is faster than lists of everything
-        scores = model._scores(asked, lists[:, :top]) if made is None else model.by_graph(asked, lists[:, :top], made)
+        scores = model._scores(asked, lists[:, :top]) if graph is None else model.by_graph(asked, lists[:, :top], graph)
         return by_score(lists, scores)
 
     scored()  # the first time is slower than all others
@@ -163,9 +163,9 @@ def _timed(model: Any, asked: Asked, lists: Tensor, top: int) -> dict[str, Any]:
 def _clocked(work: Callable[[], Any], asked: Asked) -> tuple[float, Any]:
     _wait(asked)
     start = perf_counter()
-    found = work()
+    result = work()
     _wait(asked)
-    return perf_counter() - start, found
+    return perf_counter() - start, result
 
 
 def _wait(asked: Asked) -> None:
@@ -190,9 +190,9 @@ def run(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> RerankStudy:
-    """Try every method on every set, and compare.
+    """Run every method on every dataset, and compare.
 
-    With `out`, vectors and every result are kept there, and what is done is not done again. `top` of each list are put
+    With `out`, embeddings and every result are kept there, and nothing is computed twice. `top` of each list are put
     in order; networks know `anchors` of them. Seeds draw the classes that are learned from, and the queries. Several
     `workers` hinder each other: what the clock says is then left out.
     """
@@ -216,6 +216,6 @@ def run(
             for dataset in facts
             for method in METHODS
         ]
-        found = finish(trials, folder, chosen, workers, progress)
-    rows = [{**one, **row} for one in found for row in one.pop("rows")]
+        results = finish(trials, folder, chosen, workers, progress)
+    rows = [{**result, **row} for result in results for row in result.pop("rows")]
     return RerankStudy(rows=rows, provenance=provenance(sets=facts, **sizes, device=device_name(chosen)))

@@ -1,4 +1,4 @@
-"""Events out of three files: badges of Stack Overflow, purchases of Online Retail, purchases of CDNOW."""
+"""Events from three files: Stack Overflow badges, purchases of Online Retail, purchases of CDNOW."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of time as a picture: what each way to know the time gains over knowing the order alone."""
+"""Figure of the study `time`: gain of each time encoding over order alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KNOWN = {"past": "knows the past", "target_time": "also knows when the event com
 
 
 def gains(reading: TimeStudy, pyplot: Any) -> Any:
-    """One panel a set: nats an event that the type is foretold better than by positions, mean and spread over seeds."""
+    """One panel per dataset: gain in nats per event over positions, mean and standard deviation over seeds."""
     rows = [row for row in reading.summary() if row["gain"] is not None and row["time"] != "positions"]
     if not rows:
-        raise ValueError("there is nothing to compare: no model with times stands beside one with positions")
+        raise ValueError("there is nothing to compare: no dataset has both a model with times and one with positions")
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [way for way in WAYS if any(way_of(row) == way for row in rows)]
     width = 1.6 + 2.1 * len(sets)
@@ -51,5 +51,5 @@ def gains(reading: TimeStudy, pyplot: Any) -> Any:
 
 
 def way_of(row: dict[str, Any]) -> tuple[str, str, bool]:
-    """The code of time, how it enters, and from when it counts."""
+    """The time encoding, how it is combined, and its origin."""
     return row["time"], row["how"], row["calendar"]

@@ -1,4 +1,4 @@
-"""The study of time as tables in the terminal."""
+"""The study of time as terminal tables."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from keyquery_studies.time.study import TimeStudy
 
 
 def tables(reading: TimeStudy) -> list[Any]:
-    """One table a set: counts of the training data, then every way to know the time."""
+    """One table per dataset: counting baselines, then every time encoding."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        found = [row for row in rows if row["dataset"] == dataset]
-        made = columns_table("foretold by", "knows", "accuracy", "type, nats", "gain", "gap, nats")
-        for column in made.columns[:2]:
+        dataset_rows = [row for row in rows if row["dataset"] == dataset]
+        table = columns_table("predicted by", "given", "accuracy", "type, nats", "gain", "gap, nats")
+        for column in table.columns[:2]:
             column.justify, column.no_wrap = "left", True
         for count in reading.counts:
             if count["dataset"] == dataset:
                 accuracy, kind, gap = (f"{count[name]:.3f}" for name in ("accuracy", "nll_type", "nll_gap"))
-                made.add_row(count["by"], "past", accuracy, kind, "", gap)
-        for row in found:
+                table.add_row(count["by"], "past", accuracy, kind, "", gap)
+        for row in dataset_rows:
             known = {"past": "past", "target_time": "and its time"}[row["information"]]
             accuracy, kind, gap = (_spread(row, name) for name in ("accuracy", "nll_type", "nll_gap"))
             gain = "" if row["gain"] is None or row["time"] == "positions" else _spread(row, "gain")
-            made.add_row(WAYS[way_of(row)], known, accuracy, kind, gain, gap)
-        said = f"{TITLES[dataset]}: groups never seen, mean of {seeds_of(found)}"
-        shown += [*([""] if shown else []), Text(said, style="bold"), made]
-    return [*shown, "gain: nats an event that the type is foretold better than by positions of the same seed"]
+            table.add_row(WAYS[way_of(row)], known, accuracy, kind, gain, gap)
+        caption = f"{TITLES[dataset]}: unseen groups, mean of {seeds_of(dataset_rows)}"
+        shown += [*([""] if shown else []), Text(caption, style="bold"), table]
+    return [*shown, "gain: nats per event over positions of the same seed, in predicting the type"]
 
 
 def _spread(row: dict[str, Any], name: str) -> str:

@@ -1,7 +1,7 @@
-"""Study `time`: does attention that knows when do better than one that knows the order alone?
+"""Study `time`: does continuous-time attention do better than attention that uses order alone?
 
 Users are split apart, and the information that a model has is named in every row: the past alone, or also the time of
-the event to foretell, as in published work, which is worth something by itself.
+the predicted event, as in published work, which helps by itself.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ FIGURES = ("accuracy", "nll_type", "nll_gap")
 
 @dataclass(frozen=True, kw_only=True)
 class TimeStudy(Reading, kind="time study"):
-    """How well next events are foretold on groups never seen, training by training, and by counting alone."""
+    """Prediction of next events on unseen groups, per training, and by counts alone."""
 
-    rows: Sequence[Mapping[str, Any]]  # one a training
+    rows: Sequence[Mapping[str, Any]]  # one per training
     counts: Sequence[Mapping[str, Any]]  # one a set and a way to count
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a training, and one a way to count."""
+        """One row per training, and one per counting baseline."""
         return [dict(row) for row in (*self.counts, *self.rows)]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds; `gain` is how many nats an event the type is foretold better than by positions.
+        """Mean and sd over seeds; `gain` is the improvement over positions in nats per event, for the type.
 
         It is the difference between the two of the same seed.
         """
@@ -70,7 +70,7 @@ class TimeStudy(Reading, kind="time study"):
 
     @classmethod
     def joined(cls, *parts: TimeStudy) -> TimeStudy:
-        """One reading of runs that were made apart."""
+        """One reading of separate runs."""
         return cls(
             rows=firsts((row for part in parts for row in part.rows), (*SETTING, "seed", "digest")),
             counts=firsts((row for part in parts for row in part.counts), ("dataset", "by")),
@@ -80,7 +80,7 @@ class TimeStudy(Reading, kind="time study"):
 
 @dataclass(frozen=True, kw_only=True)
 class EventTrial:
-    """An `EventModel` learns from four fifths of the groups, and is tried on the others."""
+    """An `EventModel` trained on four fifths of the groups and tested on the others."""
 
     dataset: str
     digest: str
@@ -98,7 +98,7 @@ class EventTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         words = (self.dataset, self.time, self.how, self.calendar, self.information, self.seed)
         return name_of(words, {**asdict(self), "test": TEST})
 
@@ -113,10 +113,10 @@ class EventTrial:
         model.fit(*learned[:3])
         seconds = perf_counter() - start
         reading = model.evaluate(*test[:3])
-        found, *counts = reading.rows
+        evaluated, *counts = reading.rows
         return {
             **asdict(self),
-            **{name: found[name] for name in FIGURES},
+            **{name: evaluated[name] for name in FIGURES},
             "counts": [dict(row) for row in counts],
             "events": reading.events,
             "groups": reading.firsts,
@@ -131,11 +131,11 @@ class EventTrial:
 def _split(path: Path) -> tuple[Timed, Timed]:
     """Events of groups to learn from, and of groups to test on."""
     with np.load(path, allow_pickle=False) as arrays:
-        found = Timed(arrays["types"], arrays["times"], arrays["groups"])
-    names = np.unique(found.groups)
+        events = Timed(arrays["types"], arrays["times"], arrays["groups"])
+    names = np.unique(events.groups)
     chosen = np.random.default_rng(0).permutation(names)[: round(TEST * len(names))]
-    apart = np.isin(found.groups, chosen)
-    learned, test = (Timed(found.types[rows], found.times[rows], found.groups[rows]) for rows in (~apart, apart))
+    apart = np.isin(events.groups, chosen)
+    learned, test = (Timed(events.types[rows], events.times[rows], events.groups[rows]) for rows in (~apart, apart))
     return learned, test
 
 
@@ -148,13 +148,13 @@ def prepare(sources: Mapping[str, str | Path], folder: Path) -> dict[str, dict[s
     facts, contents = {}, dict[str | Path, str | bytes]()
     for dataset, path in sources.items():
         check_choice("dataset", dataset, tuple(READERS))
-        found = READERS[dataset](path)
-        digest = hashlib.sha256(b"".join(column.tobytes() for column in found[:3])).hexdigest()[:16]
+        events = READERS[dataset](path)
+        digest = hashlib.sha256(b"".join(column.tobytes() for column in events[:3])).hexdigest()[:16]
         packed = io.BytesIO()
-        np.savez_compressed(packed, types=found.types, times=found.times, groups=found.groups)
+        np.savez_compressed(packed, types=events.types, times=events.times, groups=events.groups)
         contents[folder / _file(dataset, digest)] = packed.getvalue()
-        sizes = {"events": len(found.types), "groups": len(np.unique(found.groups))}
-        facts[dataset] = {"digest": digest, **sizes, "types": len(np.unique(found.types)), "left_out": found.left_out}
+        sizes = {"events": len(events.types), "groups": len(np.unique(events.groups))}
+        facts[dataset] = {"digest": digest, **sizes, "types": len(np.unique(events.types)), "left_out": events.left_out}
     folder.mkdir(parents=True, exist_ok=True)
     write_all(contents)
     return facts
@@ -170,10 +170,10 @@ def run(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> TimeStudy:
-    """Train every way to know the time on every set of events, and compare.
+    """Train every time encoding on every dataset, and compare.
 
-    `sources` are files by name: "badges" (.npz), "retail" (.csv), "cdnow" (.txt), packed or not. With `out`, every
-    result is kept there, and what is done is not done again.
+    `sources` are files by name: "badges" (.npz), "retail" (.csv), "cdnow" (.txt), compressed or not. With `out`, every
+    result is kept there, and nothing is computed twice.
     """
     if not sources:
         raise ValueError(f"at least one file is needed: {', '.join(READERS)}")

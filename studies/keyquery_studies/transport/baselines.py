@@ -1,4 +1,4 @@
-"""What TransportClassifier is held against: small Transformers, a perceptron, logistic regression and boosting."""
+"""Baselines of TransportClassifier: small Transformers, an MLP, logistic regression and gradient-boosted trees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHODS = (*TRANSPORT, "transformer", "published", "perceptron", "logistic", "bo
 # As published: heads, their width, that between the maps of a block, the classifier's; dropout in blocks and in it.
 HEADS, HEAD_DIM, INNER, OUTER, DROPOUT, LAST_DROPOUT = 10, 16, 32, 8, 0.1, 0.4
 WIDTH = 16  # that an Encoder lifts points to: its norms would leave little of two features
-HIDDEN = (32, 32)  # of the perceptron, as of TransportClassifier
+HIDDEN = (32, 32)  # of the MLP, as in TransportClassifier
 HELD_OUT, PATIENCE, STEPS = 0.2, 20, 10  # as TransportClassifier has them
 # Epochs, optimiser and learning rate.
 RECIPES = {
@@ -158,8 +158,8 @@ def _network(method: str, x: np.ndarray, y: np.ndarray, seed: int, device: str, 
         log = train(network, draw, class_loss, recipe, validate=lambda model: float(class_loss(model, checked)))
 
     @torch.no_grad()
-    def predict(given: np.ndarray) -> Int[np.ndarray, " n"]:
-        parts = standardised(given, mean, scale, device).split(500)
+    def predict(x_new: np.ndarray) -> Int[np.ndarray, " n"]:
+        parts = standardised(x_new, mean, scale, device).split(500)
         return torch.cat([network(part).argmax(1) for part in parts]).cpu().numpy()
 
     return Learned(predict, {"epochs": len(log.rows), "parameters": _size(network)})
@@ -176,17 +176,17 @@ def _scikit(method: str, x: np.ndarray, y: np.ndarray, seed: int) -> Learned:
     """Logistic regression on standardised features, or histogram boosting: a point a step, scores multiplied."""
     if method == "logistic":
         scaler = optional("sklearn.preprocessing", "a baseline").StandardScaler()
-        made = optional("sklearn.linear_model", "a baseline").LogisticRegression(max_iter=1000)
-        model = optional("sklearn.pipeline", "a baseline").make_pipeline(scaler, made)
+        estimator = optional("sklearn.linear_model", "a baseline").LogisticRegression(max_iter=1000)
+        model = optional("sklearn.pipeline", "a baseline").make_pipeline(scaler, estimator)
     else:
         model = optional("sklearn.ensemble", "a baseline").HistGradientBoostingClassifier(random_state=seed)
     steps, features = x.shape[1:]
     model.fit(x.reshape(-1, features), y.repeat(steps))
 
-    def predict(given: np.ndarray) -> Int[np.ndarray, " n"]:
-        shares = model.predict_proba(given.reshape(-1, features)).astype(np.float64)
+    def predict(x_new: np.ndarray) -> Int[np.ndarray, " n"]:
+        shares = model.predict_proba(x_new.reshape(-1, features)).astype(np.float64)
         each = np.log(np.clip(shares, 1e-300, None))
-        return each.reshape(len(given), steps, -1).sum(1).argmax(1)
+        return each.reshape(len(x_new), steps, -1).sum(1).argmax(1)
 
     return Learned(predict, {"epochs": None, "parameters": None})
 

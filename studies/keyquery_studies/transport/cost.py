@@ -1,4 +1,4 @@
-"""What a piece of work costs: seconds and memory."""
+"""Cost of a function call: seconds and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost(NamedTuple):
 
 
 def costing(work: Callable[[], Result], device: str = "cpu") -> tuple[Result, Cost]:
-    """What some work gives, and what it cost.
+    """The result of a function call, and its cost.
 
     Memory is that of the GPU where one works, and else that of the process, which only Linux tells. What was imported
     or set up before is not counted: do the work once on something small first.
@@ -60,5 +60,5 @@ def _reset() -> float | None:
 
 
 def _told(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0

@@ -1,4 +1,4 @@
-"""Data for the study `transport`: Gaussian classes whose best accuracy is known, and tables that are public."""
+"""Data for the study `transport`: Gaussian classes with known Bayes accuracy, and public tables."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def split_of(dataset: str, seed: int, folder: Path, digest: str | None = None) -
 
 
 def keep_adult(source: str | Path, folder: Path) -> dict[str, Any]:
-    """Read uci_adult_train.csv and uci_adult_test.csv, packed or not, in a folder, and put them into a study's."""
+    """Read uci_adult_train.csv and uci_adult_test.csv, compressed or not, in a folder, and put them into a study's."""
     paths = [find_packed(source, f"uci_adult_{part}.csv") for part in ("train", "test")]
     tables = [load_table(path, target=-1, header=False) for path in paths]
     x, test_x = one_hot(*tables)
@@ -117,15 +117,15 @@ def one_hot(learned: Table, test: Table) -> tuple[Float[np.ndarray, "n d"], Floa
     for place, kind in enumerate(learned.kinds):
         if place == learned.target:
             continue
-        given = [table.values[place] for table in (learned, test)]
+        both = [table.values[place] for table in (learned, test)]
         if kind == "numeric":
-            mean = float(np.nanmean(given[0]))
-            made = [np.nan_to_num(values, nan=mean)[:, None] for values in given]
+            mean = float(np.nanmean(both[0]))
+            encoded = [np.nan_to_num(values, nan=mean)[:, None] for values in both]
         else:
             known = learned.categories[place]
             texts = [np.array([*table.categories[place], ""])[table.values[place]] for table in (learned, test)]
-            made = [(column[:, None] == np.array(known)).astype(np.float64) for column in texts]
-        for part, own in zip(columns, made, strict=True):
+            encoded = [(column[:, None] == np.array(known)).astype(np.float64) for column in texts]
+        for part, own in zip(columns, encoded, strict=True):
             part.append(own)
     x, test_x = (np.concatenate(part, 1).astype(np.float32) for part in columns)
     return x, test_x

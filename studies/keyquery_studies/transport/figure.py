@@ -1,4 +1,4 @@
-"""The study of transport as a picture: accuracy and time beside a Transformer's, and what training does with points."""
+"""Figure of the study `transport`: accuracy and time relative to a Transformer, and trajectories of points."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def carried(reading: TransportStudy, pyplot: Any) -> Any:
     """Above, accuracy and time beside a Transformer's, set by set; below, courses of points, and pre-trained heads."""
     rows = [row for row in reading.summary() if row["method"] != "transformer" and row["gap"] is not None]
     if not rows or not reading.courses or not reading.begun:
-        raise ValueError("the picture shows all parts of the study: accuracy, course and start")
+        raise ValueError("the figure needs all parts of the study: accuracy, course and start")
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     figure = pyplot.figure(figsize=(7.4, 2.2 + 0.21 * len(sets) + 2.4), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[2.0 + 0.21 * len(sets), 2.6])
@@ -74,12 +74,12 @@ def _dots(axis: Any, rows: list[dict[str, Any]], sets: list[str], name: str) -> 
     axis.axvline(0 if name == "gap" else 1, color="#24292f", linewidth=0.8)
     methods = [method for method in COLOURS if any(row["method"] == method for row in rows)]
     for place, method in enumerate(methods):
-        found = [row for row in rows if row["method"] == method]
-        at = [sets.index(row["dataset"]) + 0.7 * (place / max(len(methods) - 1, 1) - 0.5) for row in found]
+        method_rows = [row for row in rows if row["method"] == method]
+        at = [sets.index(row["dataset"]) + 0.7 * (place / max(len(methods) - 1, 1) - 0.5) for row in method_rows]
         look: dict[str, Any] = {"color": COLOURS[method], "markersize": 3, "linewidth": 0.7}
-        spread = [row[f"{name}_sd"] or 0.0 for row in found]
+        spread = [row[f"{name}_sd"] or 0.0 for row in method_rows]
         mark = {"fmt": MARKS.get(method, "."), "label": CALLED[method]}
-        axis.errorbar([row[name] for row in found], at, xerr=spread if name == "gap" else None, **mark, **look)
+        axis.errorbar([row[name] for row in method_rows], at, xerr=spread if name == "gap" else None, **mark, **look)
     axis.grid(axis="y", linewidth=0.3, alpha=0.4)
 
 
@@ -107,9 +107,9 @@ def _begun(axis: Any, reading: TransportStudy) -> None:
     rows = reading.starts()
     names = [name for name in BEGUN if any(row["start"] == name for row in rows)]
     for number, dataset in enumerate(dict.fromkeys(row["dataset"] for row in rows)):
-        found = {row["start"]: row for row in rows if row["dataset"] == dataset}
-        at = [names.index(name) + 0.16 * (2 * number - 1) for name in found]
-        values, spread = ([row[key] or 0.0 for row in found.values()] for key in ("reached", "reached_sd"))
+        by_start = {row["start"]: row for row in rows if row["dataset"] == dataset}
+        at = [names.index(name) + 0.16 * (2 * number - 1) for name in by_start]
+        values, spread = ([row[key] or 0.0 for row in by_start.values()] for key in ("reached", "reached_sd"))
         colour = ("#d6701c", "#2166ac")[number % 2]
         axis.errorbar(values, at, xerr=spread, fmt="o", color=colour, markersize=4, capsize=2, label=dataset)
     axis.set_yticks(range(len(names)), [BEGUN[name] for name in names])

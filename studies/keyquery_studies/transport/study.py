@@ -1,4 +1,4 @@
-"""Study `transport`: is optimal transport a way to train, and is it what training does?
+"""Study `transport`: is optimal transport a way to train, and does training follow it?
 
 A classifier whose map is learned from optimal transport is held against Transformers and plainer methods; Transformers
 are followed through training; and their last maps are pre-trained on synthetic points.
@@ -33,20 +33,20 @@ BEGUN = [(2, 1), (3, 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class TransportStudy(Reading, kind="transport study"):
-    """Accuracy and cost of every method, courses of Transformers, and what a pre-trained head is worth."""
+    """Accuracy and cost of every method, trajectories of Transformers, and the effect of a pre-trained head."""
 
-    rows: Sequence[Mapping[str, Any]]  # one a training of one method on one set
-    courses: Sequence[Mapping[str, Any]]  # one a training that was followed; `starts` by where it is followed from
-    begun: Sequence[Mapping[str, Any]]  # one a training with or without a pre-trained head
+    rows: Sequence[Mapping[str, Any]]  # one per training of one method on one set
+    courses: Sequence[Mapping[str, Any]]  # one per training that was followed; `starts` by where it is followed from
+    begun: Sequence[Mapping[str, Any]]  # one per training with or without a pre-trained head
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a training: of accuracy, of a course and a start, and of a head."""
-        found = [{"part": "accuracy", **row} for row in self.rows]
-        found += [{"part": "course", **row} for row in self._courses()]
-        return found + [{"part": "start", **{k: v for k, v in row.items() if k != "curve"}} for row in self.begun]
+        """One row per training: of accuracy, of a trajectory, and of a pre-trained head."""
+        records = [{"part": "accuracy", **row} for row in self.rows]
+        records += [{"part": "course", **row} for row in self._courses()]
+        return records + [{"part": "start", **{k: v for k, v in row.items() if k != "curve"}} for row in self.begun]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds, a row a set and a method.
+        """Mean and sd over seeds, one row per dataset and method.
 
         `gap` is the accuracy less that of the Transformer of the same seed; `times` how many times less CPU time.
         `best` is the accuracy of Bayes' rule, where it is known.
@@ -55,30 +55,31 @@ class TransportStudy(Reading, kind="transport study"):
         for row in self.rows:
             at = (row["dataset"], "transformer", row["seed"])
             base = next((o for o in self.rows if (o["dataset"], o["method"], o["seed"]) == at), None)
-            told = {"gap": None, "times": None}
+            comparison = {"gap": None, "times": None}
             if base is not None:
-                told = {"gap": row["accuracy"] - base["accuracy"], "times": base["seconds"] / row["seconds"]}
-            rows.append({**row, **told})
+                comparison = {"gap": row["accuracy"] - base["accuracy"], "times": base["seconds"] / row["seconds"]}
+            rows.append({**row, **comparison})
         figures = ("accuracy", "seconds", "megabytes", "gap", "times")
-        found = over_seeds(rows, ("dataset", "method"), figures)
+        summaries = over_seeds(rows, ("dataset", "method"), figures)
         return [
-            {**row, "best": bayes(*SIMULATED[row["dataset"]]) if row["dataset"] in SIMULATED else None} for row in found
+            {**row, "best": bayes(*SIMULATED[row["dataset"]]) if row["dataset"] in SIMULATED else None}
+            for row in summaries
         ]
 
     def followed(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds, a row a network, a set and where it is followed from."""
+        """Mean and sd over seeds, one row per network, dataset and starting point of the trajectory."""
         names = (*FIGURES, "by_lot", "shape", "shape_by_lot", "published", "accuracy")
         return over_seeds(self._courses(), ("network", "start", "classes", "i"), names)
 
     def starts(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds, a row a set and a start: epochs until nearly as good as can be, and accuracy."""
+        """Mean and sd over seeds, one row per dataset and initialisation: epochs to convergence, and accuracy."""
         return over_seeds(self.begun, ("dataset", "start"), ("reached", "accuracy"))
 
     def _courses(self) -> list[dict[str, Any]]:
         return [
-            {**{key: value for key, value in row.items() if key != "starts"}, "start": start, **told}
+            {**{key: value for key, value in row.items() if key != "starts"}, "start": start, **metrics}
             for row in self.courses
-            for start, told in row["starts"].items()
+            for start, metrics in row["starts"].items()
         ]
 
 
@@ -94,7 +95,7 @@ class MethodTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         design = {"rows": ROWS, "held_out": [HELD_OUT, TESTED], "patience": PATIENCE, "steps": STEPS}
         design["recipe"] = RECIPES.get(self.method)
         settings = {name: value for name, value in asdict(self).items() if name != "limit" or value is not None}
@@ -142,10 +143,10 @@ def run(
 ) -> TransportStudy:
     """Run the study, or one `part` of it: "accuracy", "course" or "start".
 
-    `data` is a folder with uci_adult_train.csv and uci_adult_test.csv, packed or not; without it, Adult is left out.
-    `sets` are those of the first part, all unless given; `epochs` are those of networks, in place of the number that
-    each has of its own. With `out`, every result is kept there, and what is done is
-    not done again. Needs the extras `estimators` and `transport`.
+    `data` is a folder with uci_adult_train.csv and uci_adult_test.csv, compressed or not; without it, Adult is left
+    out. `sets` are those of the first part (default: all); `epochs` replaces the number of epochs of every network.
+    With `out`, every result is kept there, and nothing is computed twice. Needs the extras `estimators` and
+    `transport`.
     """
     check_choice("part", part, (*PARTS, "all"))
     check_count("workers", workers)
@@ -155,7 +156,7 @@ def run(
         check_choice("set", name, SETS)
     if "adult" in wanted and data is None and part in ("accuracy", "all"):
         raise ValueError(
-            "adult needs a folder with uci_adult_train.csv and uci_adult_test.csv: give it as data (--data)"
+            "adult needs a folder with uci_adult_train.csv and uci_adult_test.csv: pass it as data (--data)"
         )
     runs = tuple(dict.fromkeys(seeds))
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
@@ -177,7 +178,7 @@ def run(
 def _jobs(
     part: str, sets: Sequence[str], seeds: Sequence[int], facts: Mapping[str, Any], options: dict[str, int]
 ) -> dict[str, list[Any]]:
-    """Trials of every part, side by side by seed, so that a run broken off has whole ones."""
+    """Trials of every part, ordered by seed, so that an interrupted run has complete ones."""
     accuracy = [
         MethodTrial(
             dataset=name,
@@ -199,5 +200,5 @@ def _jobs(
         for k, i in BEGUN
         for way in STARTS
     ]
-    found: dict[str, list[Any]] = {"accuracy": accuracy, "course": course, "start": start}
-    return {name: jobs if part in (name, "all") else [] for name, jobs in found.items()}
+    by_part: dict[str, list[Any]] = {"accuracy": accuracy, "course": course, "start": start}
+    return {name: jobs if part in (name, "all") else [] for name, jobs in by_part.items()}

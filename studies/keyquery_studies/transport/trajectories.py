@@ -1,4 +1,4 @@
-"""For the study `transport`: Transformers whose points are followed through training, or whose heads learn first."""
+"""For the study `transport`: trajectories of a Transformer's points, and pre-trained heads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class CourseTrial:
-    """A Transformer learns to the end, and the points that leave its block are followed, epoch by epoch."""
+    """Train a Transformer, and record the outputs of its block epoch by epoch."""
 
     network: str
     classes: int
@@ -69,12 +69,12 @@ class CourseTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         words = ("course", self.network, self.classes, self.i, self.seed)
         return name_of(words, {**asdict(self), "length": LENGTH, "learn": LEARN[LENGTH], "steps": STEPS})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, and compare the way of the points with optimal transport."""
+        """Train, and compare the trajectories with optimal transport."""
         task = Task(self.network, self.classes, self.i, self.seed, device)
         draw, every = epochs_of(task.samples.take, LEARN[LENGTH], -(-LEARN[LENGTH] // STEPS), self.seed)
         module = "body" if self.network == "published" else "body.blocks.0"
@@ -87,12 +87,12 @@ class CourseTrial:
         recipe = recipe_of(self.network, every, self.seed, self.epochs, patience=None)
         train(task.model, draw, class_loss, recipe, after=follow)
         path, labels = lens.path(), np.asarray(lens.labels)
-        found = {"untrained": self._told(path, labels)}
+        accuracy = {"untrained": self._told(path, labels)}
         if self.network == "published":  # it stays among the features, so that the input is a start, too
-            given = task.samples.x.flatten(0, 1).cpu()
-            found["input"] = self._told(torch.cat((given[None], path[1:])), labels)
-            found["before"] = self._told(torch.stack((given, path[0])), labels)  # what the block does untrained
-        return {**asdict(self), "accuracy": task.accuracy(), "starts": found}
+            inputs = task.samples.x.flatten(0, 1).cpu()
+            accuracy["input"] = self._told(torch.cat((inputs[None], path[1:])), labels)
+            accuracy["before"] = self._told(torch.stack((inputs, path[0])), labels)  # what the block does untrained
+        return {**asdict(self), "accuracy": task.accuracy(), "starts": accuracy}
 
     def _told(self, path: Float[Tensor, "records n d"], labels: np.ndarray) -> dict[str, float]:
         """The figures of `kq.transport`, and what they are compared with.
@@ -133,7 +133,7 @@ class StartTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         settings = {
             **asdict(self),
             "drawn": DRAWN,
@@ -167,7 +167,7 @@ class StartTrial:
             "reached": self.epochs if reached is None else reached,
             "in_time": reached is not None,
             "accuracy": task.accuracy(),
-            "curve": [round(found, 4) for found in seen],
+            "curve": [round(accuracy, 4) for accuracy in seen],
         }
 
     def _pretrain(self, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""The study of vision and language as a picture: what variants can do, what parts carry, and flow beside the loss."""
+"""Figure of the study `vision-language`: accuracy, effect of ablating score parts, and flow against the loss."""
 
 from __future__ import annotations
 
@@ -60,10 +60,12 @@ def _parts(axis: Any, reading: VisionLanguageStudy, datasets: list[str]) -> None
     known = "parser" if any(row["variant"] == "parser" for row in rows) else rows[0]["variant"]
     places = [(dataset, task) for dataset in datasets for task in TASKS]
     for number, (part, colour) in enumerate(PARTS.items()):
-        found = {(row["dataset"], row["task"]): row for row in rows if row["part"] == part and row["variant"] == known}
-        told = [found[place] for place in places if place in found]
-        at = [place + 0.18 * (number - 1) for place, which in enumerate(places) if which in found]
-        _dots(axis, [row["change"] for row in told], at, [row["change_sd"] or 0.0 for row in told], colour, part)
+        by_task = {
+            (row["dataset"], row["task"]): row for row in rows if row["part"] == part and row["variant"] == known
+        }
+        shown = [by_task[place] for place in places if place in by_task]
+        at = [place + 0.18 * (number - 1) for place, which in enumerate(places) if which in by_task]
+        _dots(axis, [row["change"] for row in shown], at, [row["change_sd"] or 0.0 for row in shown], colour, part)
     axis.axvline(0, color="#24292f", linewidth=0.6)
     axis.set_yticks(range(len(places)), [f"{dataset},\n{TASKS[task]}" for dataset, task in places], fontsize=6.5)
     axis.set(ylim=(len(places) - 0.5, -0.5), xlabel="rise of the matching loss, nats", title=f"{known}, without a part")
@@ -73,14 +75,14 @@ def _parts(axis: Any, reading: VisionLanguageStudy, datasets: list[str]) -> None
 def _correlations(axis: Any, reading: VisionLanguageStudy, over: str, datasets: list[str]) -> None:
     rows = [row for row in reading.correlations() if row["over"] == over]
     for number, dataset in enumerate(datasets):
-        found = [row for row in rows if row["dataset"] == dataset]
-        x = [row["correlation"] for row in found]
-        at = [FLOWS.index(row["reading"]) + 0.2 * (number - 1) for row in found]
+        dataset_rows = [row for row in rows if row["dataset"] == dataset]
+        x = [row["correlation"] for row in dataset_rows]
+        at = [FLOWS.index(row["reading"]) + 0.2 * (number - 1) for row in dataset_rows]
         interval = [
-            [row["correlation"] - row["low"] for row in found],
-            [row["high"] - row["correlation"] for row in found],
+            [row["correlation"] - row["low"] for row in dataset_rows],
+            [row["high"] - row["correlation"] for row in dataset_rows],
         ]
-        if found:
+        if dataset_rows:
             _dots(axis, x, at, interval, SHADES[number], dataset)
     if not rows:
         axis.text(0, 1.5, f"fewer than {FEWEST} trainings", ha="center", fontsize=7)

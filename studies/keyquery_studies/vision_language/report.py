@@ -1,4 +1,4 @@
-"""The study of vision and language as tables in the terminal."""
+"""The study of vision and language as terminal tables."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def tables(reading: VisionLanguageStudy) -> list[Any]:
     """Scores of every variant, what parts of the scores carry, and flow beside the rise of the loss."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        found = [row for row in rows if row["dataset"] == dataset]
-        made = columns_table("variant", "matching", "relations", "R@1", "R@5", "R@10", "filled", "both", "CPU s")
-        made.columns[0].no_wrap = True
-        for row in found:
+        dataset_rows = [row for row in rows if row["dataset"] == dataset]
+        table = columns_table("variant", "matching", "relations", "R@1", "R@5", "R@10", "filled", "both", "CPU s")
+        table.columns[0].no_wrap = True
+        for row in dataset_rows:
             names = ("texts_at_1", "texts_at_5", "texts_at_10", "filled", "filled_both")
             cells = [_spread(row, name) for name in ("matching", "relations")] + [f"{row[name]:.2f}" for name in names]
-            made.add_row(row["variant"], *cells, f"{row['seconds']:.0f}")
-        said = f"{dataset}: shares of right answers about pairs never said, {seeds_of(found)}"
-        shown += [*([""] if shown else []), Text(said, style="bold"), made]
-    shown += ["Half of what is asked to match is true. R: the right sentence for an image, among 40.", ""]
+            table.add_row(row["variant"], *cells, f"{row['seconds']:.0f}")
+        caption = f"{dataset}: accuracy on unseen pairs, {seeds_of(dataset_rows)}"
+        shown += [*([""] if shown else []), Text(caption, style="bold"), table]
+    shown += ["Half of the matching pairs are true. R: text retrieval, among 40.", ""]
     return [*shown, *_turned(reading), "", *_flow(reading)]
 
 
 def _turned(reading: VisionLanguageStudy) -> list[Any]:
-    made = columns_table("set", "variant", "task", *PARTS)
-    for column in made.columns[:3]:
+    table = columns_table("set", "variant", "task", *PARTS)
+    for column in table.columns[:3]:
         column.justify, column.no_wrap = "left", True
     rows = reading.turned()
     for dataset, variant, task in dict.fromkeys((row["dataset"], row["variant"], row["task"]) for row in rows):
@@ -40,21 +40,24 @@ def _turned(reading: VisionLanguageStudy) -> list[Any]:
             for row in rows
             if (row["dataset"], row["variant"], row["task"]) == (dataset, variant, task)
         }
-        made.add_row(dataset, variant, task, *(f"{at[part]['change']:+.2f}" for part in PARTS))
-    return [Text("matching loss without a part of the joint encoder's scores, change in nats", style="bold"), made]
+        table.add_row(dataset, variant, task, *(f"{at[part]['change']:+.2f}" for part in PARTS))
+    return [Text("matching loss without a part of the joint encoder's scores, change in nats", style="bold"), table]
 
 
 def _flow(reading: VisionLanguageStudy) -> list[Any]:
-    made = columns_table("set", "over", "flow", "correlation", "95 %", "points")
-    for column in made.columns[:3]:
+    table = columns_table("set", "over", "flow", "correlation", "95 %", "points")
+    for column in table.columns[:3]:
         column.justify, column.no_wrap = "left", True
     for row in reading.correlations():
         interval = f"{row['low']:+.2f} to {row['high']:+.2f}"
-        made.add_row(
+        table.add_row(
             row["dataset"], row["over"], row["reading"], f"{row['correlation']:+.2f}", interval, str(row["points"])
         )
-    said = made if made.row_count else f"No set has the {FEWEST} trainings that an interval takes."
-    return [Text("flow above chance and the rise of the text loss with shuffled images", style="bold"), said]
+    shown = table if table.row_count else f"No dataset has the {FEWEST} trainings that an interval needs."
+    return [
+        Text("flow above the null level and the increase of the text loss with shuffled images", style="bold"),
+        shown,
+    ]
 
 
 def _spread(row: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""A captioned set made of real images: things in cells of a square, and sentences about two that are neighbours.
+"""A captioned dataset made of real images: objects in a 2 × 2 grid, and captions about two neighbours.
 
 Sentences say "left of" or "above", which have a direction, or "and" or "beside", which have none.
 """
@@ -67,41 +67,41 @@ class Scene(NamedTuple):
     cells: tuple[int, int, int, int]
     said: Said
 
-    def true(self, said: Said) -> bool:
-        """Whether a sentence holds.
+    def true(self, sentence: Said) -> bool:
+        """Whether a caption is true.
 
         >>> Scene((3, 9, -1, -1), Said(3, "left of", 9)).true(Said(9, "beside", 3))
         True
         """
-        if said.relation == "and":
-            return said.first in self.cells and said.second in self.cells
-        pairs = {"left of": ROWS, "above": COLUMNS, "beside": (*ROWS, *((b, a) for a, b in ROWS))}[said.relation]
-        return any((self.cells[a], self.cells[b]) == (said.first, said.second) for a, b in pairs)
+        if sentence.relation == "and":
+            return sentence.first in self.cells and sentence.second in self.cells
+        pairs = {"left of": ROWS, "above": COLUMNS, "beside": (*ROWS, *((b, a) for a, b in ROWS))}[sentence.relation]
+        return any((self.cells[a], self.cells[b]) == (sentence.first, sentence.second) for a, b in pairs)
 
 
 def digits() -> Things:
     """The handwritten digits of scikit-learn, 8 × 8, in 8 bits."""
-    found = optional("sklearn.datasets", "the data set digits").load_digits()
-    pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-    return Things(pixels, found.target.astype(np.int64), DIGITS)
+    bunch = optional("sklearn.datasets", "the data set digits").load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    return Things(pixels, bunch.target.astype(np.int64), DIGITS)
 
 
 def cifar(path: str | Path, most: int = 5000) -> Things:
     """Images of `kq.data.load_images`, `most` of a class; ten classes without names are those of CIFAR-10."""
-    found = load_images(path)
-    if found.labels is None:
-        raise ValueError(f"{path} has no labels: sentences need to know what an image shows")
-    classes = found.classes or CIFAR
-    if len(classes) <= found.labels.max():
-        raise ValueError(f"{path} has {found.labels.max() + 1} classes without names, which only ten may have")
+    images = load_images(path)
+    if images.labels is None:
+        raise ValueError(f"{path} has no labels, which the captions need")
+    classes = images.classes or CIFAR
+    if len(classes) <= images.labels.max():
+        raise ValueError(f"{path} has {images.labels.max() + 1} classes without names, which only ten may have")
     if len(classes) < LEAST:
         raise ValueError(
-            f"{path} must show at least {LEAST} things, not all of which are said together, got {len(classes)}"
+            f"{path} must have at least {LEAST} classes, since some pairs are kept for testing, got {len(classes)}"
         )
     rng = np.random.default_rng(0)
-    kept = [rng.permutation(np.flatnonzero(found.labels == label))[:most] for label in range(len(classes))]
+    kept = [rng.permutation(np.flatnonzero(images.labels == label))[:most] for label in range(len(classes))]
     order = np.concatenate(kept)
-    return Things(found.pixels[order], found.labels[order], classes)
+    return Things(images.pixels[order], images.labels[order], classes)
 
 
 def unsaid(things: int) -> set[frozenset[int]]:
@@ -119,8 +119,8 @@ def scenes(things: int, count: int, seed: int, test: bool = False, grids: float 
     A share `grids` has something in every cell, the others in two neighbours alone. Half of the sentences have a
     direction.
     """
-    rng, apart, found = np.random.default_rng((seed, int(test))), unsaid(things), list[Scene]()
-    while len(found) < count:
+    rng, apart, drawn_scenes = np.random.default_rng((seed, int(test))), unsaid(things), list[Scene]()
+    while len(drawn_scenes) < count:
         cells = [-1] * 4
         if full := bool(rng.random() < grids):
             cells = rng.choice(things, 4, replace=False).tolist()
@@ -131,26 +131,26 @@ def scenes(things: int, count: int, seed: int, test: bool = False, grids: float 
         there = [thing for thing in cells if thing >= 0]
         met = any(frozenset((x, y)) in apart for x in there for y in there if x != y)
         if (frozenset((cells[a], cells[b])) in apart) if test else not met:
-            found.append(Scene((cells[0], cells[1], cells[2], cells[3]), _said(cells[a], cells[b], beside, rng)))
-    return found
+            drawn_scenes.append(Scene((cells[0], cells[1], cells[2], cells[3]), _said(cells[a], cells[b], beside, rng)))
+    return drawn_scenes
 
 
 def _said(first: int, second: int, beside: bool, rng: np.random.Generator) -> Said:
     if rng.random() < 0.5:
         return Said(first, DIRECTED[0 if beside else 1], second)
-    said = Said(first, RECIPROCAL[int(beside and rng.random() < 0.5)], second)
-    return said.exchanged() if rng.random() < 0.5 else said
+    sentence = Said(first, RECIPROCAL[int(beside and rng.random() < 0.5)], second)
+    return sentence.exchanged() if rng.random() < 0.5 else sentence
 
 
 def drawn(things: Things, wanted: Sequence[Scene], seed: int) -> UInt8[np.ndarray, "n h w c"]:
-    """Images of scenes, an image of each thing drawn anew."""
+    """Images of scenes, with a randomly drawn image of each object."""
     rng = np.random.default_rng((seed, 7))
     height, width, channels = things.pixels.shape[1:]
     members = {label: np.flatnonzero(things.labels == label) for label in range(len(things.names))}
-    found = np.zeros((len(wanted), 2 * height, 2 * width, channels), np.uint8)
+    canvas = np.zeros((len(wanted), 2 * height, 2 * width, channels), np.uint8)
     for place, scene in enumerate(wanted):
         for cell, thing in enumerate(scene.cells):
             if thing >= 0:
                 y, x = height * (cell // 2), width * (cell % 2)
-                found[place, y : y + height, x : x + width] = things.pixels[rng.choice(members[thing])]
-    return found
+                canvas[place, y : y + height, x : x + width] = things.pixels[rng.choice(members[thing])]
+    return canvas

@@ -1,4 +1,4 @@
-"""Study `vision-language`: is a visual parser that learns worth it, and does flow between modalities say what matters?
+"""Study `vision-language`: does a trainable patch encoder pay off, and does attention flow predict importance?
 
 Variants learn from images with things in cells and sentences about two of them, and are asked about pairs of things
 that were never said. Their flow is held against what the loss of words becomes when images are shuffled.
@@ -52,29 +52,29 @@ DRAWS = 1000  # of the bootstrap
 
 @dataclass(frozen=True, kw_only=True)
 class VisionLanguageStudy(Reading, kind="vision-language study"):
-    """What every variant can do, what its joint encoder loses with parts of its scores, and how flow goes with loss."""
+    """Accuracy of every variant, loss with ablated score parts, and the correlation of flow with the loss."""
 
     former = FORMER
 
-    rows: Sequence[Mapping[str, Any]]  # one a training
+    rows: Sequence[Mapping[str, Any]]  # one per training
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a training, without its course."""
+        """One row per training, without its course."""
         return [{k: v for k, v in row.items() if k not in ("course", "layers", "turned")} for row in self.rows]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and spread over seeds, a row a set and a variant."""
+        """Mean and sd over seeds, one row per dataset and variant."""
         return over_seeds(self.rows, ("dataset", "variant"), (*SCORES, *RANKS, "seconds"))
 
     def turned(self) -> list[dict[str, Any]]:
-        """By how much the loss of matching rises without a part, mean and spread over seeds, a row a variant and task.
+        """Increase of the matching loss without a part, mean and sd over seeds, one row per variant and task.
 
         Changes are of the loss in nats; `loss` is that of the whole network.
         """
         rows = [
-            {"dataset": row["dataset"], "variant": row["variant"], "seed": row["seed"], **one}
+            {"dataset": row["dataset"], "variant": row["variant"], "seed": row["seed"], **change}
             for row in self.rows
-            for one in row["turned"]
+            for change in row["turned"]
         ]
         return over_seeds(rows, ("dataset", "variant", "task", "part"), ("change", "loss"))
 
@@ -86,7 +86,7 @@ class VisionLanguageStudy(Reading, kind="vision-language study"):
         `within` is the mean of the correlations within each training. Intervals are 95 %, by drawing trainings anew;
         sets with fewer than three trainings have none, and are left out.
         """
-        found = []
+        correlations = []
         for dataset in dict.fromkeys(row["dataset"] for row in self.rows):
             rows = [row for row in self.rows if row["dataset"] == dataset]
             if len(rows) < FEWEST:
@@ -94,12 +94,12 @@ class VisionLanguageStudy(Reading, kind="vision-language study"):
             for kind, name in (("training", "course"), ("layers", "layers")):
                 for reading in FLOWS:
                     groups = [[(float(np.mean(p[reading])), p["rise"]) for p in row[name]] for row in rows]
-                    found.append({"dataset": dataset, "over": kind, "reading": reading, **correlated(groups)})
-        return found
+                    correlations.append({"dataset": dataset, "over": kind, "reading": reading, **correlated(groups)})
+        return correlations
 
 
 def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | None = None) -> dict[str, Any]:
-    """Spearman's correlation of all points, and its 95 % interval by drawing groups anew, 1,000 times unless given.
+    """Spearman's correlation of all points, and its 95 % interval by bootstrap over groups (default: 1,000 samples).
 
     >>> correlated([[(0.0, 1.0), (1.0, 2.0)], [(0.0, 0.0), (2.0, 3.0)]])["correlation"]
     0.9486832980505138
@@ -109,7 +109,7 @@ def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | Non
     for _ in range(draws or DRAWS):
         some = np.concatenate([arrays[i] for i in rng.integers(len(arrays), size=len(arrays))])
         drawn.append(_rises(some))
-    whole, inner = np.concatenate(arrays), [_rises(one) for one in arrays]
+    whole, inner = np.concatenate(arrays), [_rises(array) for array in arrays]
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return {
         "correlation": _rises(whole),
@@ -122,8 +122,8 @@ def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | Non
 
 
 def _rises(pairs: np.ndarray) -> float:
-    found = spearman(pairs[:, 0], pairs[:, 1])
-    return math.nan if found is None else found
+    correlation = spearman(pairs[:, 0], pairs[:, 1])
+    return math.nan if correlation is None else correlation
 
 
 def run(
@@ -139,11 +139,11 @@ def run(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> VisionLanguageStudy:
-    """Run the study of `sets`: "digits" and "fine digits", scikit-learn's, and "cifar", the images of `data`.
+    """Run the study on `sets`: "digits" and "fine digits", scikit-learn's, and "cifar", the images of `data`.
 
     `data` is for `kq.data.load_images`, and `weights` are those of a DINOv2 backbone; without them that variant is left
-    out, and without `data` "cifar". Every training goes `epochs` times through `scenes` images, unless given 20,000,
-    30,000 and 60,000. With `out`, every result is kept there, and what is done is not done again.
+    out, and without `data` "cifar". Every training goes `epochs` times through `scenes` images (default: 20,000,
+    30,000 and 60,000). With `out`, every result is kept there, and finished trainings are not repeated.
     """
     check_count("epochs", epochs)
     check_count("workers", workers)
@@ -188,9 +188,9 @@ def _check(wanted: Sequence[str], variants: Sequence[str], data: Any, weights: A
     for name in variants:
         check_choice("variant", name, tuple(VARIANTS))
     if "cifar" in wanted and data is None:
-        raise ValueError("cifar needs images: give a file or a folder as data (--data)")
+        raise ValueError("cifar needs images: pass a file or a folder as data (--data)")
     if "DINOv2" in variants and weights is None:
-        raise ValueError("DINOv2 needs the weights of its backbone: give them as weights (--weights)")
+        raise ValueError("DINOv2 needs the weights of its backbone: pass them as weights (--weights)")
 
 
 def variants_of(dataset: str, dino: bool) -> tuple[str, ...]:

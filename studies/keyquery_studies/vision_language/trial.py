@@ -1,4 +1,4 @@
-"""One training of the study `vision-language`, what it can do in the end, and what flows on the way."""
+"""One training of the study `vision-language`, its final accuracy, and attention flow during training."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ class Tested(NamedTuple):
 def asked_of(things: Things, seed: int) -> Tested:
     """Scenes of pairs that were never said, with images that were never shown."""
     names = len(things.names)
-    found, rng = scenes(names, TESTED, seed, test=True), np.random.default_rng((seed, 11))
+    test_scenes, rng = scenes(names, TESTED, seed, test=True), np.random.default_rng((seed, 11))
     others, replaced = list[Said](), list[Said]()
-    for scene in found:
-        wrong = [other.said for other in found if not scene.true(other.said)]
+    for scene in test_scenes:
+        wrong = [other.said for other in test_scenes if not scene.true(other.said)]
         others.append(wrong[rng.integers(len(wrong))])
         absent = [thing for thing in range(names) if thing not in scene.cells]
         thing = absent[rng.integers(len(absent))]
         first, relation, second = scene.said
         replaced.append(Said(thing, relation, second) if rng.random() < 0.5 else Said(first, relation, thing))
-    return Tested(found, drawn(things.half(test=True), found, seed), others, replaced)
+    return Tested(test_scenes, drawn(things.half(test=True), test_scenes, seed), others, replaced)
 
 
 @lru_cache(maxsize=2)
@@ -115,7 +115,7 @@ def dino_model(path: str | Path) -> nn.Module:
     # Files have the names of transformers 4; later versions know projections by others.
     known = {_renamed(name): weight for name, weight in weights.items()} if _LATER in own.state_dict() else weights
     if lost := sorted(own.state_dict().keys() - known.keys() - {"embeddings.mask_token"}):
-        raise ValueError(f"{path} is no whole DINOv2 backbone: it lacks {lost[0]}")
+        raise ValueError(f"{path} is an incomplete DINOv2 backbone: it lacks {lost[0]}")
     own.load_state_dict(known, strict=False)
     return own.eval()
 
@@ -141,14 +141,14 @@ class ParserTrial:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         settings = {name: value for name, value in asdict(self).items() if name != "weights"}
         design = {**LEARNED, **SIZES[self.dataset], **VARIANTS[self.variant], "checks": CHECKS, "tested": TESTED}
         design |= {"grids": GRIDS, "parts": TURNED}
         return name_of((self.dataset, self.variant, self.seed), {**settings, "design": design})
 
     def estimator(self, device: str) -> VisualParser:
-        """The estimator at its start."""
+        """The estimator at initialisation."""
         options = {**LEARNED, **SIZES[self.dataset], **VARIANTS[self.variant]}
         if self.variant == "DINOv2":
             assert self.weights is not None
@@ -191,7 +191,7 @@ class ParserTrial:
 
 
 class Exam:
-    """What a network can do with scenes that it has not seen."""
+    """Accuracy of a network on unseen scenes."""
 
     def __init__(
         self,
@@ -207,23 +207,23 @@ class Exam:
 
     @torch.no_grad()
     def see(self, images: np.ndarray) -> Float[Tensor, "batch tokens features"]:
-        """What the visual parser makes of images."""
+        """Patch-encoder features of images."""
         parts = images_of(images, self.network.vision.size).to(self.device).split(100)
         return torch.cat([self.network.see(some).features for some in parts])
 
-    def ids(self, said: Sequence[Said]) -> Int[Tensor, "batch n"]:
+    def ids(self, sentences: Sequence[Said]) -> Int[Tensor, "batch n"]:
         """Sentences as numbers of words."""
-        found = self.words.batch([one.text(self.names) for one in said]).to(self.device)
-        return torch.nn.functional.pad(found, (0, self.network.longest - found.shape[1]), value=PAD)
+        token_ids = self.words.batch([sentence.text(self.names) for sentence in sentences]).to(self.device)
+        return torch.nn.functional.pad(token_ids, (0, self.network.longest - token_ids.shape[1]), value=PAD)
 
     @torch.no_grad()
-    def odds(self, said: Sequence[Said], features: Tensor | None = None) -> Float[Tensor, " batch"]:
-        """Log-odds that scene i and sentence i belong together."""
+    def odds(self, sentences: Sequence[Said], features: Tensor | None = None) -> Float[Tensor, " batch"]:
+        """Log-odds that scene i and caption i match."""
         seen = self.features if features is None else features
-        return self.network.match(self.network(seen, self.ids(said)))
+        return self.network.match(self.network(seen, self.ids(sentences)))
 
     def scores(self) -> dict[str, float]:
-        """Shares of right answers: half of what is asked is true, half is not."""
+        """Accuracy: half of the pairs are true, half are not."""
         asked, right = self.asked, self.odds([scene.said for scene in self.asked.scenes]) > 0
         directed = torch.tensor([scene.said.relation in DIRECTED for scene in asked.scenes])
         exchanged = self.odds([scene.said.exchanged() for scene in asked.scenes]) <= 0
@@ -231,7 +231,7 @@ class Exam:
         moved = self.features.roll(1, 0)
         own = [scene.said for scene in asked.scenes]
         blind = (self.odds(own, moved) > 0, self.odds(asked.others, moved) <= 0)
-        turned = (self.odds(own, moved) > 0, self.odds([one.exchanged() for one in own], moved) <= 0)
+        turned = (self.odds(own, moved) > 0, self.odds([sentence.exchanged() for sentence in own], moved) <= 0)
         filled, both = self.fill()
         two = torch.tensor([scene.cells.count(-1) == 2 for scene in asked.scenes])
         return {
@@ -250,16 +250,16 @@ class Exam:
     def fill(self) -> tuple[float, float]:
         """Shares of things that are named right, where one of two is hidden, and where both are, with a direction."""
         ids = self.ids([scene.said for scene in self.asked.scenes])
-        places, found = self._things_in(ids), list[Tensor]()
+        places, predicted = self._things_in(ids), list[Tensor]()
         for hidden in (places[:, :1], places[:, 1:]):
             logits = self._spelled(self.features, ids, hidden)
-            found.append(logits.gather(1, hidden[..., None].expand(-1, -1, logits.shape[-1])).argmax(-1))
+            predicted.append(logits.gather(1, hidden[..., None].expand(-1, -1, logits.shape[-1])).argmax(-1))
         truth = ids.gather(1, places)
         directed = torch.tensor([scene.said.relation in DIRECTED for scene in self.asked.scenes])
         logits = self._spelled(self.features, ids, places)
         both = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1])).argmax(-1)
-        one = (torch.cat(found, 1) == truth).double().mean()
-        return float(one), float((both == truth)[directed].double().mean())
+        single = (torch.cat(predicted, 1) == truth).double().mean()
+        return float(single), float((both == truth)[directed].double().mean())
 
     def _things_in(self, ids: Int[Tensor, "batch n"]) -> Int[Tensor, "batch 2"]:
         """Where the two things stand in each sentence."""
@@ -271,7 +271,7 @@ class Exam:
 
     @torch.no_grad()
     def text_loss(self, features: Tensor) -> Float[Tensor, " batch"]:
-        """−log p of both things of each sentence, hidden, in nats a thing."""
+        """−log p of both objects of each caption, masked, in nats per object."""
         ids = self.ids([scene.said for scene in self.asked.scenes])
         places = self._things_in(ids)
         logits = self._spelled(features, ids, places)
@@ -279,7 +279,7 @@ class Exam:
         return cross_entropy(chosen.mT, ids.gather(1, places), reduction="none").mean(1)
 
     def rise(self) -> float:
-        """By how much the text loss rises when every sentence has another's image."""
+        """The increase of the text loss with shuffled images."""
         return float((self.text_loss(self.features.roll(1, 0)) - self.text_loss(self.features)).mean())
 
     def flow(self) -> dict[str, Any]:
@@ -290,18 +290,18 @@ class Exam:
             x, real = self.network.joined(self.features[few], ids)
         tokens = self.network.vision.tokens
         labels = ["special"] + ["image"] * tokens + ["text"] * ids.shape[1]
-        found = flow(self.network.joint, labels, inputs={"x": x, "mask": real})
-        told = {name: _layers(found.of(name, corrected=True)) for name in READINGS}
-        return {**told, "to_text": _layers(found.directed_of("raw", corrected=True)["image", "text"])}
+        reading = flow(self.network.joint, labels, inputs={"x": x, "mask": real})
+        by_metric = {name: _layers(reading.of(name, corrected=True)) for name in READINGS}
+        return {**by_metric, "to_text": _layers(reading.directed_of("raw", corrected=True)["image", "text"])}
 
     def layers(self) -> list[dict[str, float]]:
         """Of every layer its flow, and the rise of the text loss when words read other images in that layer alone."""
-        found, before = self.flow(), self.text_loss(self.features)
+        by_layer, before = self.flow(), self.text_loss(self.features)
         rows = []
         for number, block in enumerate(self.network.joint.blocks):
             with reading_others(block, self.network.vision.tokens):
                 rise = float((self.text_loss(self.features) - before).mean())
-            rows.append({**{name: values[number] for name, values in found.items()}, "rise": rise})
+            rows.append({**{name: values[number] for name, values in by_layer.items()}, "rise": rise})
         return rows
 
     def retrieval(self, seed: int) -> dict[str, Any]:
@@ -310,43 +310,47 @@ class Exam:
         `texts_at` are sentences found for images, `images_at` images for sentences.
         """
         pairs = sorted({(s.said.first, s.said.second) for s in self.asked.scenes if s.said.relation in DIRECTED})
-        said = [Said(a, relation, b) for a, b in pairs for relation in DIRECTED]
+        sentences = [Said(a, relation, b) for a, b in pairs for relation in DIRECTED]
         shown = [
             Scene((a, b, -1, -1) if relation == "left of" else (a, -1, b, -1), Said(a, relation, b))
-            for a, relation, b in said
+            for a, relation, b in sentences
         ]
         features = self.see(drawn(self.things.half(test=True), shown, seed))
-        odds = np.stack([self.odds(said, one.expand(len(said), -1, -1)).cpu().numpy() for one in features])
-        found: dict[str, Any] = {"gallery": len(said)}
+        odds = np.stack(
+            [self.odds(sentences, image.expand(len(sentences), -1, -1)).cpu().numpy() for image in features]
+        )
+        recalls: dict[str, Any] = {"gallery": len(sentences)}
         for name, table in (("texts_at", odds), ("images_at", odds.T)):
             rank = (table > np.diag(table)[:, None]).sum(1)
-            found |= {f"{name}_{most}": float((rank < most).mean()) for most in AT}
-        return found
+            recalls |= {f"{name}_{most}": float((rank < most).mean()) for most in AT}
+        return recalls
 
     def turned(self) -> list[dict[str, Any]]:
-        """What the loss of matching becomes when parts of the joint encoder's scores are off, task by task."""
+        """The matching loss with parts of the joint encoder's scores ablated, task by task."""
         directed = [scene.said.relation in DIRECTED for scene in self.asked.scenes]
         own = [scene.said for scene in self.asked.scenes]
         tasks = {
-            "directed, exchanged": (True, [one.exchanged() for one in own]),
+            "directed, exchanged": (True, [sentence.exchanged() for sentence in own]),
             "directed, replaced": (True, self.asked.replaced),
             "reciprocal, replaced": (False, self.asked.replaced),
         }
         rows = []
         for task, (wanted, wrong) in tasks.items():
-            index = [place for place, one in enumerate(directed) if one == wanted]
-            said = [own[i] for i in index] + [wrong[i] for i in index]
+            index = [place for place, sentence in enumerate(directed) if sentence == wanted]
+            sentences = [own[i] for i in index] + [wrong[i] for i in index]
             with torch.no_grad():
-                x, real = self.network.joined(self.features[index + index], self.ids(said))
+                x, real = self.network.joined(self.features[index + index], self.ids(sentences))
             x, real = x[:, real.any(0)], real[:, real.any(0)]  # no means at positions that are padding throughout
-            truth = (torch.arange(len(said), device=self.device) < len(index)).float()
+            truth = (torch.arange(len(sentences), device=self.device) < len(index)).float()
 
             def loss(joint: nn.Module, batch: Any, truth: Tensor = truth) -> Tensor:
                 logits = self.network.match(joint(**batch))
                 return binary_cross_entropy_with_logits(logits, truth, reduction="none")
 
-            found = ablate(self.network.joint, [{"x": x, "mask": real}], loss, by="all", parts=TURNED, means="position")
-            rows += [{"task": task, "loss": found.loss, **_plain(row)} for row in found.rows]
+            ablation = ablate(
+                self.network.joint, [{"x": x, "mask": real}], loss, by="all", parts=TURNED, means="position"
+            )
+            rows += [{"task": task, "loss": ablation.loss, **_plain(row)} for row in ablation.rows]
         return rows
 
 

@@ -1,4 +1,4 @@
-"""The study of words as a picture: blanks filled, and losses from every start."""
+"""Figure of the study `words`: masked-token prediction, and losses by initialisation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.words.planted_models import STARTS
 from keyquery_studies.words.study import WordsStudy
 
-# How each way to fill a blank is called.
+# Display names of the prediction methods.
 FILLED = {
     "unigram": "how frequent it is",
     "published": "projection, as published",
@@ -32,7 +32,7 @@ COLOURS = dict(zip(STARTS, ("#24292f", "#54aeff", "#2a9d8f", "#2166ac", "#d6701c
 
 
 def starts(reading: WordsStudy, pyplot: Any) -> Any:
-    """Left, the mean of 1/rank of what stood in a blank, by every way; then a panel an objective: losses by start."""
+    """Left, mean reciprocal rank by method; then one panel per objective: losses by initialisation."""
     names = [name for name in OBJECTIVES if any(row["objective"] == name for row in reading.trainings)]
     count = 1 + len(names)
     figure, axes = pyplot.subplots(1, count, figsize=(0.6 + 3.1 * count, 3.3), layout="constrained")

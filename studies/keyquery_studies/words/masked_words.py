@@ -1,4 +1,4 @@
-"""Blanks in text that nobody has learned from, and how far down the list a filler has the token that stood there."""
+"""Masked-token prediction on held-out text: the rank of the true token by counting methods and by a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from keyquery_studies.common.jobs import name_of
 from keyquery_studies.common.language_models import read_documents
 from keyquery_studies.common.objectives import HELD_OUT
 
-REACH, WIDE, COUNT = 8, 64, 1000  # tokens on either side of a blank, as the widest has it, and blanks a seed
-FEW = 1e-9  # of a score, so that tokens that score alike go by how frequent they are
+REACH, WIDE, COUNT = 8, 64, 1000  # maximum context on either side of a masked token, and masked tokens per seed
+FEW = 1e-9  # weight of frequency, which breaks ties of a score
 
 
 def encode(corpus: str | Path | None, folder: Path, model: str | Path, force: bool = False) -> dict[str, Any]:
-    """The facts of a corpus whose tokens, by a model's tokenizer, lie in `folder`; they are made where they do not.
+    """The facts of a corpus, whose tokens by a model's tokenizer are in `folder`; they are computed if missing.
 
-    Without a corpus, what lies there is used.
+    Default: the tokens that are already there.
     """
     kept, name = folder / "blanks.json", Path(model).name
     facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
@@ -45,10 +45,12 @@ def encode(corpus: str | Path | None, folder: Path, model: str | Path, force: bo
     if (facts.get("digest"), facts.get("model")) == (digest, name):
         return facts
     if facts and not force:
-        raise FileExistsError(f"{folder} holds tokens of {facts['corpus']}, made otherwise; --force replaces them")
+        raise FileExistsError(
+            f"{folder} holds tokens of {facts['corpus']}, made with other settings; --force replaces them"
+        )
     tokenizer = load_tokenizer(model)
     if tokenizer is None or getattr(tokenizer, "mask_token_id", None) is None:
-        raise ValueError(f"model must be one that finds masked tokens, with its tokenizer, and {model} is not")
+        raise ValueError(f"model must be a masked language model with its tokenizer, got {model}")
     ids = np.concatenate([np.asarray(encoded(tokenizer, line), dtype=np.int32) for line in text.splitlines(True)])
     facts = {"corpus": Path(corpus).name, "digest": digest, "model": name, "tokens": len(ids)}
     facts |= {"size": len(tokenizer), "mask": int(tokenizer.mask_token_id)}
@@ -62,20 +64,20 @@ def encode(corpus: str | Path | None, folder: Path, model: str | Path, force: bo
 
 @lru_cache(maxsize=1)
 def learned_from(folder: Path, size: int, window: int) -> Cooccurrence:
-    """Directed counts of what is not held out."""
+    """Directed counts of the training text."""
     ids = np.load(folder / "blanks.npy")
     return Cooccurrence.from_ids(ids[: int(len(ids) * (1 - HELD_OUT))], [str(at) for at in range(size)], window)
 
 
 @dataclass(frozen=True, eq=False)
 class Blanks:
-    """Windows of held-out text, whose middle token is asked for."""
+    """Windows of held-out text, whose middle token is to be predicted."""
 
     texts: Int[Tensor, "count n"]
 
     @classmethod
     def of(cls, folder: Path, seed: int) -> Blanks:
-        """Those of a seed: of the last half of what is held out, which chooses nothing in any training."""
+        """Windows of a seed, from the test half of the held-out text."""
         ids = torch.from_numpy(np.load(folder / "blanks.npy").astype(np.int64))
         kept = int(len(ids) * (1 - HELD_OUT))
         last = ids[kept + (len(ids) - kept) // 2 :]
@@ -83,11 +85,11 @@ class Blanks:
 
     @property
     def truth(self) -> Int[Tensor, " count"]:
-        """What stood in the blank."""
+        """The true tokens."""
         return self.texts[:, WIDE]
 
     def around(self, reach: int) -> Int[Tensor, "count n"]:
-        """The blank, and so many tokens on either side of it."""
+        """The masked token, with so many tokens on either side."""
         return self.texts[:, WIDE - reach : WIDE + reach + 1]
 
     @property
@@ -107,7 +109,7 @@ class Blanks:
 
 
 def told_ranks(scores: Float[Tensor, "count words"], truth: Int[Tensor, " count"]) -> dict[str, float]:
-    """Of the words that were there: median rank from 1, ties in the middle; mean of 1/rank; share among the first ten.
+    """Median rank of the true words (from 1, ties averaged), mean reciprocal rank, and top-10 accuracy.
 
     >>> told_ranks(torch.tensor([[0.1, 0.7, 0.2]]), torch.tensor([2]))
     {'median': 2.0, 'reciprocal': 0.5, 'ten': 1.0}
@@ -122,18 +124,18 @@ def told_ranks(scores: Float[Tensor, "count words"], truth: Int[Tensor, " count"
 
 
 def counting(counts: Cooccurrence, blanks: Blanks) -> dict[str, Float[Tensor, "count words"]]:
-    """Scores of every word for every blank, by ways to count.
+    """Scores of every word for every masked token, by counting method.
 
-    - unigram: how frequent a word is, whatever stands around it
-    - published: e of the projection, with counts of what stands near; normed: the same with Norm(M)
-    - ppmi: PPMI in place of counts, each word of the context weighed by attention, Norm(M); equal: all weighed alike
+    - unigram: word frequency, regardless of context
+    - published: e of the projection, with co-occurrence counts; normed: the same with Norm(M)
+    - ppmi: PPMI in place of counts, context words weighted by attention, Norm(M); equal: weighted equally
     - near: naive Bayes, log p(word) + Σ log p(context word | word), counts of one more; directed: of context words
       before, and of those after
     """
     near = counts.symmetric()
     raw, ppmi = near.dense().float(), near.dense("ppmi").float()
     frequency = torch.from_numpy(counts.frequency).float()
-    found = {
+    rankings = {
         "unigram": frequency.expand(len(blanks.truth), -1),
         "published": _projected(raw, blanks.context, normed=False),
         "normed": _projected(raw, blanks.context, normed=True),
@@ -143,7 +145,9 @@ def counting(counts: Cooccurrence, blanks: Blanks) -> dict[str, Float[Tensor, "c
         "directed": _bayes(counts, blanks),
     }
     tie = FEW * frequency / frequency.max()
-    return {name: scores if name == "unigram" else scores + tie * scores.abs().max() for name, scores in found.items()}
+    return {
+        name: scores if name == "unigram" else scores + tie * scores.abs().max() for name, scores in rankings.items()
+    }
 
 
 def _projected(s: Float[Tensor, "n n"], context: Int[Tensor, "count r"], normed: bool) -> Float[Tensor, "count n"]:
@@ -155,18 +159,18 @@ def _projected(s: Float[Tensor, "n n"], context: Int[Tensor, "count r"], normed:
 
 def _bayes(counts: Cooccurrence, blanks: Blanks) -> Float[Tensor, "count n"]:
     x = counts.dense().float() + 1
-    given = (
+    log_given = (
         (x / x.sum(0)).log(),
         (x / x.sum(1, keepdim=True)).log().mT,
     )  # rows: context word before, after; columns: word
     frequency = torch.from_numpy(counts.frequency).float() + 1
-    found = given[0][blanks.before].sum(1) + given[1][blanks.after].sum(1)
-    return found + (frequency / frequency.sum()).log()
+    scores = log_given[0][blanks.before].sum(1) + log_given[1][blanks.after].sum(1)
+    return scores + (frequency / frequency.sum()).log()
 
 
 @torch.no_grad()
 def filled(model: nn.Module, blanks: Blanks, mask: int, reach: int) -> Float[Tensor, "count n"]:
-    """What a model that finds masked tokens says of each blank, of so many tokens on either side."""
+    """Predictions of a masked language model, with so many tokens on either side."""
     scores = []
     for part in blanks.around(reach).split(50):
         hidden = part.clone()
@@ -177,7 +181,7 @@ def filled(model: nn.Module, blanks: Blanks, mask: int, reach: int) -> Float[Ten
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Blanks of one seed, filled by counting, and by a model that has learned to."""
+    """Masked tokens of one seed, predicted by counts and by a masked language model."""
 
     seed: int
     text: str  # the digest of the corpus
@@ -188,20 +192,20 @@ class Ranking:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         settings = {**asdict(self), "model": Path(self.model).name, "reach": [REACH, WIDE, COUNT]}
         return name_of(("ranks", self.seed), settings)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Ranks by every way, and what the counts are."""
+        """Ranks by every method, and the symmetry of the counts."""
         counts, blanks = learned_from(folder, self.size, self.window), Blanks.of(folder, self.seed)
         model = load_model(self.model, lm_head=True)[0].to(device).eval()
-        found = {
+        ranks = {
             **counting(counts, blanks),
             "Transformer": filled(model, blanks, self.mask, REACH),
             "Transformer, more": filled(model, blanks, self.mask, WIDE),
         }
-        ways = {way: told_ranks(scores, blanks.truth) for way, scores in found.items()}
+        ways = {way: told_ranks(scores, blanks.truth) for way, scores in ranks.items()}
         symmetry = {kind: counts.symmetry(kind) for kind in KINDS}
         settings = {**asdict(self), "model": Path(self.model).name}
         return {**settings, "ways": ways, "symmetry": symmetry, "pairs": counts.total}

@@ -1,4 +1,4 @@
-"""Language models that start from counts, for the study `words`: their embeddings, scores and values are planted."""
+"""Language models initialised from counts, for the study `words`: embeddings, scores and values."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from keyquery_studies.common.objectives import HELD_OUT, OBJECTIVES
 STARTS = ("random", "symmetric", "embeddings", "scores", "values", "shuffled")
 PLANTED = {"embeddings": 1, "scores": 2, "values": 3, "shuffled": 3}
 BATCH, CHECKS = 16, 20
-WATCHED = 4  # batches of 32 windows that the loss on the way is of
+WATCHED = 4  # batches of 32 windows for the validation loss
 STD = 0.02  # of embeddings at random, and of those that are planted
 
 
 @lru_cache(maxsize=2)
 def counted(folder: Path, window: int) -> Cooccurrence:
-    """Directed counts of the tokens that models learn from."""
+    """Directed counts of the training tokens."""
     ids = np.load(folder / "tokens.npy").astype(np.int64)
     size = int(ids.max()) + 1
     return Cooccurrence.from_ids(ids[: int(len(ids) * (1 - HELD_OUT))], [str(word) for word in range(size)], window)
@@ -43,7 +43,7 @@ def counted(folder: Path, window: int) -> Cooccurrence:
 
 @lru_cache(maxsize=2)
 def _near(folder: Path, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """PPMI of what stands near each other, its eigenvectors and values, and PPMI of what stands after what."""
+    """Symmetric PPMI with its eigendecomposition, and directed PPMI."""
     counts = counted(folder, window)
     near = counts.symmetric().dense("ppmi")
     values, vectors = torch.linalg.eigh(near)
@@ -64,15 +64,17 @@ def plant(model: LanguageModel, folder: Path, window: int, depth: int, order: In
         near, after, vectors = near[order][:, order], after[order][:, order], vectors[order]
     size, width = len(near), model.config.width
     lead = values.abs().argsort(descending=True)[:width]
-    found = vectors[:, lead] * values[lead].abs().sqrt()
-    found = torch.where(found.abs().sum(1, keepdim=True) > 0, found, torch.randn_like(found))  # never seen: the mask
-    model.tokens.weight[:size] = (found * STD / found.std()).to(model.tokens.weight)
+    embeddings = vectors[:, lead] * values[lead].abs().sqrt()
+    embeddings = torch.where(
+        embeddings.abs().sum(1, keepdim=True) > 0, embeddings, torch.randn_like(embeddings)
+    )  # never seen: the mask
+    model.tokens.weight[:size] = (embeddings * STD / embeddings.std()).to(model.tokens.weight)
     if depth < 2:
         return
-    x = layer_norm(found, (width,))
+    x = layer_norm(embeddings, (width,))
     back = torch.linalg.pinv(x)
     looked, carried = (after.mT, after) if model.config.causal else (near, near)
-    for layer in (one for one in model.modules() if isinstance(one, Attention)):
+    for layer in (module for module in model.modules() if isinstance(module, Attention)):
         assert layer.query is not None
         scores = _as_large(dealt(back @ looked @ back.mT, layer.heads, layer.head_dim), layer.form())
         layer.query.weight.copy_(scores.query.flatten(0, 1))
@@ -84,14 +86,14 @@ def plant(model: LanguageModel, folder: Path, window: int, depth: int, order: In
 
 
 def _as_large(pieces: Form, before: Form) -> Form:
-    """Each head's form as large as another's, both factors alike."""
+    """Rescale each head's form to the norm of another, both factors equally."""
     gain = (before.norm2.double() / pieces.norm2.clamp(min=1e-30)) ** 0.25
     return Form(pieces.query * gain[:, None, None], pieces.key * gain[:, None, None])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedTraining:
-    """One small language model, of one start; alike in everything else."""
+    """One small language model with one initialisation; everything else is the same."""
 
     objective: str
     start: str
@@ -112,18 +114,18 @@ class PlantedTraining:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         settings = {**asdict(self), "batch": BATCH, "watched": WATCHED, "recipe": asdict(self.recipe())}
         return name_of((self.objective, self.start, self.seed), settings)
 
     def recipe(self) -> Recipe:
-        """AdamW, whose rate rises and then stays: a curve's steps mean the same wherever it ends."""
+        """AdamW with warm-up and a constant rate, so that curves do not depend on the number of steps."""
         every = max(self.steps // CHECKS, 1)
         options: dict[str, Any] = {"schedule": "flat", "weight_decay": 0.1, "check_every": every}
         return Recipe(self.steps, lr=2e-3, warmup=min(20, self.steps // 4), seed=self.seed, **options)
 
     def shape(self) -> Shape:
-        """What the model is made of."""
+        """The shape of the model."""
         return Shape(
             vocab_size=self.vocabulary,
             width=self.width,
@@ -134,7 +136,7 @@ class PlantedTraining:
         )
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, with the loss on text held out on the way."""
+        """Train, with validation losses."""
         task, exam = tasks(folder, device, self.objective, self.length)
         task.batch, task.held_out = BATCH, task.held_out[:WATCHED]
         torch.manual_seed(self.seed)
@@ -151,7 +153,7 @@ class PlantedTraining:
         return {**row, "seconds": perf_counter() - start, "device": device_name(device)}
 
     def plant(self, model: LanguageModel, folder: Path) -> None:
-        """The start of a model that was just made at random."""
+        """Initialise a freshly built model."""
         if self.start == "symmetric":
             begin(model, "matched")
         elif self.start in PLANTED:

@@ -1,4 +1,4 @@
-"""The study of words as tables in the terminal."""
+"""The study of words as terminal tables."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from keyquery_studies.words.study import WordsStudy
 
 
 def tables(reading: WordsStudy) -> list[Any]:
-    """How blanks were filled, worst first; then every start's steps to the goal."""
-    made = columns_table("blanks filled by", "median rank", "1/rank", "among ten", "seeds")
-    made.columns[0].no_wrap = True
+    """Masked-token prediction, worst method first; then steps to the goal by initialisation."""
+    table = columns_table("predicted by", "median rank", "1/rank", "top 10", "seeds")
+    table.columns[0].no_wrap = True
     for row in reading.summary():
         cells = (_with(row, "median", ".0f"), _with(row, "reciprocal", ".3f"), _with(row, "ten", ".1%"))
-        made.add_row(FILLED.get(row["way"], row["way"]), *cells, str(row["seeds"]))
+        table.add_row(FILLED.get(row["way"], row["way"]), *cells, str(row["seeds"]))
     words = reading.provenance.get("blanks", {}).get("size")
     of = f" of {words:,}" if words else ""
-    shown: list[Any] = [Text(f"the token that stood in a blank: its rank{of}", style="bold"), made]
+    shown: list[Any] = [Text(f"masked-token prediction: rank of the token{of}", style="bold"), table]
     rows, goals = reading.starts(), reading.goals()
     for objective in OBJECTIVES:
         alike = [row for row in rows if row["objective"] == objective]
@@ -31,40 +31,40 @@ def tables(reading: WordsStudy) -> list[Any]:
             title = f"{objective}: steps to a loss of {goals[objective]:.2f}, {seeds_of(alike)}"
             shown += ["", Text(title, style="bold"), _starts(alike)]
     if reading.heads:
-        shown += ["", Text("heads beside the corpus, means over a layer", style="bold"), _beside(reading)]
+        shown += ["", Text("heads compared with the corpus, means over a layer", style="bold"), _beside(reading)]
     symmetry = ", ".join(f"{kind} {value:+z.2f}" for kind, value in reading.symmetry.items())
     return [
         *shown,
         "",
-        f"Symmetry of what was counted: {symmetry}.",
+        f"Symmetry of the counts: {symmetry}.",
         "± is a standard deviation over seeds; saved: 95 %.",
     ]
 
 
 def _beside(reading: WordsStudy) -> Table:
-    made = columns_table("model", "layer", "compares", "points", "size", "explained", "beyond chance")
+    table = columns_table("model", "layer", "symmetric", "skew", "|skew|", "explained", "above null")
     for row in reading.beside():
         beyond = f"{row['compares_beyond']} and {row['points_beyond']} of {row['heads']}"
         figures = (f"{row[name]:+z.2f}" for name in ("compares", "points"))
-        made.add_row(
+        table.add_row(
             row["model"], str(row["layer"]), *figures, f"{row['points_size']:.2f}", f"{row['explained']:.1%}", beyond
         )
-    return made
+    return table
 
 
 def _starts(rows: list[dict[str, Any]]) -> Table:
-    made = columns_table("start", "steps", "saved", "loss in the end")
-    made.columns[0].no_wrap = True
+    table = columns_table("initialisation", "steps", "saved", "final loss")
+    table.columns[0].no_wrap = True
     for row in rows:
         saved = row["saved"]
-        told = "–" if saved is None else f"{saved[0]:+z.0f} ({saved[1]:+z.0f} to {saved[2]:+z.0f})"
-        told = "" if row["start"] == "random" else told
-        made.add_row(STARTED[row["start"]], _with(row, "reached", ".0f"), told, _with(row, "loss", ".3f"))
-    return made
+        saving = "–" if saved is None else f"{saved[0]:+z.0f} ({saved[1]:+z.0f} to {saved[2]:+z.0f})"
+        saving = "" if row["start"] == "random" else saving
+        table.add_row(STARTED[row["start"]], _with(row, "reached", ".0f"), saving, _with(row, "loss", ".3f"))
+    return table
 
 
 def _with(row: dict[str, Any], name: str, form: str) -> str:
-    """A mean and its spread."""
+    """A mean and its standard deviation."""
     if row[name] is None:
         return "not all"
     spread = "" if row[f"{name}_sd"] is None else f" ± {row[f'{name}_sd']:{form}}"

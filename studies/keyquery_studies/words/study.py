@@ -1,7 +1,7 @@
-"""Study `words`: how far does counting go, and is it a good start?
+"""Study `words`: how far does counting go, and is it a good initialisation?
 
-The claim: self-attention comes out of co-occurrence counts. Blanks in text never seen are filled by counting, and by a
-Transformer that has learned to; and small Transformers start from counts, at random, and symmetric.
+The claim: self-attention follows from co-occurrence counts. Masked tokens of held-out text are predicted by counts and
+by a Transformer; and small Transformers are initialised from counts, at random, and symmetrically.
 """
 
 from __future__ import annotations
@@ -32,71 +32,71 @@ from keyquery_studies.words.masked_words import Ranking, encode, learned_from
 from keyquery_studies.words.planted_models import STARTS, PlantedTraining
 
 FIGURES = ("median", "reciprocal", "ten")
-WHERE = 0.75  # of a training at random, whose loss there is the goal
+WHERE = 0.75  # of a training with random initialisation, whose loss there is the goal
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordsStudy(Reading, kind="words study"):
-    """Blanks filled by every way and seed, and every training with the curve of its loss."""
+    """Masked-token ranks by method and seed, and every training with its loss curve."""
 
-    ranks: Sequence[Mapping[str, Any]]  # one a way and seed
+    ranks: Sequence[Mapping[str, Any]]  # one per method and seed
     trainings: Sequence[Mapping[str, Any]]
-    heads: Sequence[Mapping[str, Any]]  # one a head of a trained model, beside the corpus
+    heads: Sequence[Mapping[str, Any]]  # one per head of a trained model, compared with the corpus
     symmetry: Mapping[str, float]  # of the counts, their logarithms and PPMI
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a way and seed, one a head, and one a training, without its curve."""
+        """One row per method and seed, per head, and per training, without its curve."""
         trained = [{k: v for k, v in row.items() if k != "curve"} for row in self.trainings]
         return [dict(row) for row in (*self.ranks, *self.heads)] + trained
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row a way to fill blanks, the best last: median rank, mean of 1/rank and share among ten, with spreads."""
+        """One row per method, best last: median rank, mean reciprocal rank and top-10 accuracy, each with its sd."""
         return sorted(over_seeds(self.ranks, ["way"], FIGURES), key=lambda row: row["reciprocal"])
 
     def beside(self) -> list[dict[str, Any]]:
-        """A row a model and layer: means over heads of how alike they are, what is chance, and how many are beyond it.
+        """One row per model and layer: mean cosines over heads, their null levels, and how many heads exceed them.
 
-        `points_size` is the mean of |points|: heads that point forth and back would cancel.
+        `points_size` is the mean of |points|, in which heads of opposite direction do not cancel.
         """
         groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
         for row in self.heads:
             groups.setdefault((row["model"], row["layer"]), []).append(row)
-        found = []
+        rows = []
         for (model, layer), alike in groups.items():
-            one: dict[str, Any] = {"model": model, "layer": layer, "heads": len(alike)}
+            means: dict[str, Any] = {"model": model, "layer": layer, "heads": len(alike)}
             for name in NAMES:
-                one[name] = mean(row[name] for row in alike)
-                one[f"{name}_level"] = mean(level(row, name) for row in alike)
-                one[f"{name}_beyond"] = sum(abs(row[name]) > level(row, name) for row in alike)
-            one["points_size"] = mean(abs(row["points"]) for row in alike)
-            found.append(one)
-        return found
+                means[name] = mean(row[name] for row in alike)
+                means[f"{name}_level"] = mean(level(row, name) for row in alike)
+                means[f"{name}_beyond"] = sum(abs(row[name]) > level(row, name) for row in alike)
+            means["points_size"] = mean(abs(row["points"]) for row in alike)
+            rows.append(means)
+        return rows
 
     def goals(self) -> dict[str, float]:
-        """For each objective the loss that every start at random has reached after three quarters of its steps."""
-        found: dict[str, float] = {}
+        """Per objective, the loss that every random initialisation has reached after three quarters of its steps."""
+        goals: dict[str, float] = {}
         for row in self.trainings:
             if row["start"] == "random":
                 upto = [loss for step, loss in row["curve"] if step <= WHERE * row["steps"]]
-                found[row["objective"]] = max(found.get(row["objective"], 0.0), min(upto))
-        return found
+                goals[row["objective"]] = max(goals.get(row["objective"], 0.0), min(upto))
+        return goals
 
     def starts(self) -> list[dict[str, Any]]:
-        """A row an objective and start: steps to the goal and loss in the end, mean and spread over seeds.
+        """One row per objective and initialisation: steps to the goal and final loss, mean and sd over seeds.
 
         `saved` is how many steps fewer than at random, seed by seed, with a 95 % interval; None where some never come.
         """
-        goals, found = self.goals(), list[dict[str, Any]]()
+        goals, starts = self.goals(), list[dict[str, Any]]()
         rows = [{**row, "reached": first_below(row["curve"], goals[row["objective"]])} for row in self.trainings]
-        for one in over_seeds(rows, ["objective", "start"], ["reached", "loss"]):
-            alike = {row["seed"]: row["reached"] for row in rows if _place(row) == _place(one)}
-            base = {row["seed"]: row["reached"] for row in rows if _place(row) == (one["objective"], "random")}
+        for means in over_seeds(rows, ["objective", "start"], ["reached", "loss"]):
+            alike = {row["seed"]: row["reached"] for row in rows if _place(row) == _place(means)}
+            base = {row["seed"]: row["reached"] for row in rows if _place(row) == (means["objective"], "random")}
             pairs = [(base[seed], alike[seed]) for seed in alike if seed in base]
             there = len(pairs) > 1 and all(None not in pair for pair in pairs)
             random, own = zip(*pairs, strict=True) if there else ((), ())
             saved = paired(torch.tensor(own), torch.tensor(random)) if there else None
-            found.append({**one, "saved": saved})
-        return found
+            starts.append({**means, "saved": saved})
+        return starts
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -105,7 +105,7 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run: blanks of some seeds, and trainings of others, with one or both objectives."""
+    """The seeds of masked tokens and of trainings, with one or both objectives."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     blanks: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -124,7 +124,7 @@ class Plan:
         self.trainings("")  # refuses what no training takes
 
     def trainings(self, text: str) -> list[PlantedTraining]:
-        """Every start, a seed after the other."""
+        """Every initialisation, seed by seed."""
         same: dict[str, Any] = {"text": text, "vocabulary": self.vocabulary, "window": self.window}
         return [
             PlantedTraining(objective=objective, start=start, seed=seed, steps=self.steps, **same)
@@ -145,12 +145,12 @@ def run(
     force: bool = False,
     progress: Progress | None = None,
 ) -> WordsStudy:
-    """Fill blanks by counting and by a model that learned to find masked tokens, and train from every start.
+    """Predict masked tokens by counts and by a masked language model, and train from every initialisation.
 
-    The heads of that model, and of others `beside` it that have the same tokens, are set beside the corpus.
+    The heads of that model, and of others (`beside`) with the same tokens, are compared with the corpus.
 
-    `data` is a text file, packed or not, or a folder with one. With `out`, tokens and every result are kept there: what
-    is done is not done again; without data the tokens that lie there are used.
+    `data` is a text file, compressed or not, or a folder with one. With `out`, tokens and every result are kept there,
+    and nothing is computed twice; without data the tokens in `out` are used.
     """
     plan = plan or Plan()
     if data is None and out is None:
@@ -164,17 +164,17 @@ def run(
         jobs = [Ranking(seed=seed, window=plan.window, **same) for seed in plan.blanks]
         rankings = finish(jobs, folder, chosen, workers, progress)
         counts = learned_from(folder, blanks["size"], plan.window)
-        heads = [row for one in dict.fromkeys(map(str, (model, *beside))) for row in _heads(one, counts)]
+        heads = [row for path in dict.fromkeys(map(str, (model, *beside))) for row in _heads(path, counts)]
         facts = prepare(corpus, folder, plan.vocabulary, force)
         trainings = finish(plan.trainings(facts["digest"]), folder, chosen, workers, progress)
-    ranks = [{"way": way, "seed": row["seed"], **found} for row in rankings for way, found in row["ways"].items()]
+    ranks = [{"way": way, "seed": row["seed"], **results} for row in rankings for way, results in row["ways"].items()]
     about = provenance(corpus=facts, blanks=blanks, plan=asdict(plan), device=chosen, pairs=rankings[0]["pairs"])
-    found = {"ranks": ranks, "trainings": trainings, "heads": heads, "symmetry": rankings[0]["symmetry"]}
-    return WordsStudy(**found, provenance=about)
+    results = {"ranks": ranks, "trainings": trainings, "heads": heads, "symmetry": rankings[0]["symmetry"]}
+    return WordsStudy(**results, provenance=about)
 
 
 def _heads(model: str, counts: Cooccurrence) -> list[dict[str, Any]]:
-    """Each head of a model beside the corpus."""
+    """Each head of a model, compared with the corpus."""
     reading = look(model, corpus=counts)
     place = {"model": reading.model["name"]}
     return [

@@ -227,8 +227,8 @@ def test_a_model_without_a_head_still_has_abilities():
     ("options", "message"),
     [
         ({"by": "heads"}, "by must be .*did you mean 'head'"),
-        ({"models": [kq.models.DECODER] * 2}, "models must be told apart by their names, got two called decoder"),
-        ({"texts": [kq.models.TEXT] * 2}, "texts must be told apart by their names, got two called text.txt"),
+        ({"models": [kq.models.DECODER] * 2}, "models must have distinct names, got two called decoder"),
+        ({"texts": [kq.models.TEXT] * 2}, "texts must have distinct names, got two called text.txt"),
         ({"texts": []}, "models, texts and seeds must each hold at least one"),
         ({"sequences": 1}, "sequences must be at least 2, got 1"),
     ],

@@ -162,14 +162,14 @@ def test_tables_of_series_and_ablations_fit_the_terminal(reading, width):
     text = shown(replace(reading, arena=[], speed=[]), width)
     compared, apart = text.split("\n\n")
     lines = compared.splitlines()
-    assert lines[0].rstrip() == "series: accuracy on the test, mean of 2 seeds"
+    assert lines[0].rstrip() == "time series: test accuracy, mean of 2 seeds"
     assert [line.rstrip() for line in lines[2:]] == [
         f"EthanolConcentration  {name:<14}  {protocol:<9}  55.0 ± 7.1"
         for name in ("primal", "primal+", "softmax, fused")
         for protocol in PROTOCOLS
     ]
     lines = apart.splitlines()
-    assert lines[0].rstrip() == "primal attention taken apart: accuracy on the test, held out, mean of 2 seeds"
+    assert lines[0].rstrip() == "ablations of primal attention: test accuracy, validation split, mean of 2 seeds"
     assert [line.rstrip() for line in lines[2:]] == [
         f"EthanolConcentration  {variant:<16}  {25 + number}.0 ± 7.1" for number, variant in enumerate(VARIANTS)
     ]
@@ -196,7 +196,7 @@ def test_tables_fit_the_terminal(reading):
     assert "5.0 (2.5–10.0)   4.0  1.00  2.00×  8.00×      –" in text
     assert "does not fit" in text
     words = " ".join(text.split())
-    assert "Runs below 100 % of the steps were cut short: the learning rate has not come down." in words
+    assert "Runs below 100 % of the steps were stopped early, before the learning rate had decayed." in words
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -358,7 +358,7 @@ def test_the_command_takes_primal_attention_apart_once(series, tmp_path):
     arguments = ["study", "primal", "--part", "ablation", "--data", str(series), *sizes.split(), *files]
     result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    assert "primal attention taken apart: accuracy on the test, held out, mean of 2 seeds" in result.output
+    assert "ablations of primal attention: test accuracy, validation split, mean of 2 seeds" in result.output
     assert all(f"Waves    {variant} " in result.output for variant in VARIANTS)
     assert "series: accuracy" not in result.output
     found = kq.Reading.load(tmp_path / "a.json")

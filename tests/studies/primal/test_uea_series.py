@@ -100,7 +100,7 @@ def test_what_cannot_be_used_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"holds no pair of files NAME_TRAIN\.ts and NAME_TEST\.ts"):
         prepare_series(tmp_path, out)
     written(tmp_path / "A_TEST.ts", 4, seed=0)
-    with pytest.raises(ValueError, match="A: the test file has classes that training has not: down"):
+    with pytest.raises(ValueError, match="A: the test file has classes that do not occur in training: down"):
         prepare_series(tmp_path, out)
     written(tmp_path / "A_TRAIN.ts", 4, seed=0, dims=1)
     with pytest.raises(ValueError, match="A: training has 1 dims, and test 2"):

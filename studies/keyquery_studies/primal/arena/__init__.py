@@ -1,1 +1,1 @@
-"""Tasks of the Long Range Arena: two generators, two real corpora, and the model that is trained on them."""
+"""Tasks of the Long Range Arena: two generators, two real datasets, and the model."""

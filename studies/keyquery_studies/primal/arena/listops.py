@@ -50,13 +50,13 @@ def listops(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[
     ((2, 2000), True)
     """
     rng = np.random.default_rng(seed)
-    tokens, labels, found = [np.zeros((0, LONGEST), np.uint8)], [np.zeros(0, np.uint8)], 0
-    while found < count:
+    tokens, labels, count_kept = [np.zeros((0, LONGEST), np.uint8)], [np.zeros(0, np.uint8)], 0
+    while count_kept < count:
         levels = _fitting(_drawn(rng))
         row, label = _written(levels)
         tokens.append(row)
         labels.append(label)
-        found += len(row)
+        count_kept += len(row)
     return np.concatenate(tokens)[:count], np.concatenate(labels)[:count]
 
 
@@ -87,12 +87,12 @@ def _written(levels: list[_Level]) -> tuple[UInt8[np.ndarray, "count n"], UInt8[
     for depth in reversed(range(len(levels))):
         level = levels[depth]
         operator = level.arity > 0
-        own, said = np.ones(len(level.tree), np.int64), level.content.copy()
+        own, symbols = np.ones(len(level.tree), np.int64), level.content.copy()
         if operator.any():
             starts = _starts(level.arity[operator])
             own[operator] = 2 + np.add.reduceat(size, starts)
-            said[operator] = _evaluated(level.content[operator], level.arity[operator], starts, value)
-        size, value = own, said
+            symbols[operator] = _evaluated(level.content[operator], level.arity[operator], starts, value)
+        size, value = own, symbols
         sizes[depth] = own
     tokens = np.zeros(len(value) * LONGEST, np.uint8)
     place = np.arange(len(value)) * LONGEST

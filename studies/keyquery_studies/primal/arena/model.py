@@ -14,7 +14,7 @@ from keyquery.layers import Encoder
 
 WIDTH, DEPTH, HEADS, HIDDEN, DROPOUT = 64, 2, 2, 128, 0.1
 ATTENTIONS = ("primal", "primal+", "general")  # general: softmax, fused
-EAGER = "eager"  # softmax that writes every score, as the published comparison timed it
+EAGER = "eager"  # softmax that materialises every score, as in the published timing
 
 
 class Classifier(nn.Module):
@@ -59,7 +59,7 @@ class Classifier(nn.Module):
 
 
 class Eager(nn.Module):
-    """Softmax attention step by step: scores, their softmax and its dropout are all written, n × n for each head."""
+    """Eager softmax attention: scores, their softmax and its dropout are all materialised, n × n per head."""
 
     def __init__(self) -> None:
         super().__init__()

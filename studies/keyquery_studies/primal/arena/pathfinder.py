@@ -67,12 +67,12 @@ def pathfinder(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UIn
     ((3, 1024), True)
     """
     rng = np.random.default_rng(seed)
-    tokens, labels, found = [np.zeros((0, SIZE * SIZE), np.uint8)], [np.zeros(0, np.uint8)], 0
-    while found < count:
+    tokens, labels, count_kept = [np.zeros((0, SIZE * SIZE), np.uint8)], [np.zeros(0, np.uint8)], 0
+    while count_kept < count:
         drawing = draw(rng)
         tokens.append(drawing.images.reshape(-1, SIZE * SIZE))
         labels.append(drawing.labels)
-        found += len(drawing.labels)
+        count_kept += len(drawing.labels)
     return np.concatenate(tokens)[:count], np.concatenate(labels)[:count]
 
 
@@ -86,8 +86,8 @@ def draw(rng: np.random.Generator) -> Drawing:
     ]
     labels = rng.integers(2, size=len(first))
     swap = rng.random((len(first), 1, 1)) < 0.5  # the second had less room: neither may tell the label
-    one, two = np.where(swap, second, first), np.where(swap, first, second)
-    marks = np.stack((one[:, 0], np.where(labels[:, None] == 1, one[:, -1], two[:, -1])), 1)
+    marked, other = np.where(swap, second, first), np.where(swap, first, second)
+    marks = np.stack((marked[:, 0], np.where(labels[:, None] == 1, marked[:, -1], other[:, -1])), 1)
     canvas = np.zeros((len(first), SIZE, SIZE))
     for path in (first, second, *others):
         for dash in range(path.shape[1] - 1):

@@ -1,4 +1,4 @@
-"""What a training step costs: primal, primal+, fused softmax and one that writes every score, in one run."""
+"""Time per training step: primal, primal+, fused and eager softmax, in one run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TIMED = (*ATTENTIONS, EAGER)
 class Speed:
     """Times of whole training steps of a task's shape: forward, backward, update, in bfloat16 on a GPU.
 
-    Models this small may wait for the processor that starts their kernels: `busy_ms` is how long a step keeps the GPU
-    at work, the sum of its kernels' times.
+    Models this small may be bound by kernel launches: `busy_ms` is how long a step keeps the GPU
+    busy, the sum of its kernels' times.
     Models take turns, `repeats` times, each for `steps` steps, so that what slows the machine slows all. Tokens are
     random; where the task has padding, lengths are uniform from a quarter of the longest to the longest.
     """
@@ -46,7 +46,7 @@ class Speed:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         return name_of(("speed", self.task), asdict(self))
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:

@@ -143,23 +143,23 @@ def prepare_arena(
     if there and (task not in GENERATORS or facts["examples"] == wanted):
         return facts
     if task in GENERATORS:
-        made = _generated(task, wanted, workers, progress or silent)
+        arrays = _generated(task, wanted, workers, progress or silent)
     elif source is None:
         raise ValueError(f"task {task!r} needs {known.source}: {folder} holds no sequences of an earlier run")
     else:
-        made = (_texts if task == "text" else _images)(Path(source), wanted[1])
+        arrays = (_texts if task == "text" else _images)(Path(source), wanted[1])
     digest = hashlib.sha256()
-    for array in made.values():
+    for array in arrays.values():
         digest.update(array.tobytes())
     facts = {
         "task": task,
         "version": VERSION,
         "digest": digest.hexdigest()[:16],
         "source": named,
-        "examples": [len(made[f"{split}_labels"]) for split in SPLITS],
+        "examples": [len(arrays[f"{split}_labels"]) for split in SPLITS],
     }
     packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **made)
+    np.savez(packed, allow_pickle=False, **arrays)
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_all({kept.with_suffix(".npz"): packed.getvalue(), kept: json.dumps(facts) + "\n"})
     return facts
@@ -182,13 +182,13 @@ def _generated(task: str, examples: list[int], workers: int, progress: Progress)
     with ProcessPoolExecutor(workers, get_context("spawn")) if many else nullcontext() as pool:
         run = partial(_chunk, task)
         done = pool.map(run, work) if pool is not None else map(run, work)
-        found = list(progress(done, f"making {task}", len(work)))
-    made: dict[str, np.ndarray] = {}
+        chunks = list(progress(done, f"making {task}", len(work)))
+    arrays: dict[str, np.ndarray] = {}
     for number, split in enumerate(SPLITS):
-        own = [rows for (place, _, _), rows in zip(work, found, strict=True) if place == number]
+        own = [rows for (place, _, _), rows in zip(work, chunks, strict=True) if place == number]
         for name, part in ((split, 0), (f"{split}_labels", 1)):
-            made[name] = np.concatenate([rows[part] for rows in own])
-    return made
+            arrays[name] = np.concatenate([rows[part] for rows in own])
+    return arrays
 
 
 def _chunk(task: str, work: tuple[int, int, int]) -> Rows:
@@ -212,10 +212,10 @@ def _texts(path: Path, checked: int) -> dict[str, np.ndarray]:
 def _images(path: Path, checked: int) -> dict[str, np.ndarray]:
     """Grey as the eye weighs colours (ITU-R 601), row by row; the first n_train images are those to train on."""
     images = load_images(path)
-    said = read_arrays(path, "n_train")
-    if "n_train" not in said or images.labels is None:
+    header = read_arrays(path, "n_train")
+    if "n_train" not in header or images.labels is None:
         raise ValueError(f"{path} must hold labels, and n_train, how many images are to be trained on")
-    count = int(said["n_train"])
+    count = int(header["n_train"])
     _, height, width, channels = images.pixels.shape
     if height * width != TASKS["image"].length:
         raise ValueError(f"{path}: images must be 32 × 32, got {height} × {width}")

@@ -1,4 +1,4 @@
-"""One training on a task of the arena, which may be broken off and gone on with."""
+"""One training on a task of the arena; resumable."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Split = tuple[UInt8[Tensor, "count n"], UInt8[Tensor, " count"]]
 @lru_cache(maxsize=1)
 def _load(task: str, folder: Path, device: str) -> dict[str, Split]:
     """All sequences, on the device: batches are drawn there, so that nothing waits for a copy."""
-    found = load_arena(task, folder)
-    return {split: tuple(torch.from_numpy(array).to(device) for array in found[split]) for split in SPLITS}  # type: ignore[misc]
+    arrays = load_arena(task, folder)
+    return {split: tuple(torch.from_numpy(array).to(device) for array in arrays[split]) for split in SPLITS}  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ArenaTraining:
     """A model with one attention learns one task, for a share of the published steps.
 
     With `schedule="published"` a share below 1 is a run cut short: its learning rate has not come down yet, and it may
-    be gone on with to a larger share. With "shortened" rise and fall are fitted into the share, so that it ends as a
+    be resumed to a larger share. With "shortened" rise and fall are fitted into the share, so that it ends as a
     whole run does, and is never longer.
     """
 
@@ -54,7 +54,7 @@ class ArenaTraining:
     start: str = "published"
     steps: int | None = None  # of a whole run; None: as published
     batch: int | None = None  # None: as published
-    minutes: float | None = None  # after which it is broken off, at a check; no part of what is trained
+    minutes: float | None = None  # after which it is interrupted, at an evaluation; not part of the settings
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, tuple(TASKS))
@@ -70,7 +70,7 @@ class ArenaTraining:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of its result file."""
         return name_of((self.task, self.attention, self.share, self.seed), self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class ArenaTraining:
         return {**settings, "recipe": asdict(self.recipe()), "design": list(DESIGN), "primal": self.primal()}
 
     def _checkpoint(self, folder: Path) -> Path:
-        """A run that is cut short goes on from the checkpoint of any shorter one."""
+        """A run stopped early resumes from the checkpoint of any shorter one."""
         settings = self._settings()
         del settings["share"]
         name = name_of((self.task, self.attention, self.seed), settings)
@@ -185,7 +185,7 @@ class _Clock:
         self.since = self.began
 
     def over(self, step: int) -> bool:
-        """Asked before the first step and after each."""
+        """Called before the first step and after each."""
         now = perf_counter()
         if self.first is None:
             self.first, self.since = step, now
@@ -199,7 +199,7 @@ class _Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still; whoever asks has waited for the device."""
+        """Pause the clock; the caller has synchronised the device."""
         self.stop()
         yield
         self.since = perf_counter()
@@ -210,7 +210,7 @@ class _Clock:
 
 
 def accuracy(model: nn.Module, split: Split, padded: bool, batch: int) -> float:
-    """The share of sequences that a model puts into the right class, in the precision of training."""
+    """Accuracy, in the precision of training."""
     tokens, labels = split
     model.eval()
     right = torch.zeros((), dtype=torch.long, device=tokens.device)
