@@ -101,7 +101,7 @@ def test_nan_is_refused():
 
 
 def test_a_kind_without_a_picture_says_so(reading):
-    with pytest.raises(ValueError, match="'temperature' has no picture"):
+    with pytest.raises(ValueError, match="'temperature' has no figure"):
         reading.plot()
 
 

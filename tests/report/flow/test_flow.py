@@ -176,7 +176,7 @@ def test_the_command_on_two_texts():
         ("vilt", [], "give --text TEXT together"),
         ("vilt", ["--text", "a cat"], "pass a text and an image, or two texts, got 1"),
         ("vilt", ["--text", "", "--image", "photograph.png"], "text must contain words"),
-        ("vilt", ["--text", "a cat", "--image", "none.png"], "there is no image"),
+        ("vilt", ["--text", "a cat", "--image", "none.png"], "image file not found"),
         (
             "vilt",
             ["--text", "a cat", "--image", "photograph.png", "--special", "x"],

@@ -92,7 +92,7 @@ def test_labels_say_how_they_are_known():
     assert "mixed*~" in text
     assert "+0.00~" in text
     assert "* label from variance only" in text
-    assert "~ sign or label is another within the first half" in text
+    assert "~ sign or label differs in the first half" in text
     assert "° label from the weights only" in shown(kq.look(torch.nn.MultiheadAttention(8, 2)))
 
 
@@ -139,7 +139,7 @@ def test_shares_by_window_are_a_small_table():
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading
 def test_many_heads_are_shown_by_layer():
     text = shown(crowd(12, 16, 4, 2, True))
-    assert "mean over its heads" in text
+    assert "mean over heads" in text
     assert text.count("█") > 12
     assert max(map(len, text.splitlines())) <= 100
     both = shown(kq.compare(crowd(12, 16, 4, 2, True), crowd(12, 16, 4, 2, False)))
