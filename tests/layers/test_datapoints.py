@@ -357,5 +357,5 @@ def test_on_data_only_rows_that_attend_to_themselves_are_split():
     table = Rows(torch.randn(1, 30, 3), torch.zeros(1, 30, 3).long(), torch.zeros(1, 30, 3).bool())._asdict()
     heads = kq.look(TableNetwork((0,) * 3, 8, 2, 2, rows="induced", points=4), inputs=[table]).heads
     assert [(head["kind"], head["on_data"] is None) for head in heads] == [("cross", True)] * 4 + [("self", False)] * 2
-    with pytest.raises(ValueError, match="only self-attention is split"):
+    with pytest.raises(ValueError, match="only self-attention is analysed on data"):
         kq.look(TableNetwork((0,) * 3, 8, 2, 2, published=True), inputs=[table])

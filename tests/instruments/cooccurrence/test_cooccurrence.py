@@ -210,7 +210,7 @@ BAD = {
         r"positions must be .* \(1, 2\), got \(2, 2\)",
     ),
     "smooth": (lambda: pair().dense("log", -1), "smooth must be at least 0, got -1"),
-    "ids": (lambda: kq.Cooccurrence.from_ids([0, 7], ["a", "b"]), "ids must be below 2"),
+    "ids": (lambda: kq.Cooccurrence.from_ids([0, 7], ["a", "b"]), "ids must be below the vocabulary size, 2"),
     "floats": (lambda: kq.Cooccurrence.from_ids([0.5], ["a", "b"]), "ids must be a list of integers"),
     "most": (lambda: pair().most(1), "count must be between 2 and 2, got 1"),
 }
@@ -236,6 +236,6 @@ def test_a_file_that_is_not_there_is_told():
 
 def test_squares_of_very_many_words_are_refused():
     many = kq.Cooccurrence.from_text(" ".join(f"w{i}" for i in range(20_001)), 1)
-    with pytest.raises(ValueError, match=r"a square of 20,001 words is too large"):
+    with pytest.raises(ValueError, match=r"a dense matrix of 20,001 words is too large"):
         many.dense()
     assert many.project("w0 w1").M == [[0, 1], [0, 0]]

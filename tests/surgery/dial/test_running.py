@@ -186,7 +186,7 @@ def test_bad_input_is_told_and_changes_nothing():
         kq.dial(nn.MultiheadAttention(8, 2, device="meta"))
     with pytest.raises(ValueError, match=r"in training mode with dropout: call model.eval\(\) first"):
         kq.dial(kq.Attention(8, 2, dropout=0.1))
-    with pytest.raises(ValueError, match="terms of their own"):
+    with pytest.raises(ValueError, match="disentangled position terms"):
         kq.dial(tiny_model("deberta_v2"), position=0)
     with kq.dial(model, popularity=0), pytest.raises(ValueError, match="already dialled or projected: undo that first"):
         kq.dial(model, heads="0.0", data=[text(1, 5)])

@@ -188,7 +188,7 @@ def test_a_model_swapped_in_part_lists_all_its_layers(name):
         )
         assert torch.equal(old.norm.gain, new.norm.gain)
     assert len(kq.look(model).heads) == 8
-    assert_refused(model, "layer 1 .* is swapped already")
+    assert_refused(model, "layer 1 .* is already swapped")
 
 
 @torch.no_grad()
