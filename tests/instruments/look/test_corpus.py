@@ -107,7 +107,7 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     assert data["corpus"]["window"] == 3
     figures = data["heads"][0]["corpus"]
     assert len(figures) == 9
-    assert "corpus_points_random" in files["csv"].read_text().splitlines()[0]
+    assert "corpus_skew_cosine_random" in files["csv"].read_text().splitlines()[0]
     shown = json.loads(re.search(r'id="data">(.*?)</script>', files["html"].read_text(), re.S)[1])
     assert shown["models"][0]["heads"][0]["corpus"]["skew_cosine"] == float(f"{figures['skew_cosine']:.3g}")
     assert "beside text.txt" in shown["models"][0]["facts"]
