@@ -273,7 +273,7 @@ def test_what_is_shown():
     assert "12 layers of width 768: depth-efficient: more depth would pay" in text
     assert "saves between none and 71.9 million" in text
     assert "Kaplan" in text
-    assert "recalled" in text
+    assert "unverified" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "1.3 billion parameters: 42 layers of width 1,606" in shown(kq.depth(params=1.3e9))
     assert "the law does not cover such a narrow shape" in shown(kq.depth(model=kq.models.DECODER))
@@ -287,7 +287,7 @@ def test_the_picture():
     assert set(KNOWN) - said == {"GPT-3 175B"}  # told in the legend instead
     legend = {text.get_text() for text in figure.legends[0].texts}
     assert "GPT-3 175B: 96 × 12,288, depth-inefficient" in legend
-    assert "the law's shape: 80 × 13,461" in legend
+    assert "shape by the law: 80 × 13,461" in legend
     fitted = next(line for line in axis.lines if line.get_label() == "law, fitted range")
     assert np.exp(5.039 + 0.0555 * fitted.get_xdata()) == pytest.approx(fitted.get_ydata())
     assert (fitted.get_xdata()[0], fitted.get_xdata()[-1]) == (6, 48)
@@ -304,7 +304,7 @@ def test_the_command(tmp_path):
     assert "depth-efficient" in judged.output
     assert "decoder" in run(cli.app, ["depth", str(kq.models.DECODER)]).output
     refused = run(cli.app, ["depth"])
-    assert "give a budget (--params 1.3e9), a shape" in str(refused.exception)
+    assert "give a parameter budget (--params 1.3e9), a shape" in str(refused.exception)
     assert "vocabulary must be at least 2" in str(
         run(cli.app, ["depth", "--params", "1e9", "--vocabulary", "1"]).exception
     )

@@ -164,7 +164,7 @@ def test_saved_looks_show_what_differs_in_figures(tmp_path):
     both = kq.compare(*looks)
     assert both.changes[0]["why"] == "the weights are not available"
     text = printed(both)
-    assert "11 of 12 heads have equal figures and are not shown" in text
+    assert "11 of 12 heads have identical values and are not shown" in text
     assert "1.2 " in text
     assert "0.0 " not in text
     with pytest.raises(ValueError, match="weights must have one entry per look, 2, got 1"):
@@ -248,7 +248,7 @@ def test_command_line(tmp_path):
     arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "fine"), "--heads", "2"]
     result = run(cli.app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0, result.output
-    assert "fine against base" in result.output
+    assert "fine compared with base" in result.output
     assert "2 of 3 tensors read are identical" in result.output
     rows = json.loads((tmp_path / "out.json").read_text())["changes"][0]["rows"]
     assert [bool(row["change"]) for row in rows] == [False, False, True, False, False, False]

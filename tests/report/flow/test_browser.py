@@ -66,9 +66,9 @@ def test_patches_are_lit_by_the_words_that_look_at_them(visit, seen):
     tab.keyboard.press("ArrowDown")  # from the first patch
     at = seen.picture["places"].index([1, 0])
     assert np.allclose(lights(tab, "token"), looks[:, at] / looks[:, at].max(), atol=6e-3)
-    assert tab.locator(".readout").inner_text().startswith("“patch 2,1” is looked at by")
+    assert tab.locator(".readout").inner_text().startswith("“patch 2,1” is attended to by")
     tab.keyboard.press("ArrowRight")
-    assert tab.locator(".readout").inner_text().startswith("“patch 2,2” is looked at by")
+    assert tab.locator(".readout").inner_text().startswith("“patch 2,2” is attended to by")
     assert tab.locator(".spot").count() == 1
 
 
@@ -97,7 +97,7 @@ def test_words_are_lit_by_the_patches_that_look_at_them(visit, seen):
     assert np.allclose(lights(tab, "token"), looks[3] / looks[3].max(), atol=6e-3)
     assert tab.locator(".readout").inner_text().startswith(f"“{seen.tokens[12]}” attends to ")
     tab.locator('[data-patch="3"]').click(force=True)  # once more lets go
-    assert tab.locator(".readout").inner_text().startswith("A token of image takes")
+    assert tab.locator(".readout").inner_text().startswith("On average, a token of image puts")
 
 
 def test_clicks_keys_and_the_address_choose_heads(visit, seen):
@@ -182,7 +182,7 @@ def test_a_token_that_is_not_there_is_not_chosen(visit):
     for side in (0, 1):
         tab.evaluate(f"choose({{ side: {side}, at: 99 }})")
         assert tab.locator('.lit[aria-pressed="true"]').count() == 0
-        assert "on average" in tab.locator(".readout").inner_text()
+        assert "On average" in tab.locator(".readout").inner_text()
 
 
 def test_long_tokens_stay_on_the_page(visit):
