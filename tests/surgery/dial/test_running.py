@@ -182,7 +182,7 @@ def test_bad_input_is_told_and_changes_nothing():
         kq.dial("llama")
     with pytest.raises(ValueError, match="attention"):
         kq.dial(nn.Linear(3, 3))
-    with pytest.raises(ValueError, match="on `meta`"):
+    with pytest.raises(ValueError, match="on the meta device"):
         kq.dial(nn.MultiheadAttention(8, 2, device="meta"))
     with pytest.raises(ValueError, match=r"in training mode with dropout: call model.eval\(\) first"):
         kq.dial(kq.Attention(8, 2, dropout=0.1))

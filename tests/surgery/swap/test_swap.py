@@ -114,7 +114,7 @@ def test_multihead_attention_that_is_the_model_itself(name, batch_first):
         assert_close(out, expected)
         assert weights is None
         assert swapped.names == ("attention",)
-        assert_refused(model, "swapped already")
+        assert_refused(model, "already swapped")
         if name == "nothing":
             assert_close(
                 model(*[x[0]] * 3)[0], model(*[x[:1] if batch_first else x[:1].transpose(0, 1)] * 3)[0].squeeze()
