@@ -217,7 +217,7 @@ def test_tables_fit_the_terminal(study):
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     assert "2,000 parameters: best of those tried" in text
-    assert "the law says" in " ".join(text.split())
+    assert "the law predicts" in " ".join(text.split())
     assert "not done yet" not in text
     planted_one = shown(DepthStudy(rows=planted(5.0)))
     assert (
@@ -276,7 +276,7 @@ def test_what_cannot_be_trained_is_told(tmp_path, corpus):
         run_depth(corpus, minutes=1)
     with pytest.raises(ValueError, match="minutes must be at least 0, got -1"):
         run_depth(corpus, tmp_path, minutes=-1)
-    with pytest.raises(ValueError, match="holds no tokens of an earlier run"):
+    with pytest.raises(ValueError, match="has no tokens of an earlier run"):
         run_depth(None, tmp_path, TINY)
 
 

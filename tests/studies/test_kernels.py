@@ -323,7 +323,7 @@ def test_rows_of_a_table_are_shuffled_whole(tmp_path):
 
 
 def test_what_cannot_be_trained_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"corpus must be a text file: .* holds no tokens of an earlier run"):
+    with pytest.raises(ValueError, match=r"corpus must be a text file: .* has no tokens of an earlier run"):
         run_kernels(None, tmp_path, TINY)
     with pytest.raises(ValueError, match="part must be one of 'synthetic', 'language', 'init', 'all', got 'word'"):
         Plan(part="word")

@@ -80,7 +80,7 @@ def test_vectors_of_texts_are_means_over_their_tokens(tmp_path):
         with torch.no_grad():
             expected = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
         assert np.allclose(vector, expected, atol=1e-5)
-    with pytest.raises(ValueError, match="must be an encoder of transformers with its tokenizer"):
+    with pytest.raises(ValueError, match="must be a transformers encoder with its tokenizer"):
         text_vectors(texts, kq.models.ENCODER)
 
 
@@ -336,7 +336,7 @@ def test_sources_that_lack_something_are_told(tmp_path, sources, backbone):
     for given, said in (
         ({}, "pass at least one of images, digits, texts and revisited"),
         ({"digits": True}, "images need the weights of DINOv2"),
-        ({"texts": tmp_path / "a.tsv"}, "texts need a model of sentences"),
+        ({"texts": tmp_path / "a.tsv"}, "texts need a sentence encoder"),
     ):
         with pytest.raises(ValueError, match=said):
             run_rerank(Sources(**given))
@@ -345,7 +345,7 @@ def test_sources_that_lack_something_are_told(tmp_path, sources, backbone):
     np.savez(tmp_path / "bare.npz", images=np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(ValueError, match="must have labels"):
         run_rerank(Sources(images=tmp_path / "bare.npz", weights=backbone[1]))
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is not a safetensors file"):
         run_rerank(Sources(images=sources.images, weights=tmp_path / "bare.npz"))
 
 

@@ -199,7 +199,7 @@ def test_a_summary_compares_seed_by_seed():
     assert (ours["gap"], ours["times"], ours["best"]) == (pytest.approx(0.0), pytest.approx(2.5), None)
     assert ours["gap_sd"] == pytest.approx(0.2 / math.sqrt(2))
     assert (alone["gap"], alone["times"], alone["best"]) == (None, None, pytest.approx(0.76025, abs=1e-5))
-    with pytest.raises(ValueError, match="the picture shows all parts of the study"):
+    with pytest.raises(ValueError, match="the figure needs all parts of the study"):
         reading.plot()
 
 

@@ -195,7 +195,7 @@ def test_the_command_names_what_is_missing_and_reuses_what_is_done(study, tmp_pa
     runner = CliRunner()
     command = ["study", "vision-language", "--quiet", "--json", str(tmp_path / "a.json")]
     for more, said in (
-        (["--dataset", "cifar"], "cifar needs images: give a file or a folder as data"),
+        (["--dataset", "cifar"], "cifar needs images: pass a file or a folder as data"),
         (["--variant", "DINOv2"], "DINOv2 needs the weights of its backbone"),
         (["--dataset", "mnist"], "set must be one of 'digits', 'fine digits', 'cifar'"),
         (["--variant", "symetric"], "did you mean 'symmetric'"),

@@ -166,7 +166,7 @@ def test_tables_show_what_was_found():
         for seed in (0, 1)
     ]
     figures = {f"{name}{control}": 0.1 for name in NAMES for control in ("", "_chance", "_random")}
-    heads = [{"model": "encoder", "layer": 0, "head": 0, **figures, "points": -0.2}]
+    heads = [{"model": "encoder", "layer": 0, "head": 0, **figures, "skew_cosine": -0.2}]
     trainings = [*rows("random", (6, 6)), *rows("values", (3, 5))]
     study = WordsStudy(ranks=ranks, trainings=trainings, heads=heads, symmetry={"ppmi": 0.25})
     out = io.StringIO()

@@ -44,10 +44,15 @@ def tables(reading: WordsStudy) -> list[Any]:
 def _beside(reading: WordsStudy) -> Table:
     table = columns_table("model", "layer", "symmetric", "skew", "|skew|", "explained", "above null")
     for row in reading.beside():
-        beyond = f"{row['compares_beyond']} and {row['points_beyond']} of {row['heads']}"
-        figures = (f"{row[name]:+z.2f}" for name in ("compares", "points"))
+        beyond = f"{row['symmetric_cosine_beyond']} and {row['skew_cosine_beyond']} of {row['heads']}"
+        figures = (f"{row[name]:+z.2f}" for name in ("symmetric_cosine", "skew_cosine"))
         table.add_row(
-            row["model"], str(row["layer"]), *figures, f"{row['points_size']:.2f}", f"{row['explained']:.1%}", beyond
+            row["model"],
+            str(row["layer"]),
+            *figures,
+            f"{row['skew_cosine_size']:.2f}",
+            f"{row['explained']:.1%}",
+            beyond,
         )
     return table
 

@@ -19,7 +19,7 @@ import torch
 from keyquery.capture.load import pick_device
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.instruments.look.corpus import NAMES, level
-from keyquery.instruments.look.look import look
+from keyquery.instruments.look.look import FORMER, look
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
@@ -39,6 +39,8 @@ WHERE = 0.75  # of a training with random initialisation, whose loss there is th
 class WordsStudy(Reading, kind="words study"):
     """Masked-token ranks by method and seed, and every training with its loss curve."""
 
+    former = FORMER
+
     ranks: Sequence[Mapping[str, Any]]  # one per method and seed
     trainings: Sequence[Mapping[str, Any]]
     heads: Sequence[Mapping[str, Any]]  # one per head of a trained model, compared with the corpus
@@ -56,7 +58,7 @@ class WordsStudy(Reading, kind="words study"):
     def beside(self) -> list[dict[str, Any]]:
         """One row per model and layer: mean cosines over heads, their null levels, and how many heads exceed them.
 
-        `points_size` is the mean of |points|, in which heads of opposite direction do not cancel.
+        `skew_cosine_size` is the mean of absolute values, in which heads of opposite direction do not cancel.
         """
         groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
         for row in self.heads:
@@ -68,7 +70,7 @@ class WordsStudy(Reading, kind="words study"):
                 means[name] = mean(row[name] for row in alike)
                 means[f"{name}_level"] = mean(level(row, name) for row in alike)
                 means[f"{name}_beyond"] = sum(abs(row[name]) > level(row, name) for row in alike)
-            means["points_size"] = mean(abs(row["points"]) for row in alike)
+            means["skew_cosine_size"] = mean(abs(row["skew_cosine"]) for row in alike)
             rows.append(means)
         return rows
 

@@ -262,7 +262,7 @@ def test_only_what_ran_is_shown_and_drawn(study, part, panels):
     alone = DatapointStudy(**{**every, part: getattr(reading, part)})
     assert ("boosted trees" in shown(alone)) == (part == "baselines")
     assert len(alone.plot().axes) == panels
-    with pytest.raises(ValueError, match="look-ups alone has no picture"):
+    with pytest.raises(ValueError, match="look-ups alone has no figure"):
         DatapointStudy(**{**every, "lookup": reading.lookup}).plot()
 
 

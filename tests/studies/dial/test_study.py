@@ -293,5 +293,5 @@ def test_pictures_that_cannot_be_drawn_are_refused(made):
         models=made.models, abilities=made.abilities, rows=[row for row in made.rows if row["layer"] is None]
     )
     assert len(Abilities.joined(whole, made).plot("layers").axes) == 4
-    with pytest.raises(ValueError, match="--by layer tells of layers"):
+    with pytest.raises(ValueError, match="use --by layer for layers"):
         whole.plot("layers")

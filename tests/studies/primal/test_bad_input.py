@@ -41,7 +41,7 @@ def test_folders_that_are_files_and_results_that_are_none_are_told(series, tmp_p
     [path, _] = sorted((tmp_path / "results").iterdir())
     for text in (path.read_text()[:-9], "[]", ""):
         path.write_text(text)
-        with pytest.raises(ValueError, match=rf"{path.name} is no whole result: delete it, and it is made again"):
+        with pytest.raises(ValueError, match=rf"{path.name} is an incomplete result: delete it to recompute it"):
             run_primal(series, tmp_path, plan, "cpu")
     refused = CliRunner().invoke(cli.app, ["study", "primal", "--out", str(tmp_path / "file")])
     assert refused.exit_code == 2

@@ -227,7 +227,7 @@ def test_the_picture_has_a_panel_a_part(reading):
     alone = replace(reading, series=[], speed=[])
     assert [axis.get_title() for axis in alone.plot().get_axes()] == titles[1:2]
     for none in (study(), study(ablation=reading.ablation)):
-        with pytest.raises(ValueError, match="a study of variants alone has no picture"):
+        with pytest.raises(ValueError, match="a study of ablations alone has no figure"):
             none.plot()
 
 
@@ -360,7 +360,7 @@ def test_the_command_takes_primal_attention_apart_once(series, tmp_path):
     assert result.exit_code == 0, result.output
     assert "ablations of primal attention: test accuracy, validation split, mean of 2 seeds" in result.output
     assert all(f"Waves    {variant} " in result.output for variant in VARIANTS)
-    assert "series: accuracy" not in result.output
+    assert "series: test accuracy" not in result.output
     found = kq.Reading.load(tmp_path / "a.json")
     assert [(row["variant"], row["seed"]) for row in found.ablation] == [(v, seed) for seed in (0, 1) for v in VARIANTS]
     assert (found.series, found.arena, found.speed) == ([], [], [])

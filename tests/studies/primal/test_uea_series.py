@@ -94,7 +94,7 @@ def test_what_cannot_be_used_is_told(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(NotADirectoryError, match=r"series must be a folder of \.ts files, and .*none is none"):
         prepare_series(tmp_path / "none", out)
-    with pytest.raises(ValueError, match=r"series need a folder of .ts files: give it as data \(--data\)"):
+    with pytest.raises(ValueError, match=r"series need a folder of .ts files: pass it as data \(--data\)"):
         prepare_series(None, out)
     written(tmp_path / "A_TRAIN.ts", 4, seed=0, labels=("up", "up"))
     with pytest.raises(ValueError, match=r"holds no pair of files NAME_TRAIN\.ts and NAME_TEST\.ts"):
