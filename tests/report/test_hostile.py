@@ -87,7 +87,7 @@ def test_a_script_that_got_in_would_not_run(name, browser, tmp_path):
 def test_the_policy_comes_before_anything_else_and_bodies_bring_nothing_of_their_own():
     shell = (ASSETS / "shell.html").read_text()
     policy = shell.index('<meta http-equiv="Content-Security-Policy" content="{{policy}}">')
-    assert policy < min(shell.index(part) for part in ("<title", "<style", "{{body}}", "{{carried}}"))
+    assert policy < min(shell.index(part) for part in ("<title", "<style", "{{body}}", "{{embedded}}"))
     bodies = sorted(ASSETS.glob("*.html"))
     assert len(bodies) >= 7
     for body in bodies:

@@ -175,7 +175,7 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
     if source.endswith(".json") and Path(source).is_file():
         reading = Reading.load(Path(source))
         if not isinstance(reading, Look):
-            raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not 'look'")
+            raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
         return reading
     return watched_look(source, quiet, **options)
 

@@ -110,7 +110,7 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     assert "corpus_skew_cosine_random" in files["csv"].read_text().splitlines()[0]
     shown = json.loads(re.search(r'id="data">(.*?)</script>', files["html"].read_text(), re.S)[1])
     assert shown["models"][0]["heads"][0]["corpus"]["skew_cosine"] == float(f"{figures['skew_cosine']:.3g}")
-    assert "beside text.txt" in shown["models"][0]["facts"]
+    assert "compared with text.txt" in shown["models"][0]["facts"]
 
 
 def test_pages_without_a_corpus_say_nothing_of_one():
