@@ -217,7 +217,7 @@ def test_an_unknown_kernel_is_told():
         nearest("pds", torch.eye(4))
     with pytest.raises(ValueError, match="symmetric_dims must be between 0 and 2"):
         nearest("split", torch.eye(4), symmetric_dims=3)
-    with pytest.raises(ValueError, match="skew part turns dimensions in pairs: 3 is odd"):
+    with pytest.raises(ValueError, match="skew part needs an even number of dimensions, got 3"):
         nearest("skew", torch.eye(6))
     with pytest.raises(ValueError, match=r"even side 2r, got \(3, 3\)"):
         nearest("psd", torch.eye(3))
