@@ -67,6 +67,12 @@ def test_an_interrupt_inside_a_command_is_told_in_words():
     assert (out.returncode, out.stdout, out.stderr) == (130, "", "keyquery: interrupted\n")
 
 
+def test_a_warning_is_one_line_without_code():
+    code = "import warnings, keyquery.cli as cli; cli.app = lambda: warnings.warn('few sequences'); cli.main()"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (out.returncode, out.stderr) == (0, "keyquery: warning: few sequences\n")
+
+
 def test_importing_the_command_needs_no_torch():
     code = "import sys, keyquery.__main__; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,9 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from contextlib import nullcontext, redirect_stdout
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -79,6 +80,7 @@ def main() -> None:
     from files are escaped, and characters that the terminal's encoding lacks are transliterated.
     """
     spell_out()
+    warnings.showwarning = _warn
     try:
         not_first = environment_count("RANK", 0) > 0  # under torchrun, only rank 0 prints
         with redirect_stdout(io.StringIO()) if not_first else nullcontext():
@@ -93,6 +95,18 @@ def main() -> None:
         else:
             print(f"keyquery: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _warn(
+    warning: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as one line on stderr, without the code it comes from."""
+    print(f"keyquery: warning: {message(str(warning))}", file=sys.stderr)
 
 
 def _sentence(error: Exception) -> str:
