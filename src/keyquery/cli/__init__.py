@@ -80,7 +80,7 @@ def main() -> None:
     from files are escaped, and characters that the terminal's encoding lacks are transliterated.
     """
     spell_out()
-    warnings.showwarning = _warn
+    warnings.showwarning = _warn  # type: ignore[assignment]  # its first parameter has another name
     try:
         not_first = environment_count("RANK", 0) > 0  # under torchrun, only rank 0 prints
         with redirect_stdout(io.StringIO()) if not_first else nullcontext():
