@@ -240,7 +240,7 @@ def test_the_study_is_shown_drawn_and_comes_back(study, tmp_path):
     page = io.StringIO()
     terminal.show(reading, Console(width=100, file=page))
     text = page.getvalue()
-    assert "Sentiment of reviews: 100.0% right" in text
+    assert "Sentiment of reviews: 100.0% correct" in text
     assert text.count("gradient × input") == 4
     assert max(map(len, text.splitlines())) <= 100
     again = kq.Reading.load(reading.to_json())

@@ -336,7 +336,7 @@ def test_what_cannot_be_trained_is_told(tmp_path):
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(ValueError, match="too few for windows of 9"):
         run_kernels(tmp_path / "short.txt", None, TINY, "cpu")
-    with pytest.raises(ValueError, match="init 'tied' is of queries and keys that differ, not of kernel 'psd'"):
+    with pytest.raises(ValueError, match="init 'tied' needs separate queries and keys, not kernel 'psd'"):
         Training(objective="masked", kernel="psd", init="tied", seed=0, steps=1, text="", vocabulary=300)
     with pytest.raises(ValueError, match="samples must be at least 2, got 1"):
         Trial("look-up", "psd", 1, 0)

@@ -133,7 +133,7 @@ def test_classes_to_learn_from_are_not_those_to_test_on():
         label = labels[int(query[0])]
         expected = [place for place, one in enumerate(found.database) if labels[int(one[0])] == label]
         assert places.tolist() == expected
-    with pytest.raises(ValueError, match="labels must have 4 classes or more, half of them to learn from, got 3"):
+    with pytest.raises(ValueError, match="labels must have 4 classes or more, half of them for training, got 3"):
         split(features, labels % 3, seed=0)
 
 

@@ -212,7 +212,7 @@ def test_photographs_need_names_and_labels(tmp_path):
     with pytest.raises(ValueError, match="has no labels"):
         cifar(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", images=made.pixels, labels=made.labels % 3, classes=np.array(["a", "b", "c"]))
-    with pytest.raises(ValueError, match="must show at least 8 things"):
+    with pytest.raises(ValueError, match="must have at least 8 classes"):
         cifar(tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", images=made.pixels, labels=made.labels)
     assert cifar(tmp_path / "c.npz", most=4).pixels.shape == (32, 8, 8, 1)

@@ -52,7 +52,7 @@ def _models(models: list[Any]) -> str:
     least, most = f"{min(shares):.1%}", f"{max(shares):.1%}"
     span = least if least == most else f"{least} to {most}"
     count = {"seeds": len(models)}
-    return f"{span}correct{among}, by frequency alone {models[0]['popular']:.1%}; {seeds_of([count])}"
+    return f"{span} correct{among}, by frequency alone {models[0]['popular']:.1%}; {seeds_of([count])}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -92,7 +92,7 @@ def test_other_data_have_another_digest(study, tmp_path):
 
 def test_what_cannot_be_used_is_told(tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(NotADirectoryError, match=r"series must be a folder of \.ts files, and .*none is none"):
+    with pytest.raises(NotADirectoryError, match=r"series must be a folder of \.ts files, got .*none"):
         prepare_series(tmp_path / "none", out)
     with pytest.raises(ValueError, match=r"series need a folder of .ts files: pass it as data \(--data\)"):
         prepare_series(None, out)
@@ -178,7 +178,7 @@ def test_variants_are_what_they_say(study):
     entropy = torch.nn.functional.cross_entropy(made["no loss"](*data.data), data.target)
     assert torch.equal(class_loss(made["no loss"], data), entropy)
     assert class_loss(made["default"], data) > entropy
-    with pytest.raises(ValueError, match="variant 'e only' is of primal attention, not of 'general'"):
+    with pytest.raises(ValueError, match="variant 'e only' needs primal attention, not 'general'"):
         trial(facts, attention="general", variant="e only")
 
 
