@@ -177,7 +177,7 @@ def test_the_study_is_shown_drawn_and_comes_back(study):
     page = io.StringIO()
     terminal.show(reading, Console(width=100, file=page))
     text = page.getvalue()
-    assert "2 classes, i = 1: test accuracy, 1 seed; at best 0.7602" in text
+    assert "2 classes, i = 1: test accuracy, 1 seed; Bayes accuracy 0.7602" in text
     assert text.count("transport, random pairs") == 1
     assert max(map(len, text.splitlines())) <= 100
     again = kq.Reading.load(reading.to_json())
@@ -229,7 +229,7 @@ def test_the_command_line_runs_it(study, tmp_path):
     files = ["--out", str(out), "--json", str(tmp_path / "a.json")]
     run = CliRunner().invoke(cli.app, ["study", "transport", *options, *files])
     assert run.exit_code == 0, run.output
-    assert "2 classes, i = 1: accuracy on data not seen" in run.output
+    assert "2 classes, i = 1: test accuracy" in run.output
     assert kq.Reading.load(tmp_path / "a.json").rows == reading.rows
     run = CliRunner().invoke(cli.app, ["study", "transport", "--part", "course", "--picture", str(tmp_path / "a.svg")])
     assert run.exit_code != 0
