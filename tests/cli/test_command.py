@@ -245,7 +245,7 @@ def test_ablate_says_which_parts_matter(tmp_path):
 
 def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     code, said = main("dial", "--heads", "9.*")
-    assert (code, "there is no layer 9" in said) == (2, True)
+    assert (code, "there is no self-attention layer 9" in said) == (2, True)
     code, said = main("ablate", "--by", "layer", "--html", tmp_path / "a.html")
     assert (code, "--html requires --by head" in said) == (2, True)
     code, said = main("ablate", "--by", "neuron")

@@ -217,7 +217,7 @@ def test_second_derivatives_by_torch_func_are_refused_rather_than_wrong(twice):
 @pytest.mark.unchecked
 def test_vmap_is_refused_in_one_sentence():
     factors = torch.randn(3, 2, 7)
-    with pytest.raises(RuntimeError, match="query is batched by vmap, which a Form cannot be: give it leading dim"):
+    with pytest.raises(RuntimeError, match="query is batched by vmap, which Form does not support: use leading dim"):
         vmap(lambda q: kq.Form(q, q).norm2)(factors)
 
 

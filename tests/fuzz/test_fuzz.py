@@ -243,7 +243,7 @@ def test_a_picture_that_is_a_program_is_not_run(tmp_path):
 def test_one_long_dimension_among_many_short_ones_is_refused(tmp_path):
     line = ",".join(["1"] * 40_000) + ":1" * 40_000
     (tmp_path / "a.ts").write_text(f"@data\n{line}\n")
-    with pytest.raises(ValueError, match="line 2: 40001 dimensions of which one has 40000 values"):
+    with pytest.raises(ValueError, match="line 2: 40001 dimensions, of which one has 40000 values"):
         load_ts(tmp_path / "a.ts")
 
 

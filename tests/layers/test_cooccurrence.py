@@ -77,8 +77,14 @@ BAD = {
     "heads": (lambda: kq.CooccurrenceAttention(counts(), heads=7), "heads must be between 1 and 6, got 7"),
     "kind": (lambda: kq.CooccurrenceAttention(counts(), kind="logs"), "kind must be one of .* did you mean 'log'"),
     "smooth": (lambda: kq.CooccurrenceAttention(counts(), smooth=0), "smooth must be above 0, since log 0"),
-    "words": (lambda: kq.CooccurrenceAttention(counts())(torch.tensor([[6]])), "numbers from 0 to 5, .* got 6"),
-    "below": (lambda: kq.CooccurrenceAttention(counts())(torch.tensor([[-1]])), "numbers from 0 to 5, .* got -1"),
+    "words": (
+        lambda: kq.CooccurrenceAttention(counts())(torch.tensor([[6]])),
+        "token ids must be from 0 to 5, .* got 6",
+    ),
+    "below": (
+        lambda: kq.CooccurrenceAttention(counts())(torch.tensor([[-1]])),
+        "token ids must be from 0 to 5, .* got -1",
+    ),
 }
 
 

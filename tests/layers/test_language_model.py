@@ -45,7 +45,7 @@ def test_a_text_that_is_too_long_is_told():
 
 
 def test_each_block_has_its_own_cache():
-    with pytest.raises(ValueError, match="one for each of 2 blocks, got 1"):
+    with pytest.raises(ValueError, match="one per block, 2, got 1"):
         kq.Decoder(8, depth=2, heads=2)(torch.zeros(1, 3, 8), caches=[kq.Cache()])
 
 
@@ -83,7 +83,7 @@ def test_an_encoder_of_primal_attention_is_that_attention_in_every_block_or_in_t
             {"kernel": "primal-"},
             "kernel must be one of 'general', .*'primal', 'primal\\+', got 'primal-'; did you mean",
         ),
-        ({"kernel": "primal", "primal": {"rank": 4}, "kv_heads": 1}, "has no kv_heads"),
+        ({"kernel": "primal", "primal": {"rank": 4}, "kv_heads": 1}, "does not support kv_heads"),
         ({"kernel": "psd", "primal": {"rank": 4}}, "not 'psd'"),
         ({"primal": {"rank": 4}}, "not 'general'"),
     ],

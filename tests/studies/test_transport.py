@@ -67,7 +67,7 @@ def test_adult_is_read_as_numbers(tmp_path):
     assert data.test_x[:, 0].tolist() == [[30.0, 1.0], [31.0, 0.0], [24.5, 1.0]]  # strange job, missing age
     assert data.test_y.tolist() == [0, 1, 1]
     (tmp_path / "uci_adult_test.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no uci_adult_test.csv, uci_adult_test.csv.xz or"):
+    with pytest.raises(FileNotFoundError, match=r"has no uci_adult_test.csv, uci_adult_test.csv.xz or"):
         keep_adult(tmp_path, tmp_path / "out")
 
 

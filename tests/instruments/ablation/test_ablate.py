@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss, hide, masked_loss, next_token_loss
 from keyquery.layers import LanguageModel
 from keyquery.support.statistics import paired
@@ -134,7 +135,7 @@ def test_bad_input_is_told(decoder, batches):
     with pytest.raises(ValueError, match=r"one value per sequence, \(batch,\), got \(\)"):
         kq.ablate(decoder, batches, lambda model, batch: next_token_loss(model, batch).mean())
     bare = tiny_model("llama")
-    with pytest.raises(ValueError, match="LlamaModel gives no logits"):
+    with pytest.raises(ValueError, match="LlamaModel returns no logits"):
         kq.ablate(bare, [{"input_ids": torch.randint(3, 60, (3, 8))}], means="global")
     assert isinstance(kq.ablate(decoder, batches, heads="0.0"), Ablation)  # the model still works
 
@@ -142,7 +143,7 @@ def test_bad_input_is_told(decoder, batches):
 def test_a_turned_encoder_fills_in_other_words():
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
     ids = torch.tensor(tokenizer.encode(kq.models.LONG_TEXT.read_text()[:6000])[:1024]).reshape(32, 32)
-    found = turned(encoder, [{"input_ids": ids}], tokenizer, {"symmetric": 0.0}, samples=2)
+    found = dial_effect(encoder, [{"input_ids": ids}], tokenizer, {"symmetric": 0.0}, samples=2)
     assert found.objective == "masked"
     assert found.change > 0
     assert len(found.samples) == 2

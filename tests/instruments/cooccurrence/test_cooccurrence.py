@@ -92,7 +92,7 @@ def test_pieces_of_a_file_cut_no_letter_in_two(tmp_path, monkeypatch):
 def test_a_broken_package_is_told(tmp_path, suffix):
     path = tmp_path / f"half{suffix}"
     path.write_bytes({".xz": lzma.compress, ".gz": gzip.compress}[suffix](TEXT.encode() * 50)[:60])
-    with pytest.raises(ValueError, match=rf"half\{suffix} is no whole \{suffix} file"):
+    with pytest.raises(ValueError, match=rf"half\{suffix} is not a valid \{suffix} file"):
         list(files.text_pieces(path))
 
 

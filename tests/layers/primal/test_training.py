@@ -31,7 +31,7 @@ def test_replicas_of_one_layer_are_warned_of():
         replica = layer._replicate_for_data_parallel()  # as nn.DataParallel does; it then gives them their weights
         replica.directions, replica.log_lambda = layer.directions * 1, layer.log_lambda * 1
         replica(x)
-    with pytest.warns(UserWarning, match="take DistributedDataParallel"):
+    with pytest.warns(UserWarning, match="use DistributedDataParallel"):
         layer.regularizer()
 
 

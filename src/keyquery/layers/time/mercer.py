@@ -127,5 +127,5 @@ def _periods(periods: Any) -> Float64[Tensor, " p"]:
     for period in listed:
         check_number("periods", period)
         if period < SHORTEST:
-            raise ValueError(f"periods must be at least {SHORTEST:g}, got {period}")
+            raise ValueError(f"periods must be above 0, at least {SHORTEST:g}, got {period}")
     return torch.tensor(listed, dtype=torch.float64)
