@@ -56,7 +56,8 @@ def panel(look: Look) -> str:
     on = f"on {data['from']}" if data else "weights alone"
     seen = {bool(layer["causal"]) for layer in look.layers if layer["kind"] == "self"}
     kind = "an encoder and a decoder" if len(seen) == 2 else KINDS["causal" if True in seen else "bidirectional"]
-    head = [text(LEFT - 10, 16, look.model["name"].removesuffix("-Instruct"), "title", "start"), text(LEFT - 10, 32, kind, "note", "start")]
+    title = look.model["name"].removesuffix("-Instruct")
+    head = [text(LEFT - 10, 16, title, "title", "start"), text(LEFT - 10, 32, kind, "note", "start")]
     head.append(text(LEFT - 10, 46, on.replace("long_text.txt", "the bundled text"), "note", "start"))
     found = dots(look)
     return "".join([*head, frame(look), *map(dot, found), mean(look), layers(look)])
