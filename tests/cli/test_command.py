@@ -73,6 +73,16 @@ def test_a_warning_is_one_line_without_code():
     assert (out.returncode, out.stderr) == (0, "keyquery: warning: few sequences\n")
 
 
+def test_studies_that_are_not_installed_are_named():
+    code = (
+        "import sys, keyquery.support.plugins as plugins; plugins.commands = dict\n"
+        "import keyquery.cli as cli; sys.argv = ['keyquery', 'study', 'dial', '--by', 'all']; cli.main()"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 2
+    assert "pip install keyquery-studies" in out.stderr
+
+
 def test_importing_the_command_needs_no_torch():
     code = "import sys, keyquery.__main__; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
