@@ -155,6 +155,8 @@ def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, re
             written = written.replace("path/to/model", "path/to/seeing")
         words = [name for word in shlex.split(written)[1:] for name in _names(word)]
         words += SMALLER if "--fit" in words else []
+        if words == ["look"] or (words[0] == "ablate" and "--text" in words):
+            words += ["--tokens", "1500", "--length", "32"]  # every head and part is run on the text
         done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "100"})
         assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
         for option in ("--html", "--json", "--csv", "--picture", "--save"):

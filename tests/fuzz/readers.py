@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +29,19 @@ from keyquery.data import load_images, load_revisited, load_table, load_ts
 from keyquery.data.text import read_column, read_corpus
 from keyquery.instruments.cooccurrence.tally import Tally, read_into
 from keyquery.layers import LanguageModel, Shape
+from keyquery.reading import MODULES
 from keyquery.report.kit import terminal
 from keyquery.support.files import read_text
+from keyquery.support.plugins import plugins
 from keyquery.surgery.swap.swap import FORMAT, _read_saved
 from keyquery.training import Recipe, train
 from tests.fuzz import forged
 from tests.fuzz import mutations as m
 from tests.fuzz.guard import Broken
+
+# Every kind of reading is attacked, and nothing is imported while a file is read.
+for module in (*MODULES.values(), *(name for plugin in plugins() for name in plugin.KINDS.values())):
+    import_module(module)
 
 TOKENS = Tokenizer.load(kq.models.DECODER)
 

@@ -398,7 +398,7 @@ def test_codes_that_cannot_be_are_told():
         (None, ValueError, "periods must be a number of periods, or a non-empty list of them, got None"),
         (1.5, TypeError, "periods must be an integer, got 1.5"),
         (["a"], TypeError, "periods must be a number, got str"),
-        ([1e-320], ValueError, "periods must be at least 1e-300, got 1e-320"),
+        ([1e-320], ValueError, "periods must be above 0, at least 1e-300, got 1e-320"),
     ],
 )
 def test_periods_that_are_none_are_told(periods, error, words):
