@@ -18,6 +18,8 @@ import copy
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -52,13 +54,16 @@ def main() -> None:
     parser.add_argument("--heads", type=int, help="of each model so many, drawn at random; default: all")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--tokens", type=int, default=16_384, help="of the text, at most")
+    parser.add_argument("--tested", type=int, help="tokens on which losses are measured; default: all --tokens")
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
     parser.add_argument("--bos", action="store_true", help="begin windows with BOS, where a .gguf's tokenizer does not")
     parser.add_argument("--batch", type=int, default=32, help="windows that are run at a time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a JSON file; what it holds of other models is kept")
     asked = parser.parse_args()
-    facts = {name: str(getattr(asked, name)) for name in ("heads", "seed", "tokens", "length", "bos", "device")}
+    facts = {
+        name: str(getattr(asked, name)) for name in ("heads", "seed", "tokens", "tested", "length", "bos", "device")
+    }
     found = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {"models": {}}
     for source in asked.models or [kq.models.DECODER, kq.models.ENCODER]:
         name = Path(source).name.removesuffix(".gguf")
@@ -86,7 +91,10 @@ def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[st
     if asked.heads is not None:
         heads = sorted(random.Random(asked.seed).sample(heads, min(asked.heads, len(heads))))
     model.to(pick_device(asked.device))
-    means, before = Means(model, batches, "position"), losses_of(model, batches, loss)
+    means = Means(model, batches, "position")
+    batches = batches[: None if asked.tested is None else -(-asked.tested // (asked.batch * asked.length))]
+    before = losses_of(model, batches, loss)
+    prefix = Prefix(model, batches)
     known = {(head["layer"], head["head"]): head for head in look.heads}
     rows = []
     with dial(model, data=means) as turning:
@@ -94,7 +102,8 @@ def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[st
         def cost(at: tuple[int, int], off: tuple[str, ...]) -> list[float]:
             """The change of the loss without some parts of one head, with its interval."""
             turning.turn([at], **dict.fromkeys(off, 0.0))
-            return list(paired(before, losses_of(model, batches, loss)))
+            with prefix.skipped(at[0]):
+                return list(paired(before, losses_of(model, batches, loss)))
 
         for count, at in enumerate(heads, 1):
             rows.append(tested(known[at], lambda off, at=at: cost(at, off)))
@@ -102,6 +111,46 @@ def measure(source: str | Path, asked: argparse.Namespace) -> tuple[list[dict[st
                 print(f"  {count} of {len(heads)} heads after {perf_counter() - start:.0f} s", flush=True)
     sequences = {"sequences": len(before), "tokens_run": int(sum(b["attention_mask"].sum() for b in batches))}
     return rows, {**sequences, "objective": objective, "loss": float(before.mean()), "seconds": perf_counter() - start}
+
+
+class Prefix:
+    """The layers below a head, whose outputs do not depend on it: they are run once per layer, and kept.
+
+    Only for decoders with their blocks in `model.model.layers`; other models run all their layers each time.
+    """
+
+    def __init__(self, model: torch.nn.Module, batches: list[Any]) -> None:
+        self.model, self.batches = model, batches
+        self.layers = getattr(getattr(model, "model", None), "layers", [])
+        self.depth, self.outputs = 0, []
+
+    @contextmanager
+    def skipped(self, depth: int) -> Iterator[None]:
+        """Replace the first `depth` layers by what they returned for these batches."""
+        skip = self.layers[:depth]
+        if len(skip) and depth != self.depth:
+            self.depth, self.outputs = depth, self._record(depth)
+        outputs = iter(self.outputs)
+        for layer in skip:
+            layer.forward = lambda hidden, *_, **__: hidden
+        if len(skip):
+            skip[0].forward = lambda *_, **__: next(outputs)
+        try:
+            yield
+        finally:
+            for layer in skip:
+                del layer.forward
+
+    def _record(self, depth: int) -> list[torch.Tensor]:
+        """The output of layer `depth - 1` for each batch."""
+        outputs: list[torch.Tensor] = []
+        hook = self.layers[depth - 1].register_forward_hook(lambda *call: outputs.append(call[2]))
+        with torch.no_grad():
+            for batch in self.batches:
+                self.model(**batch)
+        hook.remove()
+        assert all(isinstance(output, torch.Tensor) for output in outputs)
+        return outputs
 
 
 def begun(batch: Any, bos: int) -> dict[str, torch.Tensor]:

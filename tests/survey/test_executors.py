@@ -7,6 +7,8 @@ from concurrent.futures import Executor
 import pytest
 
 from keyquery.survey.executors import Cores, gather
+from keyquery.survey.find_models import Entry
+from keyquery.survey.worker import Job
 
 
 class SignalledExecutor(Executor):
@@ -21,6 +23,7 @@ class SignalledExecutor(Executor):
 
 def test_a_signal_waits_until_a_worker_has_been_started(monkeypatch):
     executor, backend = SignalledExecutor(), Cores(2)
+    job = Job("open", Entry("/m", "m", "m"), "out", "token", ())
     monkeypatch.setattr(backend, "open", lambda: executor)
 
     def leave(number, _):
@@ -29,7 +32,7 @@ def test_a_signal_waits_until_a_worker_has_been_started(monkeypatch):
     former = signal.signal(signal.SIGTERM, leave)
     try:
         with pytest.raises(SystemExit, match="143"):
-            next(gather(backend, deque(["job"])))
+            next(gather(backend, deque([job])))
         assert executor.submitted
         assert signal.getsignal(signal.SIGTERM) is leave
     finally:
