@@ -286,8 +286,8 @@ def test_a_process_that_is_killed_is_replaced(tmp_path, monkeypatch):
     pools = []
     real = Cores.open
 
-    def opened(self, anew=False):
-        pools.append(real(self, anew))
+    def opened(self, replace=False):
+        pools.append(real(self, replace))
         return pools[-1]
 
     monkeypatch.setattr(Cores, "open", opened)
@@ -313,7 +313,7 @@ class Fragile:
     def __init__(self, deadly):
         self.deadly, self.opened, self.done = deadly, 0, []
 
-    def open(self, anew=False):
+    def open(self, replace=False):
         self.opened += 1
         return self
 

@@ -117,10 +117,10 @@ def _transformers(what: str = "on data") -> Any:
     return optional("transformers", what)
 
 
-def can_speak(source: str | Path) -> bool:
+def has_lm_head(source: str | Path) -> bool:
     """Whether a model folder or .gguf file has an LM head.
 
-    >>> can_speak(kq.models.ENCODER)
+    >>> has_lm_head(kq.models.ENCODER)
     True
     """
     path = located(source)

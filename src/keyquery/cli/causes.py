@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery.capture.load import can_speak, load_model
+from keyquery.capture.load import has_lm_head, load_model
 from keyquery.capture.word_pieces import words_of
 from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
 from keyquery.instruments.causes.causes import Causes
@@ -75,7 +75,7 @@ def causes(
 
 
 def _read(source: str, text: str, target: int | None, largest: int, merge: bool, options: dict[str, Any]) -> Causes:
-    lm_head = target is not None and can_speak(source)
+    lm_head = target is not None and has_lm_head(source)
     live, tokenizer = load_model(source, lm_head=lm_head)
     if tokenizer is None:
         raise ValueError(f"{source} has no tokenizer, which running a text requires")

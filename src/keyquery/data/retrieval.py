@@ -17,7 +17,7 @@ from keyquery.support.arrays import ARRAYS, read_array, read_arrays
 from keyquery.support.bounded_pickle import Pickle, Stateful, UnknownName, latin1
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
-from keyquery.support.files import read_bytes, regular, room_for
+from keyquery.support.files import read_bytes, regular, decompressed_limit
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # groups that count as relevant
 GROUPS = ("easy", "hard", "junk")
@@ -240,7 +240,7 @@ def _arrays(path: Path) -> Mapping[str, np.ndarray]:
 def _matlab(path: Path) -> Mapping[str, np.ndarray]:
     reader = optional("scipy.io", "a .mat file")
     try:
-        _check_matlab(reader.whosmat(path), room_for(path.stat().st_size, ARRAYS))
+        _check_matlab(reader.whosmat(path), decompressed_limit(path.stat().st_size, ARRAYS))
         arrays = reader.loadmat(path, variable_names=["Q", "X"])
         return {name: arrays[name] for name in "QX" if name in arrays}
     except Exception as error:  # scipy raises errors of many types for damaged files

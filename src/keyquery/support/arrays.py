@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.support.files import MIB, regular, room_for
+from keyquery.support.files import MIB, regular, decompressed_limit
 
 ARRAYS = 128 * MIB  # decompressed size that any file of arrays may have: arrays create no Python objects
 NUMBERS = "biufcSU"  # dtype kinds that are read: numbers and strings
@@ -33,7 +33,7 @@ def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             chosen = {name: info for name, info in members.items() if not names or name in names}
-            most = room_for(path.stat().st_size, ARRAYS)
+            most = decompressed_limit(path.stat().st_size, ARRAYS)
             if sum(info.file_size for info in chosen.values()) > most:
                 raise ValueError(f"it decompresses to more than the limit of {most} bytes")
             return {name: _array(name, partial(file.open, info), info.file_size) for name, info in chosen.items()}

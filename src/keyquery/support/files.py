@@ -162,7 +162,7 @@ def _decoded(path: Path, decoder: Any, data: bytes, final: bool = False) -> str:
 
 def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
     """Decompress a file of one or more streams part by part, up to its size limit."""
-    most, size, data = room_for(path.stat().st_size), 0, raw.read(PART)
+    most, size, data = decompressed_limit(path.stat().st_size), 0, raw.read(PART)
     try:
         while data:
             stream = UNPACK[path.suffix]()
@@ -185,10 +185,10 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
         raise ValueError(f"{path} is not a valid {path.suffix} file: {error}") from None
 
 
-def room_for(size: int, least: int | None = None) -> int:
+def decompressed_limit(size: int, least: int | None = None) -> int:
     """Limit on the decompressed size of a file: 100 times its size, but at least `least` (default: 16 MiB).
 
-    >>> room_for(0), room_for(10_000_000)
+    >>> decompressed_limit(0), decompressed_limit(10_000_000)
     (16777216, 1000000000)
     """
     return max(UNPACKED if least is None else least, RATIO * size)

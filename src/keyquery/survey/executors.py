@@ -40,8 +40,8 @@ class Backend(Protocol):
     lost: tuple[type[BaseException], ...]  # errors that mean that the executor is gone
     fatal: tuple[type[BaseException], ...]  # errors that mean that the job has killed its workers
 
-    def open(self, anew: bool = False) -> Executor:
-        """The executor; with `anew`, a new one in place of a lost one."""
+    def open(self, replace: bool = False) -> Executor:
+        """The executor; with `replace`, a new one in place of one that was lost."""
 
     def alive(self) -> bool:
         """Whether submitted jobs are still held by the workers."""
@@ -72,9 +72,9 @@ class Cores:
         self.fatal: tuple[type[BaseException], ...] = ()
         self._pool: Executor | None = None
 
-    def open(self, anew: bool = False) -> Executor:
+    def open(self, replace: bool = False) -> Executor:
         """A pool of processes."""
-        if self._pool is not None and not anew:
+        if self._pool is not None and not replace:
             return self._pool
         self.close()
         context = get_context("spawn")  # a forked process would inherit the locks of this one's threads
@@ -112,9 +112,9 @@ class Cluster:
         self._scheduler: str | None = None
         self._workers = 0
 
-    def open(self, anew: bool = False) -> Executor:
+    def open(self, replace: bool = False) -> Executor:
         """An executor of the scheduler; a scheduler that was lost is waited for."""
-        if self._client is None or anew:
+        if self._client is None or replace:
             self.close()
             self._connect(again=self._scheduler is not None)
         executor: Executor = self._client.get_executor(pure=False)
@@ -196,7 +196,7 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
             deaths.update(interrupted)
             give_up = backend.alone and len(interrupted) == 1 and deaths[interrupted[0]] >= DEATHS
             running, finished = {}, SimpleQueue()
-            executor = backend.open(anew=True)
+            executor = backend.open(replace=True)
             if give_up:
                 yield interrupted[0], {"broken": f"{DEATHS} workers died while processing it, maybe out of memory"}
             else:

@@ -24,7 +24,7 @@ from keyquery.support.progress import Progress, silent
 
 FRAMES, POINTS = 25, 300  # steps of curves and of the page, and points on the page
 CURVES = ("distance", "wasserstein", "optimality", "path_length", "efficiency")
-TOLD = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures", "exact")
+FIGURES = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,9 @@ class Transport(Reading, kind="transport"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row overall, and one per class if there are several."""
-        rows = [{"class": "all", **{name: getattr(self, name) for name in TOLD}}]
+        rows = [{"class": "all", **{name: getattr(self, name) for name in FIGURES}}]
         several = self.classes if len(self.classes) > 1 else ()
-        return rows + [{"class": row["class"], **{name: row[name] for name in TOLD}} for row in several]
+        return rows + [{"class": row["class"], **{name: row[name] for name in FIGURES}} for row in several]
 
 
 def transport(

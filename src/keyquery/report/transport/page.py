@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from keyquery.instruments.transport.transport import CURVES, TOLD, Transport
+from keyquery.instruments.transport.transport import CURVES, FIGURES, Transport
 from keyquery.reading import short
 from keyquery.report.kit.colours import depth_colour, tones
 from keyquery.report.kit.page import document
@@ -43,7 +43,7 @@ def _data(reading: Transport) -> dict[str, Any]:
         "units": dict(reading.units),
         "unit": reading.unit,
         "steps": reading.steps,
-        "figures": [{"class": row["class"], **{name: row[name] for name in TOLD}} for row in reading.records()],
+        "figures": [{"class": row["class"], **{name: row[name] for name in FIGURES}} for row in reading.records()],
         "classes": [str(row["class"]) for row in reading.classes],
         "curves": {name: reading.curves[name] for name in CURVES},
         "sketch": reading.sketch,
