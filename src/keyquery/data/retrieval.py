@@ -17,7 +17,7 @@ from keyquery.support.arrays import ARRAYS, read_array, read_arrays
 from keyquery.support.bounded_pickle import Pickle, Stateful, UnknownName, latin1
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
-from keyquery.support.files import read_bytes, regular, decompressed_limit
+from keyquery.support.files import decompressed_limit, read_bytes, regular
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # groups that count as relevant
 GROUPS = ("easy", "hard", "junk")

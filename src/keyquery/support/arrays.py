@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.support.files import MIB, regular, decompressed_limit
+from keyquery.support.files import MIB, decompressed_limit, regular
 
 ARRAYS = 128 * MIB  # decompressed size that any file of arrays may have: arrays create no Python objects
 NUMBERS = "biufcSU"  # dtype kinds that are read: numbers and strings

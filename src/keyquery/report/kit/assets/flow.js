@@ -85,7 +85,7 @@ function chosen() {
       /above/.test(name) ? above(value) : /symmetry|reciprocity/.test(name) ? (value === null ? "–" : signed(value)) : share(value))));
   const head = el("div", { class: "headline" }, el("h2", {}, `Layer ${state.layer}, head ${state.head}`));
   if (!one) {
-    put("chosen", head, el("div", { class: "figures" }, figures),
+    put("chosen", head, el("div", { class: "numbers" }, figures),
       el("p", { class: "muted" }, "The attention map of this head is not included in this page."));
     return;
   }
@@ -104,7 +104,7 @@ function chosen() {
   if (block.to === DATA.picture?.modality) panels.reverse();
   const rows = () => [["to", "from", "attention"], ...values.flatMap((line, i) => line.map((value, j) =>
     [DATA.tokens[places[block.to][i]], DATA.tokens[places[block.from][j]], value]))];
-  put("chosen", head, el("div", { class: "figures" }, figures),
+  put("chosen", head, el("div", { class: "numbers" }, figures),
     el("div", { class: "bar" }, el("div", { class: "switch", role: "group", "aria-label": "direction" }, buttons),
       el("span", { class: "muted" }, `${block.to} attends to ${block.from}; click a token to see its attention`),
       copyButton("this map", rows)),
