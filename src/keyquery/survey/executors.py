@@ -13,14 +13,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from queue import Empty, SimpleQueue
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from keyquery.capture.guard import uninterrupted
 from keyquery.checkpoints.sources import first_line
 from keyquery.support.extras import optional
 from keyquery.survey.worker import Job, perform
@@ -185,7 +186,7 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
     while jobs or running:
         try:
             while jobs and _may_submit(backend, jobs[0], running.values(), deaths):
-                with _signals_held():
+                with uninterrupted():  # a worker whose start is interrupted prints a traceback
                     future = executor.submit(perform, jobs[0])
                 running[future] = jobs.popleft()
                 future.add_done_callback(finished.put)
@@ -204,26 +205,6 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
         else:
             if done is not None:
                 yield running.pop(done), outcome
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Delay the handlers of signals: a worker whose start is interrupted would print a traceback of its own."""
-    if current_thread() is not main_thread():  # which alone runs handlers
-        yield
-        return
-    received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    for number in handlers:
-        signal.signal(number, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
 
 
 def _may_submit(backend: Backend, job: Job, running: Collection[Job], deaths: Counter[Job]) -> bool:
