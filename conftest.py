@@ -17,6 +17,11 @@ import torch
 
 import keyquery as kq
 
+# Pages whose examples train, or analyse a model on text: more than a few seconds each.
+SLOW_PAGES = {
+    *("atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "surgery", "transport"),
+    *("vision_language", "studies/objectives", "studies/vision_language"),
+}
 collect_ignore = ["docs/site"]  # what `make docs` runs; it needs the extra docs
 
 if not torch.cuda.is_available():  # kernels run in Triton's interpreter; it must know before it is first imported
@@ -44,6 +49,14 @@ def _house_rules(request):
 @pytest.fixture(autouse=True)
 def _names_of_examples(doctest_namespace):
     doctest_namespace.update(torch=torch, kq=kq)
+
+
+def pytest_collection_modifyitems(items):
+    """Leave the slow pages to `make test-all`."""
+    pages = {f"docs/{page}.md" for page in SLOW_PAGES}
+    for item in items:
+        if item.nodeid.partition("::")[0] in pages:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -141,7 +141,10 @@ def _names(word: str) -> list[str]:
     return sorted(map(str, Path().glob(word))) if word.startswith("models/") else [word]
 
 
-@pytest.mark.parametrize("page", BY_PAGE)
+SLOW_PAGES = [pytest.param(page, marks=pytest.mark.slow) for page in BY_PAGE if page != "README.md"]
+
+
+@pytest.mark.parametrize("page", ["README.md", *SLOW_PAGES])
 def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, request):
     """In the order of the page and in one folder, as a reader would."""
     for thing in place.iterdir():

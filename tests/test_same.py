@@ -76,6 +76,7 @@ def told():
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_say_the_same():
     pytest.importorskip("tokenizers", reason="needs the extra hf")
     pytest.importorskip("ot", reason="needs the extra transport")

@@ -107,6 +107,7 @@ def test_without_dropout_it_is_attention(by):
     assert torch.allclose(drop_and_attend(query, key, value, 0.3, 0.0), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked
 def test_layers_compile():
     layer = kq.DatapointAttention(2, 4, heads=2, dropout=0.2)

@@ -168,6 +168,7 @@ def results(tmp_path_factory):
 
 
 # One test, since tests that are shared out to several workers would have a session each.
+@pytest.mark.slow
 @pytest.mark.unchecked
 def test_two_processes_are_one_and_structure_survives(results):
     for how in HOWS:

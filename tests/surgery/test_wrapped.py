@@ -18,10 +18,10 @@ def compiled(model):
 WRAPPERS = {"parallel": nn.DataParallel, "compiled": compiled, "both": lambda model: nn.DataParallel(compiled(model))}
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("wrap", ["parallel", "compiled", pytest.param("both", marks=pytest.mark.slow)])
 def test_what_is_read_measured_and_changed_is_the_model_within(wrap):
     model, batch = decoder("llama"), text(2, 6)
-    wrapped = wrap(model)
+    wrapped = WRAPPERS[wrap](model)
     assert kq.look(wrapped) == kq.look(model)
     assert kq.look(wrapped, inputs=batch).heads == kq.look(model, inputs=batch).heads
     assert [layer.name for layer in kq.read(wrapped)] == [layer.name for layer in kq.read(model)]
@@ -42,7 +42,7 @@ def test_what_is_read_measured_and_changed_is_the_model_within(wrap):
             assert torch.equal(model(**batch).logits, plain)
 
 
-@pytest.mark.parametrize("name", ["llama", "bloom"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
 def test_a_compiled_model_follows_every_turn_of_its_dial(name):
     """What the compiler keeps of one turn, or of one dial, must not be used for the next."""
     model, batch = decoder(name), text(2, 6)

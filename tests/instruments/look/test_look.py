@@ -411,6 +411,7 @@ def test_half_a_window_of_a_causal_model_is_a_window_of_half_the_length():
         assert ("symmetry" in one["on_data"]["changes_with_window"]) == signs
 
 
+@pytest.mark.slow
 def test_the_length_of_windows_can_be_chosen_without_a_model(tmp_path):
     for length in ("16", "64"):
         assert (
@@ -516,7 +517,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, monkeypatch, 
 def test_force_replaces(tmp_path):
     path = tmp_path / "old.json"
     path.write_text("old")
-    assert run(cli.app, ["look", "-q", "--force", "--tokens", "1000", "--json", str(path)]).exit_code == 0
+    assert run(cli.app, ["look", str(kq.models.ENCODER), "-q", "--force", "--json", str(path)]).exit_code == 0
     assert path.read_text().startswith('{"schema": 2')
 
 

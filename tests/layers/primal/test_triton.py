@@ -189,6 +189,7 @@ def test_the_layer_by_either_implementation(options, masked):
         assert (ours - theirs).abs().max() <= 2e-4 * (1 + theirs.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked
 def test_kernels_compile_into_one_graph():
     layer = kq.PrimalAttention(24, 2, 4, impl="triton", device=DEVICE)
