@@ -92,6 +92,7 @@ class Datapoints(SavedEstimator):
         device, columns = pick_device(self.device), columns_of(X)
         count = len(columns.values[0])
         y = target_of(X, y)
+        y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
         there = self._there(y, count)
         some = y if there.all() else [value for value, is_there in zip(y, there, strict=True) if is_there]
         targets = self._given(some, int(there.sum()))
