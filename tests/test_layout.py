@@ -142,7 +142,7 @@ COMPILER = ["torch._dynamo", "sympy"]
 STEPS = {  # one after the other, in one process: what each must not load
     "import keyquery": [*HEAVY, *COMPILER],
     "keyquery.PrimalAttention(8, 2, 2)(torch.zeros(1, 4, 8))": ["triton", *COMPILER],
-    "import keyquery.cli": ["transformers", *COMPILER],
+    "import keyquery.cli": ["transformers", "sklearn", *COMPILER],
 }
 
 

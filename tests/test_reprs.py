@@ -42,6 +42,6 @@ def test_heads_and_layers_say_what_they_are():
     assert repr(Norm("rms", torch.ones(8))) == "Norm(rms, 8 float32, eps=1e-06)"
 
 
-def test_parameters_that_are_long_are_counted():
-    assert repr(kq.SeriesClassifier().set_params(epochs=[1] * 100)) == "SeriesClassifier(epochs=[… 100])"
+def test_parameters_that_are_long_are_cut():
+    assert "..." in repr(kq.SeriesClassifier().set_params(epochs=[1] * 1000))
     assert repr(kq.SeriesClassifier(epochs=3)) == "SeriesClassifier(epochs=3)"

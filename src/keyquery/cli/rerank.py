@@ -14,21 +14,17 @@ from zipfile import is_zipfile
 import numpy as np
 import typer
 
+import keyquery as kq
 from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
 from keyquery.data import load_images
 from keyquery.estimators.inputs.vectors import asked_of, lists_of
-from keyquery.estimators.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, check_anchors
-from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker
-from keyquery.estimators.rerank.learned import Reranker
+from keyquery.estimators.rerank.network import check_anchors
 from keyquery.estimators.rerank.reading import Shown, reranking_of
 from keyquery.support.arrays import read_array
 from keyquery.support.checks import check_choice
 
-METHODS: dict[str, Callable[..., ListReranker]] = {
-    "affinity": AffinityReranker,
-    "expansion": AlphaQueryExpansion,
-    "reciprocal": KReciprocalReranker,
-}
+# Names in keyquery, imported on use: they need scikit-learn.
+METHODS = {"affinity": "AffinityReranker", "expansion": "AlphaQueryExpansion", "reciprocal": "KReciprocalReranker"}
 ENDS = (".npy", ".json")
 TOP, ANCHORS = 1024, 512
 Lists = Annotated[
@@ -144,15 +140,15 @@ def _vectors(queries: Path, database: Path, lists: Path | None) -> tuple[Any, An
     return asked, vectors, None if lists is None else lists_of(_array("--lists", lists), len(asked), len(vectors))
 
 
-def _trained(fit: Path, labels: Path, device: str, options: dict[str, Any]) -> ListReranker:
-    return Reranker(device=device, **options).fit(_array("--fit", fit), _array("--labels", labels))
+def _trained(fit: Path, labels: Path, device: str, options: dict[str, Any]) -> Any:
+    return kq.Reranker(device=device, **options).fit(_array("--fit", fit), _array("--labels", labels))
 
 
-def _chosen(model: Path | None, method: str | None, device: str, anchors: int) -> ListReranker:
+def _chosen(model: Path | None, method: str | None, device: str, anchors: int) -> Any:
     if model is not None:
-        return Reranker.load(model, device)
+        return kq.Reranker.load(model, device)
     assert method is not None
-    return METHODS[method](device=device, **({"anchors": anchors} if method == "affinity" else {}))
+    return getattr(kq, METHODS[method])(device=device, **({"anchors": anchors} if method == "affinity" else {}))
 
 
 def _array(name: str, path: Path) -> Any:

@@ -1,53 +1,48 @@
-"""Base classes of the estimators: scikit-learn parameters, seeds, labels, save and load.
-
-scikit-learn itself is not required: the estimators follow its protocol and do not inherit from it.
-"""
+"""Base classes of the estimators, on those of scikit-learn: seeds, validation splits, save and load."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
-import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Shaped
+from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from keyquery.capture.load import pick_device
+from keyquery.estimators.inputs.tables import target_of
+from keyquery.estimators.inputs.targets import labels_of
 from keyquery.reading import plain
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.extras import optional
 from keyquery.support.files import write_all
-from keyquery.support.printable import brief
+
+sklearn = optional("sklearn.base", "an estimator")
+BaseEstimator: Any = sklearn.BaseEstimator
+ClassifierMixin: Any = sklearn.ClassifierMixin
+RegressorMixin: Any = sklearn.RegressorMixin
+check_is_fitted = optional("sklearn.utils.validation", "an estimator").check_is_fitted
 
 FORMAT = 1
-LABELS = {"i": "number", "u": "number", "f": "number", "b": "bool", "U": "text", "S": "bytes", "M": "date"}
-LETTERS = 1024  # a saved label's dtype may be this wide even if every label is shorter
+SHOWN = 230  # characters of a repr that are not blank
 SEEDED = RLock()  # torch's generators are global to the process
-Fitted = TypeVar("Fitted", bound="Estimator")
 Saved = TypeVar("Saved", bound="SavedEstimator")
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class NotFittedError(ValueError, AttributeError):
-    """Raised when an estimator is used before `fit`."""
-
-
-class Estimator:
-    """scikit-learn parameter handling: constructor arguments are stored unchanged, fitted attributes end in `_`.
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """scikit-learn's base class: constructor arguments are stored unchanged, fitted attributes end in `_`.
 
     >>> class Mean(Estimator):
     ...     def __init__(self, share=0.5, verbose=False):
@@ -56,53 +51,18 @@ class Estimator:
     Mean(share=0.1, verbose=True)
     """
 
-    _estimator_type: ClassVar[str]  # read by scikit-learn before 1.6
     params_: dict[str, Any]  # the parameters at the time of fit
 
-    @classmethod
-    def _defaults(cls) -> dict[str, Any]:
-        parameters = list(signature(cls.__init__).parameters.values())[1:]
-        return {parameter.name: parameter.default for parameter in parameters}
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """All parameters by name; `deep` has no effect, since no parameter is an estimator."""
-        return {name: getattr(self, name) for name in self._defaults()}
-
-    def set_params(self: Fitted, **params: Any) -> Fitted:
-        """Set parameters, which take effect at the next fit."""
-        known = self._defaults()
-        for name in params:
-            if name not in known:
-                raise ValueError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
-        for name, value in params.items():
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        known = self._defaults()
-        params = self.get_params().items()
-        changed = [f"{name}={brief(value)}" for name, value in params if repr(value) != repr(known[name])]
-        return f"{type(self).__name__}({', '.join(changed)})"
+    def __repr__(self, N_CHAR_MAX: int = SHOWN) -> str:
+        """As in scikit-learn, on one line."""
+        return " ".join(super().__repr__(N_CHAR_MAX).split())
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: networks are moved to the CPU, so that they load on machines without a GPU."""
         return {
             name: copy.deepcopy(value).cpu() if isinstance(value, nn.Module) else value
-            for name, value in vars(self).items()
+            for name, value in super().__getstate__().items()
         }
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return any(name.endswith("_") and not name.startswith("_") for name in vars(self))
-
-    def __sklearn_tags__(self) -> Any:
-        tags, kind = optional("sklearn.utils", "scikit-learn's tags"), getattr(self, "_estimator_type", None)
-        return tags.Tags(
-            estimator_type=kind,
-            target_tags=tags.TargetTags(required=kind is not None),
-            classifier_tags=tags.ClassifierTags() if kind == "classifier" else None,
-            regressor_tags=tags.RegressorTags() if kind == "regressor" else None,
-            input_tags=tags.InputTags(),
-        )
 
     def _plain_params(self) -> dict[str, Any]:
         """The parameters as JSON, for `params_`; a random generator is stored as None."""
@@ -118,13 +78,15 @@ class Estimator:
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
-    def _check_fitted(self) -> None:
-        if not self.__sklearn_is_fitted__():
-            try:
-                error = optional("sklearn.exceptions", "its error").NotFittedError
-            except ImportError:
-                error = NotFittedError
-            raise error(f"this {type(self).__name__} is not fitted yet: call fit first")
+
+class Classifier(ClassifierMixin):  # type: ignore[misc]
+    """A classifier of samples that may carry their labels."""
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Accuracy. Default y: as in `fit`."""
+        predicted = self.predict(X)
+        truth = labels_of(type(self).__name__, target_of(X, y), len(predicted))
+        return float(np.average(predicted == truth, weights=sample_weight))  # scikit-learn's refuses bytes as labels
 
 
 class SavedEstimator(Estimator, ABC):
@@ -136,7 +98,7 @@ class SavedEstimator(Estimator, ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator, everything that prediction needs, to one safetensors file."""
-        self._check_fitted()
+        check_is_fitted(self)
         self._write(path, *self._saved())
 
     @classmethod
@@ -215,95 +177,6 @@ def seed_of(random_state: Any) -> int:
     return number if number < most else int(np.random.default_rng(number).integers(most))
 
 
-def labels_of(name: str, y: Any, count: int, what: str = "y", of: str = "X") -> Shaped[np.ndarray, " n"]:
-    """Validated class labels (n,): one per sample, none missing; `what` and `of` name labels and samples in errors.
-
-    >>> labels_of("SeriesClassifier", ["up", "down"], 2).tolist()
-    ['up', 'down']
-    """
-    if y is None:
-        raise ValueError(f"{name} requires {what} to be passed, but the target {what} is None: pass a label per sample")
-    labels = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
-    if isinstance(y, (list, tuple)) and labels.ndim == 1:
-        labels = np.fromiter(y, dtype=object, count=len(y))  # numpy would convert mixed types to text
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        _warn_of_column()
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise ValueError(f"{what} must be (n,), one label per sample, got shape {labels.shape}")
-    if len(labels) != count:
-        raise ValueError(f"{what} must have a label for each of the {count} samples of {of}, got {len(labels)}")
-    if np.ma.is_masked(y):
-        raise ValueError(f"{what} must have a label for every sample, got masked ones")
-    if labels.dtype == object:
-        labels = _of_one_type(labels, what)
-    if labels.dtype.kind in "fM" and not np.all(np.isfinite(labels)):
-        raise ValueError(f"{what} must have a label for every sample, got NaN, NaT or infinity")
-    fractions = labels.dtype.kind == "f" and np.any(labels != np.round(labels))
-    if fractions or labels.dtype.kind not in LABELS:
-        raise ValueError(
-            f"Unknown label type: {what} must hold classes, got {labels.dtype} such as {labels.tolist()[0]!r}"
-        )
-    return labels
-
-
-def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
-    """Validated regression targets (n,): one finite number per sample.
-
-    >>> numbers_of("NPTRegressor", [1, 2.5], 2)
-    array([1. , 2.5])
-    """
-    if y is None:
-        raise ValueError(f"{name} requires y to be passed, but the target y is None: pass one number per sample")
-    numbers = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
-    if numbers.ndim == 2 and numbers.shape[1] == 1:
-        _warn_of_column()
-        numbers = numbers[:, 0]
-    if numbers.ndim != 1:
-        raise ValueError(f"y must be (n,), one number per sample, got shape {numbers.shape}")
-    if len(numbers) != count:
-        raise ValueError(f"y must have a number for each of the {count} samples of X, got {len(numbers)}")
-    if np.ma.is_masked(y):
-        raise ValueError("y must have a number for every sample, got masked ones")
-    try:
-        targets = numbers.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"y must hold numbers, got {numbers.dtype} such as {numbers.tolist()[0]!r}") from None
-    if numbers.dtype.kind == "c" or not np.isfinite(targets).all():
-        raise ValueError("y must have a finite number for every sample, got NaN, infinity or complex values")
-    return targets
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a value is missing: None, NaN, or pandas' NA and NaT.
-
-    >>> is_missing(float("nan")), is_missing("nan")
-    (True, False)
-    """
-    return (
-        value is None or type(value).__name__ == "NAType" or bool(value != value)
-    )  # NA equals nothing, not even False
-
-
-def _of_one_type(labels: Shaped[np.ndarray, " n"], what: str) -> Shaped[np.ndarray, " n"]:
-    """An object array of labels as an array of their common type."""
-    if any(map(is_missing, labels)):
-        raise ValueError(f"{what} must have a label for every sample, got None or NaN")
-    if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
-        names = sorted({type(label).__name__ for label in labels})
-        raise ValueError(f"{what} must hold labels of one type, got {', '.join(names)}")
-    return np.array(labels.tolist())
-
-
-def _warn_of_column() -> None:
-    try:
-        category = optional("sklearn.exceptions", "its error").DataConversionWarning
-    except ImportError:
-        category = UserWarning
-    message = "A column-vector y was passed when a 1d array was expected: y (n, 1) is treated as (n,)"
-    warnings.warn(message, category, stacklevel=4)
-
-
 def hold_out(labels: Shaped[np.ndarray, " n"], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Stratified training and validation indices; a class with one sample is trained on, others have both.
 
@@ -358,31 +231,6 @@ def read_fitted(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, 
     if (version := facts.pop("format", None)) != FORMAT:
         raise ValueError(f"{path} has format {version!r}; this version reads format {FORMAT}")
     return facts, tensors
-
-
-def label_facts(classes: Shaped[np.ndarray, " classes"]) -> dict[str, Any]:
-    """Labels as JSON.
-
-    >>> classes_of(label_facts(np.array([2, 5], dtype=np.int8)))
-    array([2, 5], dtype=int8)
-    """
-    listed = classes.astype(str) if classes.dtype.kind == "M" else classes
-    if classes.dtype.kind == "S":
-        listed = np.char.decode(classes, "latin-1")
-    return {"dtype": classes.dtype.str, "labels": listed.tolist()}
-
-
-def classes_of(facts: dict[str, Any]) -> Shaped[np.ndarray, " classes"]:
-    """Labels from the JSON of `label_facts`."""
-    if not re.fullmatch(r"[<>|=]?[a-zA-Z]\d{0,6}(\[\w{1,8}\])?", str(facts["dtype"])):  # numpy would parse it as Python
-        raise ValueError("labels cannot have this dtype")
-    dtype, listed = np.dtype(str(facts["dtype"])), np.array(facts["labels"])
-    if dtype.kind not in LABELS or dtype.itemsize > max(listed.itemsize, 4 * LETTERS):
-        raise ValueError(f"labels cannot be of dtype {dtype}")
-    labels = np.char.encode(listed, "latin-1").astype(dtype) if dtype.kind == "S" else listed.astype(dtype)
-    if labels.ndim != 1 or len(np.unique(labels)) != len(labels):
-        raise ValueError("labels must be a list without duplicates")
-    return labels
 
 
 @contextmanager

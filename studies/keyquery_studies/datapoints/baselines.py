@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from time import perf_counter, time
@@ -96,14 +95,6 @@ class Baseline:
         sizes = {"learned": len(fold.learned), "held": len(fold.held), "test": len(fold.test)}
         figured = figures(best[2], parts.targets[2], scale)
         return {**self._settings(), **sizes, "chosen": best[1], **figured, "seconds": perf_counter() - before}
-
-
-def require_sklearn() -> None:
-    """Refuse what needs scikit-learn where it is not there."""
-    if find_spec("sklearn") is None:
-        raise ImportError(
-            "a baseline needs scikit-learn: pip install 'keyquery[estimators]', or leave them out with --part npt"
-        )
 
 
 def _units(target: Float64[np.ndarray, " n"]) -> tuple[float, float]:

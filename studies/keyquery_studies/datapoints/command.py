@@ -67,7 +67,7 @@ def datapoints(
         typer.Option(
             file_okay=False,
             help="A folder of tables, plain or compressed: uci_boston_data.txt, uci_yacht_data.txt, "
-            "uci_concrete_data.txt; without scikit-learn, also breast_cancer.csv, as an earlier run wrote it to --out.",
+            "uci_concrete_data.txt. The breast cancer table comes with scikit-learn.",
         ),
     ] = None,
     out: Out = None,

@@ -22,7 +22,7 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
 from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
 from keyquery_studies.common.rows import firsts
-from keyquery_studies.datapoints.baselines import MODELS, Baseline, require_sklearn
+from keyquery_studies.datapoints.baselines import MODELS, Baseline
 from keyquery_studies.datapoints.lookups import VARIANTS, LookUp
 from keyquery_studies.datapoints.tables import SMALL, TABLES, prepare_tables
 from keyquery_studies.datapoints.trial import PRECISIONS, PROTOCOLS, PUBLISHED, TableTrial, settings_of
@@ -287,8 +287,6 @@ def run(
     plan = plan or Plan()
     check_count("workers", workers)
     chosen = pick_device(device)
-    if plan.has("baselines"):
-        require_sklearn()
     deadline = None if plan.minutes is None else time() + 60 * plan.minutes
     with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
         folder = Path(place)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] =
     """Facts of tables out of a folder of files, by name; the tables themselves are put into `folder`.
 
     Files may be packed (.xz, .gz). Without `data`, what earlier runs left in `folder` is used, and the table of breast
-    cancer comes with scikit-learn; it is also left as a file, for machines that have no scikit-learn.
+    cancer comes with scikit-learn; it is also left as a file.
     """
     kept = folder / "tables.json"
     known: dict[str, dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
@@ -110,7 +109,7 @@ def _files(name: str, data: Path | None) -> list[str]:
     if data is not None:
         with suppress(FileNotFoundError):
             return [str(find_packed(data, file)) for file in TABLES[name].files]
-    return ["sklearn"] if name == "breast" and find_spec("sklearn") else []
+    return ["sklearn"] if name == "breast" else []
 
 
 def _breast() -> Table:

@@ -261,7 +261,7 @@ def test_it_is_an_estimator_of_scikit_learn(fitted):
     data = clicks()
     twin = clone(fitted)
     assert twin.get_params() == fitted.get_params()
-    with pytest.raises(ValueError, match="this EventModel is not fitted yet: call fit first"):
+    with pytest.raises(ValueError, match="This EventModel instance is not fitted yet"):
         twin.predict(*data)
     state = torch.get_rng_state()
     expected = fitted.predict_proba(*data)

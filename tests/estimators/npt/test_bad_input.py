@@ -61,12 +61,12 @@ def test_tables(name):
 
 TARGETS = {
     "none": (None, "NPTRegressor requires y to be passed, but the target y is None"),
-    "two axes": (X, r"y must be \(n,\), one number per sample, got shape \(12, 2\)"),
-    "too few": (Y[:3], "y must have a number for each of the 12 samples of X, got 3"),
-    "texts": (["a"] * 12, "y must hold numbers, got <U1 such as 'a'"),
+    "two axes": (X, r"y should be a 1d array, got an array of shape \(12, 2\)"),
+    "too few": (Y[:3], r"inconsistent numbers of samples: \[12, 3\]"),
+    "texts": (["a"] * 12, "could not convert string to float"),
     "missing": ([np.nan] * 12, "y must have a target for every row, and row 0 has none: set semi_supervised=True"),
     "huge": (np.arange(12) * 1e300, "y holds values too large to be standardised"),
-    "complex": (Y + 1j, "y must have a finite number|y must hold numbers"),
+    "complex": (Y + 1j, "Complex data not supported"),
 }
 
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_at_predict_leaves_the_fit_as_it_was():
             model.predict(table)
     with pytest.warns(UserWarning, match="X does not have valid feature names, but NPTClassifier was fitted with"):
         model.predict(given.to_numpy())
-    with pytest.raises(ValueError, match="y must have a label for each of the 12 samples"):
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         model.fit(given, Y[:3])
     assert np.array_equal(model.predict_proba(given), before)
 

@@ -96,7 +96,7 @@ def test_an_index_that_does_not_fit():
     [
         ({}, VECTORS, None, "Reranker requires labels to be passed, but the target labels is None"),
         ({}, None, LABELS, "fit needs features, vectors"),
-        ({}, VECTORS, LABELS[:9], "labels must have a label for each of the 96 samples of features, got 9"),
+        ({}, VECTORS, LABELS[:9], r"inconsistent numbers of samples: \[96, 9\]"),
         ({}, VECTORS, torch.arange(96), "at least two items must share a label, got 96 items with 96 labels"),
         ({}, VECTORS, torch.zeros(96), "labels must have two or more classes"),
         ({}, HOLED, LABELS, "features must be finite: row 5 holds NaN"),
@@ -124,7 +124,7 @@ def test_lists_shorter_than_the_anchors():
 
 
 def test_what_is_not_fitted():
-    with pytest.raises(ValueError, match="this Reranker is not fitted yet: call fit first"):
+    with pytest.raises(ValueError, match="This Reranker instance is not fitted yet"):
         kq.Reranker().rerank(VECTORS[:1], VECTORS)
 
 

@@ -170,7 +170,7 @@ def test_what_a_query_finds_does_not_depend_on_other_queries(groups):
         assert torch.equal(together[0][3:4], alone[0])
         assert torch.allclose(together[1][3:4], alone[1], atol=1e-6)
         assert model.fit() is model
-        assert repr(model.set_params(top=9)).startswith(f"{type(model).__name__}(top=9")
+        assert "top=9" in repr(model.set_params(top=9))
 
 
 def test_moves_tell_places_before_and_after(groups):

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
 
@@ -21,7 +23,7 @@ def small(**options):
 @pytest.mark.parametrize(
     ("X", "y", "said"),
     [
-        (GOOD, LABELS[:4], "y must have a label for each of the 5 samples of X, got 4"),
+        (GOOD, LABELS[:4], r"inconsistent numbers of samples: \[5, 4\]"),
         (GOOD, ["a"] * 5, "y holds only one class, 'a': a classifier needs two or more"),
         (GOOD[:1], ["a"], "y holds only one class"),
         (GOOD, None, "requires y to be passed, but the target y is None"),
@@ -41,7 +43,7 @@ def small(**options):
         (GOOD, [True, 2, 3, 2, 3], "y must hold labels of one type, got bool, int"),
         (GOOD, ["a", None, "a", "b", "a"], "y must have a label for every sample, got None or NaN"),
         (GOOD, np.array(["a", 1, "a", "b", "a"], dtype=object), "y must hold labels of one type, got int, str"),
-        (GOOD, np.ones((5, 2)), r"y must be \(n,\), one label per sample, got shape \(5, 2\)"),
+        (GOOD, np.ones((5, 2)), r"y should be a 1d array, got an array of shape \(5, 2\)"),
         (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
         (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
         (5.0, LABELS, "or a list of series, got float. that is no array"),
@@ -73,7 +75,8 @@ def test_data(X, y, said):
     model = small()
     with pytest.raises(ValueError, match=said):
         model.fit(X, y)
-    assert not model.__sklearn_is_fitted__()
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        check_is_fitted(model)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +145,12 @@ def test_devices_are_known_before_anything_is_read(tmp_path):
 
 def test_predicting():
     model = small(random_state=0)
-    with pytest.raises(ValueError, match="is not fitted yet: call fit first"):
+    with pytest.raises(ValueError, match="This SeriesClassifier instance is not fitted yet"):
         model.save("nowhere")
     model.fit(GOOD, LABELS)
     with pytest.raises(ValueError, match="X has 2 dims, but this SeriesClassifier was fitted on series of 1"):
         model.predict(np.ones((5, 4, 2)))
-    with pytest.raises(ValueError, match="a label for each of the 5 samples of X, got 2"):
+    with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[5, 2\]"):
         model.score(GOOD, ["a", "b"])
     assert model.score(GOOD, ["new"] * 5) == 0  # a class that was not there in training is merely never right
     with pytest.raises(ValueError, match="stretch must be at least 1, got 0"):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
 
@@ -25,7 +27,7 @@ def small(**options):
     [
         (X, ["a"] * 12, "y holds only one class, 'a': a classifier needs two or more"),
         (X[:1], [1], "y holds only one class, 1"),
-        (X, Y[:3], "y must have a label for each of the 12 samples of X, got 3"),
+        (X, Y[:3], r"inconsistent numbers of samples: \[12, 3\]"),
         (X, None, "TransportClassifier requires y to be passed, but the target y is None"),
         (X, X[:, 0], "Unknown label type: y must hold classes"),
         (np.where(X > 1, NAN, X), Y, r"X must be finite; \d+ of 12 points hold NaN, the first in sample \d+"),
@@ -47,7 +49,8 @@ def test_data(given, y, said):
     model = small()
     with pytest.raises(ValueError, match=said):
         model.fit(given, y)
-    assert not model.__sklearn_is_fitted__()
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        check_is_fitted(model)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_what_is_wrong_at_predict_leaves_the_fit_as_it_was():
             model.predict(given)
     with pytest.warns(UserWarning, match="X does not have valid feature names, but TransportClassifier was fitted"):
         assert np.array_equal(model.predict_proba(X), before)
-    with pytest.raises(AttributeError, match="this TransportClassifier is not fitted yet: call fit first"):
+    with pytest.raises(AttributeError, match="This TransportClassifier instance is not fitted yet"):
         small().predict(X)
 
 

@@ -228,12 +228,6 @@ def test_it_needs_data_or_what_an_earlier_run_left(tmp_path):
         run_datapoints(tmp_path / "none", tmp_path / "out", Plan(part="npt", tables=("yacht",)))
 
 
-def test_baselines_say_that_they_need_scikit_learn(monkeypatch, sheets, tmp_path):
-    monkeypatch.setattr("keyquery_studies.datapoints.baselines.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="--part npt"):
-        run_datapoints(sheets, tmp_path, Plan(part="baselines", tables=("yacht",)))
-
-
 # Shown
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import SavedEstimator, check_sizes, classes_of, label_facts
+from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes
 from keyquery.estimators.events.interactions import Context, context_tensors, take_contexts
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.network import TIMES, EventNetwork
@@ -21,6 +21,7 @@ from keyquery.estimators.events.training import following
 from keyquery.estimators.events.windows import Clock, Windows, cut, ends
 from keyquery.estimators.inputs.columns import times_of
 from keyquery.estimators.inputs.event_streams import Stream, stream_of
+from keyquery.estimators.inputs.targets import classes_of, label_facts
 from keyquery.layers.time.attention import WAYS
 from keyquery.support.checks import check_choice, check_count
 
@@ -91,7 +92,7 @@ class EventEstimator(SavedEstimator):
         return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor)
 
     def _stream(self, events: Any, times: Any, groups: Any) -> Stream:
-        self._check_fitted()
+        check_is_fitted(self)
         stream = stream_of(events, times, groups)
         if stream.clock != self.clock_:
             raise ValueError(

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import label_facts, seed_of, seeded
+from keyquery.estimators.base import check_is_fitted, seed_of, seeded
 from keyquery.estimators.events.base import EventEstimator
 from keyquery.estimators.events.evaluation import EventEvaluation, counted, transitions
 from keyquery.estimators.events.interactions import Interactions, checked_lags, compare, contexts_of, usual_lags
@@ -20,6 +20,7 @@ from keyquery.estimators.events.training import following, judged, learn
 from keyquery.estimators.events.windows import Batch, Clock, cut
 from keyquery.estimators.inputs.columns import told
 from keyquery.estimators.inputs.event_streams import learnable, longer, stream_of
+from keyquery.estimators.inputs.targets import label_facts
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
@@ -258,7 +259,7 @@ class EventModel(EventEstimator):
         Interactions
             A Reading; `.plot()` draws it.
         """
-        self._check_fitted()
+        check_is_fitted(self)
         device, targeted = pick_device(self.device), self._targeted
         contexts = self.contexts_
         if events is not None:
@@ -292,5 +293,5 @@ class EventModel(EventEstimator):
 
         It includes the few training histories that `interactions()` uses, unless `contexts` is False.
         """
-        self._check_fitted()
+        check_is_fitted(self)
         self._write(path, *self._saved(contexts))

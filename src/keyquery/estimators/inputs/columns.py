@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
-from keyquery.estimators.base import LABELS, is_missing
+from keyquery.estimators.inputs.targets import LABELS, is_missing, of_one_type
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORT = 100  # the median gap should be at least this many float spacings
@@ -29,10 +29,7 @@ def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
     found = _array(name, values)
     if found.dtype == object:
         _refuse_missing(name, [is_missing(label) for label in found])
-        if len({LABELS.get(np.asarray(label).dtype.kind) for label in found}) > 1:
-            kinds = sorted({type(label).__name__ for label in found})
-            raise ValueError(f"{name} must hold labels of one type, got {', '.join(kinds)}")
-        found = np.array(found.tolist())
+        found = of_one_type(name, found)
     if found.dtype.kind in "fM":
         _refuse_missing(name, np.isnan(found) if found.dtype.kind == "f" else np.isnat(found))
     if found.dtype.kind == "f" and np.any(fractions := found != np.round(found)):

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from keyquery.data.series import Series
-from keyquery.estimators.base import is_missing
 from keyquery.estimators.inputs import sequences, tables
+from keyquery.estimators.inputs.targets import is_missing
 
 
 class Points(NamedTuple):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from keyquery.data.series import Series
-from keyquery.estimators.base import is_missing
+from keyquery.estimators.inputs.targets import is_missing
 
 WANTED = "X must be (n, length, dims) or (n, length), or a list of series"
 

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from keyquery.data.series import Series
 from keyquery.data.tables import Table
-from keyquery.estimators.base import is_missing
 from keyquery.estimators.inputs.sequences import statistics
+from keyquery.estimators.inputs.targets import is_missing
 
 SHOWN = 5  # names that an error lists
 
@@ -126,6 +127,16 @@ def named(codes: Int[np.ndarray, " n"], categories: Sequence[str]) -> Shaped[np.
     ['blue', None]
     """
     return np.array([*categories, None], dtype=object)[codes]
+
+
+def target_of(X: Any, y: Any) -> Any:
+    """y, or if it is None, the labels of a `kq.data.Series` or the target column of a `kq.data.Table`."""
+    if y is None and isinstance(X, Series):
+        return X.labels
+    if y is not None or not isinstance(X, Table) or X.target is None:
+        return y
+    values = X.values[X.target]
+    return named(values, X.categories[X.target]) if X.kinds[X.target] == "categorical" else values
 
 
 def _of_frame(frame: Any) -> Columns:

@@ -15,9 +15,9 @@ from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.data.tables import Table
-from keyquery.estimators.base import SavedEstimator, check_sizes, hold_out, is_missing, seed_of, seeded
-from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, named
+from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
+from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, target_of
+from keyquery.estimators.inputs.targets import is_missing
 from keyquery.estimators.npt.explanation import NPTExplanation, lean
 from keyquery.estimators.npt.memory import require_room
 from keyquery.estimators.npt.network import TableNetwork
@@ -91,7 +91,8 @@ class Datapoints(SavedEstimator):
         self._check()
         device, columns = pick_device(self.device), columns_of(X)
         count = len(columns.values[0])
-        y = target_of(X) if y is None else y
+        y = target_of(X, y)
+        y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
         there = self._there(y, count)
         some = y if there.all() else [value for value, is_there in zip(y, there, strict=True) if is_there]
         targets = self._given(some, int(there.sum()))
@@ -283,7 +284,7 @@ class Datapoints(SavedEstimator):
 
     def _rows(self, X: Any) -> Rows:
         """New rows with masked targets, on the device."""
-        self._check_fitted()
+        check_is_fitted(self)
         columns = columns_of(X)
         known = getattr(self, "feature_names_in_", None)
         check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
@@ -357,11 +358,3 @@ class Datapoints(SavedEstimator):
     @abstractmethod
     def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
         """The prediction, for a NPTExplanation."""
-
-
-def target_of(X: Any) -> Any:
-    """The target column of a `kq.data.Table`, if it has one."""
-    if not isinstance(X, Table) or X.target is None:
-        return None
-    values = X.values[X.target]
-    return named(values, X.categories[X.target]) if X.kinds[X.target] == "categorical" else values

@@ -10,15 +10,17 @@ import torch
 from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.estimators.base import classes_of, label_facts, labels_of, numbers_of
+from keyquery.estimators.base import Classifier, RegressorMixin
 from keyquery.estimators.inputs.sequences import statistics
-from keyquery.estimators.inputs.tables import Field
-from keyquery.estimators.npt.base import Coded, Datapoints, target_of
+from keyquery.estimators.inputs.tables import Field, target_of
+from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of, numbers_of
+from keyquery.estimators.npt.base import Coded, Datapoints
+from keyquery.support.extras import optional
 
 FARTHEST = 1e18  # standard deviations from the mean; its square still fits float32
 
 
-class NPTClassifier(Datapoints):
+class NPTClassifier(Classifier, Datapoints):
     """Tabular classifier: a non-parametric transformer (NPT), in which rows attend to other rows.
 
     Layers alternate between attention across rows and attention across columns. X is a data frame, a `kq.data.Table`,
@@ -70,7 +72,6 @@ class NPTClassifier(Datapoints):
     True
     """
 
-    _estimator_type = "classifier"
     classes_: Shaped[np.ndarray, " classes"]
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
@@ -81,12 +82,6 @@ class NPTClassifier(Datapoints):
         """Predicted class of each row (n,)."""
         logits = self._answers(X)  # raises if not fitted
         return self.classes_[logits.argmax(1).numpy()]
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Accuracy. Default y: the target column, if X is a `kq.data.Table`."""
-        predicted = self.predict(X)
-        truth = labels_of(type(self).__name__, target_of(X) if y is None else y, len(predicted))
-        return float(np.mean(predicted == truth))
 
     def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         labels = labels_of(type(self).__name__, y, count)
@@ -125,7 +120,7 @@ class NPTClassifier(Datapoints):
         return {"predicted": self._names()[chosen], "probability": float(said.softmax(-1)[chosen])}
 
 
-class NPTRegressor(Datapoints):
+class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
     """Tabular regressor: a non-parametric transformer (NPT), in which rows attend to other rows.
 
     Parameters
@@ -145,19 +140,16 @@ class NPTRegressor(Datapoints):
     True
     """
 
-    _estimator_type = "regressor"
-
     def predict(self, X: Any) -> Float64[np.ndarray, " n"]:
         """Predicted value of each row (n,)."""
         standardised = self._answers(X)[:, 0].numpy()
         return standardised * self.fields_[-1].scale + self.fields_[-1].mean
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)². Default y: the target column, if X is a `kq.data.Table`."""
         predicted = self.predict(X)
-        truth = numbers_of(type(self).__name__, target_of(X) if y is None else y, len(predicted))
-        residual, total = np.square(truth - predicted).sum(), np.square(truth - truth.mean()).sum()
-        return float(1 - residual / total) if total > 0 else float(residual == 0)
+        truth = numbers_of(type(self).__name__, target_of(X, y), len(predicted))
+        return float(optional("sklearn.metrics", "R²").r2_score(truth, predicted, sample_weight=sample_weight))
 
     def _given(self, y: Any, count: int) -> Float64[np.ndarray, " n"]:
         return numbers_of(type(self).__name__, y, count)

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from keyquery.capture.load import pick_device
 from keyquery.estimators.base import Estimator, check_sizes
 from keyquery.estimators.inputs.vectors import Asked, asked_of, like, lists_of
-from keyquery.estimators.rerank.network import affinities, cosines
+from keyquery.estimators.rerank.network import affinities, check_anchors, cosines
 from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
 from keyquery.estimators.rerank.search import search, search_index
 from keyquery.support.checks import check_count
@@ -224,12 +224,6 @@ class AffinityReranker(ListReranker):
             cosines(affinities(rows_of(asked, lists, some), self.anchors))[:, 1:] for some in in_batches(asked, lists)
         ]
         return torch.cat(scores)
-
-
-def check_anchors(anchors: int, top: int) -> None:
-    """Raise if lists are shorter than the `anchors` − 1 candidates that anchors need."""
-    if top < anchors - 1:
-        raise ValueError(f"anchors is {anchors}, but lists have {top} candidates: use at most {top + 1} anchors")
 
 
 class AlphaQueryExpansion(ListReranker):

@@ -12,10 +12,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import SavedEstimator, check_sizes, labels_of, seed_of, seeded
+from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
+from keyquery.estimators.inputs.targets import labels_of
 from keyquery.estimators.inputs.vectors import Asked, asked_of, descriptors_of
-from keyquery.estimators.rerank.base import ListReranker, check_anchors, in_batches, rows_of
-from keyquery.estimators.rerank.network import RerankNetwork, affinities, cosines, rerank_loss
+from keyquery.estimators.rerank.base import ListReranker, in_batches, rows_of
+from keyquery.estimators.rerank.network import RerankNetwork, affinities, check_anchors, cosines, rerank_loss
 from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.layers.kernels import KERNELS
 from keyquery.support.checks import check_choice, check_count
@@ -117,7 +118,7 @@ class Reranker(ListReranker, SavedEstimator):
             raise ValueError(
                 f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
             )
-        checked = labels_of(type(self).__name__, labels, count, "labels", "features")
+        checked = labels_of(type(self).__name__, labels, count, "labels")
         _, numbers, members = np.unique(checked, return_inverse=True, return_counts=True)
         queries = np.flatnonzero(members[numbers] > 1)
         if not len(queries):
@@ -167,7 +168,7 @@ class Reranker(ListReranker, SavedEstimator):
         return [{"step": int(row["step"]), "loss": row["loss"]} for row in log.rows]
 
     def _asked(self, queries: Any, database: Any) -> Asked:
-        self._check_fitted()
+        check_is_fitted(self)
         return asked_of(queries, database, pick_device(self.device), self.network_.tokens.weight.dtype)
 
     @torch.no_grad()

@@ -122,3 +122,9 @@ def rerank_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Float[Tenso
     with torch.autocast(affinity.device.type, enabled=False):
         restored = back(x.to(affinity.dtype))
         return (contrastive(cosines(x), positive) + ALPHA * distance(affinity, restored)).mean()
+
+
+def check_anchors(anchors: int, top: int) -> None:
+    """Raise if lists are shorter than the `anchors` − 1 candidates that anchors need."""
+    if top < anchors - 1:
+        raise ValueError(f"anchors is {anchors}, but lists have {top} candidates: use at most {top + 1} anchors")

@@ -13,16 +13,7 @@ from torch import Tensor
 
 from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
-from keyquery.estimators.base import (
-    SavedEstimator,
-    check_sizes,
-    classes_of,
-    hold_out,
-    label_facts,
-    labels_of,
-    seed_of,
-    seeded,
-)
+from keyquery.estimators.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.sequences import (
     Padded,
     axes_of,
@@ -32,6 +23,8 @@ from keyquery.estimators.inputs.sequences import (
     series_of,
     statistics,
 )
+from keyquery.estimators.inputs.tables import target_of
+from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of
 from keyquery.estimators.series.importance import Importance, occlude
 from keyquery.estimators.series.network import KINDS, SeriesNetwork
 from keyquery.estimators.series.training import TIE, Labelled, class_loss, epochs_of, judged
@@ -43,7 +36,7 @@ from keyquery.training import Recipe, train
 RANK = 20  # of primal layers, if heads are at least this wide
 
 
-class SeriesClassifier(SavedEstimator):
+class SeriesClassifier(Classifier, SavedEstimator):
     """Time-series classifier: a small transformer with the scikit-learn estimator interface.
 
     Series are a list of arrays (length, dims), one array (n, length, dims) or (n, length) padded with NaN, or the
@@ -91,7 +84,6 @@ class SeriesClassifier(SavedEstimator):
     array(['up', 'down'], dtype='<U4')
     """
 
-    _estimator_type = "classifier"
     network_: SeriesNetwork
     classes_: Shaped[np.ndarray, " classes"]
     mean_: Float64[np.ndarray, " dims"]
@@ -128,7 +120,7 @@ class SeriesClassifier(SavedEstimator):
         self._check()
         device = pick_device(self.device)
         series, columns = series_of(X), columns_of(X)
-        labels = labels_of(type(self).__name__, _labels(X, y), len(series))
+        labels = labels_of(type(self).__name__, target_of(X, y), len(series))
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"y holds only one class, {_plain(classes[0])!r}: a classifier needs two or more")
@@ -150,11 +142,6 @@ class SeriesClassifier(SavedEstimator):
         """Predicted class of each series (n,)."""
         data = self._padded(X)  # raises if not fitted
         return self.classes_[self._log_probabilities(data).argmax(1).cpu().numpy()]
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Accuracy. Default y: the labels of X, if X is a `kq.data.Series`."""
-        predicted = self.predict(X)
-        return float(np.mean(predicted == labels_of(type(self).__name__, _labels(X, y), len(predicted))))
 
     def importance(self, X: Any, stretch: int | None = None) -> Importance:
         """Occlusion importance: which segments of each series support the predicted class.
@@ -265,7 +252,7 @@ class SeriesClassifier(SavedEstimator):
         return [row | check for row, check in zip(rows, checks, strict=True)] if checked else rows
 
     def _padded(self, X: Any) -> Padded:
-        self._check_fitted()
+        check_is_fitted(self)
         series, columns = series_of(X), columns_of(X)
         name, dims = type(self).__name__, len(self.mean_)
         if (width := series[0].shape[1]) != dims:
@@ -285,10 +272,6 @@ class SeriesClassifier(SavedEstimator):
             most = float(data.values.abs().max())
             raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")
         return logits.double().log_softmax(-1)
-
-
-def _labels(X: Any, y: Any) -> Any:
-    return X.labels if y is None and isinstance(X, Series) else y
 
 
 def _plain(label: Any) -> str | int | float | bool:

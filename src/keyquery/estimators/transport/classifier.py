@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.capture.load import pick_device
-from keyquery.data.series import Series
-from keyquery.estimators.base import (
-    SavedEstimator,
-    check_sizes,
-    classes_of,
-    hold_out,
-    label_facts,
-    labels_of,
-    seed_of,
-    seeded,
-)
+from keyquery.estimators.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.points import Points, points_of
 from keyquery.estimators.inputs.sequences import restored_statistics, statistics
-from keyquery.estimators.inputs.tables import check_features
-from keyquery.estimators.npt.base import target_of
+from keyquery.estimators.inputs.tables import check_features, target_of
+from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of
 from keyquery.estimators.series.training import epochs_of
 from keyquery.estimators.transport.alignment import (
     GEOMETRIES,
@@ -51,7 +41,7 @@ STEPS = 10  # per epoch
 CHUNK = 2**16  # points per forward pass
 
 
-class TransportClassifier(SavedEstimator):
+class TransportClassifier(Classifier, SavedEstimator):
     """Classifier by optimal transport: an MLP maps each class to its own Gaussian.
 
     Class c has the target N(μ_c, I). The standardised points of a class are paired with as many samples of its target
@@ -98,7 +88,6 @@ class TransportClassifier(SavedEstimator):
     True
     """
 
-    _estimator_type = "classifier"
     network_: Mapper
     classes_: Shaped[np.ndarray, " classes"]
     mean_: Float64[np.ndarray, " features"]
@@ -124,7 +113,7 @@ class TransportClassifier(SavedEstimator):
         """Fit to samples X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Table` or `Series`."""
         self._check()
         device, points = pick_device(self.device), points_of(X)
-        labels = labels_of(type(self).__name__, _target(X) if y is None else y, points.samples)
+        labels = labels_of(type(self).__name__, target_of(X, y), points.samples)
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             only = label_facts(classes)["labels"][0]
@@ -153,12 +142,6 @@ class TransportClassifier(SavedEstimator):
         """Predicted class of each sample (n,)."""
         scores = self._log_scores(X)  # raises if not fitted
         return self.classes_[scores.argmax(1).numpy()]
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Accuracy. Default y: as in `fit`."""
-        predicted = self.predict(X)
-        truth = labels_of(type(self).__name__, _target(X) if y is None else y, len(predicted))
-        return float(np.mean(predicted == truth))
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         names = getattr(self, "feature_names_in_", None)
@@ -233,7 +216,7 @@ class TransportClassifier(SavedEstimator):
         ]
 
     def _points(self, X: Any) -> Points:
-        self._check_fitted()
+        check_is_fitted(self)
         points = points_of(X)
         known = (getattr(self, "feature_names_in_", None), self.n_features_in_)
         check_features(type(self).__name__, known, (points.names, points.values.shape[1]))
@@ -252,8 +235,3 @@ class TransportClassifier(SavedEstimator):
             )
         scores = distances.new_zeros(points.samples, len(self.classes_))
         return scores.index_add(0, torch.from_numpy(points.owner), -distances)
-
-
-def _target(X: Any) -> Any:
-    """The labels that X carries, if any."""
-    return X.labels if isinstance(X, Series) else target_of(X)

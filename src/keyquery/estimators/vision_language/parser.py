@@ -13,7 +13,7 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor, nn
 
 from keyquery.capture.load import load_model, pick_device
-from keyquery.estimators.base import SavedEstimator, check_sizes, seed_of, seeded
+from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
 from keyquery.estimators.inputs.captions import Vocabulary, cut, texts_of
 from keyquery.estimators.inputs.images import images_of
 from keyquery.estimators.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
@@ -157,7 +157,7 @@ class VisualParser(SavedEstimator):
         self, images: Any, texts: Any, crossed: bool = False
     ) -> Float64[np.ndarray, " n"] | Float64[np.ndarray, "n m"]:
         """Probability that image i and text i match, (n,); with `crossed`, of every image and text, (n, m)."""
-        self._check_fitted()
+        check_is_fitted(self)
         captions, pixels = texts_of(texts), images_of(images, self.params_["size"])
         if not crossed and len(captions) != len(pixels):
             raise ValueError(f"texts must hold one for each of the {len(pixels)} images, got {len(captions)}")
