@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 import numpy as np
 import typer
 
-from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import DEVICE, Device, Output, default_of, writes
 from keyquery.data import load_images
 from keyquery.estimators.inputs.vectors import asked_of, lists_of
 from keyquery.estimators.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, check_anchors
@@ -30,7 +30,7 @@ METHODS: dict[str, Callable[..., ListReranker]] = {
     "reciprocal": KReciprocalReranker,
 }
 ENDS = (".npy", ".json")
-TOP, ANCHORS = 1024, 512
+TOP, ANCHORS = (default_of(Reranker, name) for name in ("top", "anchors"))
 Lists = Annotated[
     Path | None, typer.Option(help="First-stage candidate lists (indices), .npy (q, m). Default: exact search.")
 ]
@@ -56,6 +56,7 @@ Kernel = Annotated[str | None, typer.Option(help="With --fit: kernel of kq.Atten
 Images = Annotated[Path | None, typer.Option(help="Images of the database, to display: an .npz file or a folder.")]
 
 
+@writes("json", "csv", "html", "picture")
 def rerank(
     queries: Annotated[Path, typer.Argument(help="Query vectors, .npy (q, dim).")],
     database: Annotated[Path, typer.Argument(help="Database vectors, .npy (n, dim).")],
@@ -78,20 +79,17 @@ def rerank(
     most: Annotated[int, typer.Option(min=1, help="Number of ranks of each list to show.")] = 10,
     images: Images = None,
     query_images: Annotated[Path | None, typer.Option(help="Images of the queries, likewise.")] = None,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Re-rank the top of retrieval lists by how similar candidates are to the same items.
 
     Works on embeddings of any kind. Train a re-ranker once on labelled vectors (--fit, --save) and apply it to others
     (--model), or use a training-free one (--method).
     """
-    files = targets(force, out=out, scores=scores, save=save, json=json, csv=csv, html=html, picture=picture)
+    output = output.also(out=out, scores=scores, save=save)
+    files, quiet = output.files, output.quiet
     _check(model, method, fit, labels, save)
     network = {"width": width, "steps": steps, "kernel": kernel, "seed": seed}
     _check_used(network, anchors, fit is not None, method == "affinity")
@@ -114,7 +112,7 @@ def rerank(
     before, after, values = reranker.before_and_after(query_vectors, vectors, first_lists, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(reranker)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}
-    deliver(reranking_of(repr(reranker), before, after, values, most, shown), files, quiet, others=others)
+    output.deliver(reranking_of(repr(reranker), before, after, values, most, shown), others=others)
 
 
 def _check(model: Path | None, method: str | None, fit: Path | None, labels: Path | None, save: Path | None) -> None:

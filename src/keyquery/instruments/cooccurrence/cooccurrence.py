@@ -21,6 +21,7 @@ from keyquery.reading import Reading, digest, plain, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, bars
 
+WINDOW = 5  # default distance up to which two words are a pair
 DENSE = 20_000  # largest vocabulary for a dense matrix
 LOW = 0xFFFFFFFF
 
@@ -105,7 +106,7 @@ class Cooccurrence:
     def from_text(
         cls,
         texts: Any,
-        window: int = 5,
+        window: int = WINDOW,
         directed: bool = True,
         vocabulary: Sequence[str] | None = None,
         tokenizer: Any = None,
@@ -134,7 +135,7 @@ class Cooccurrence:
         return counts if directed else counts.symmetric()
 
     @classmethod
-    def from_ids(cls, ids: Any, vocabulary: Sequence[str], window: int = 5) -> Cooccurrence:
+    def from_ids(cls, ids: Any, vocabulary: Sequence[str], window: int = WINDOW) -> Cooccurrence:
         """Directed counts of one text of word ids; negative ids keep their position but are not counted.
 
         >>> kq.Cooccurrence.from_ids([0, 1, 0, 1], ["tick", "tock"], window=1).dense()
