@@ -52,7 +52,7 @@ def rerank(
 
     paths = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}
     sources = Sources(digits=digits, items=items, **paths)
-    sizes = {"top": top, "anchors": anchors, "width": width, "steps": steps}
+    options = chosen(seeds=seed) | {"top": top, "anchors": anchors, "width": width, "steps": steps}
     with output.watching() as progress:
-        reading = run(sources, out, **chosen(seeds=seed), **sizes, device=device, workers=workers, progress=progress)
+        reading = run(sources, out, **options, device=device, workers=workers, progress=progress)
     output.deliver(reading)

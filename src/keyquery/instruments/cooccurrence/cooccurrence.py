@@ -189,7 +189,10 @@ class Cooccurrence:
         order = ((rows << 32) | columns).argsort()
         self._rows, self._columns, self._counts = rows[order], columns[order], counts[order]
         self._starts = np.searchsorted(self._rows, np.arange(size + 1))
-        self.vocabulary, self.tokens, self.window, self._tokenizer = list(words), tokens, window, tokenizer
+        self.vocabulary = list(words)
+        self.tokens = tokens
+        self.window = window
+        self._tokenizer = tokenizer
         self.row_sums = np.bincount(rows, counts, size)
         self.column_sums = np.bincount(columns, counts, size)
         self.frequency = self.row_sums + self.column_sums if frequency is None else frequency

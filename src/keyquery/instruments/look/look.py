@@ -195,8 +195,7 @@ def look(
     ablate : What the loss changes by without each part.
     """
     layers = None if layers is None else checked_integers("layers", layers)
-    _check_options(directions, window, workers, name, thresholds)
-    check_corpus(corpus)
+    _check_options(directions, corpus, window, workers, name, thresholds)
     data = Data(
         text=text,
         inputs=inputs,
@@ -209,14 +208,13 @@ def look(
     )
     source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
-    live = isinstance(source, nn.Module)
+    stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
+    words = vocabulary(stored) if stored and directions else None
     watching = progress or silent
-    label = {"name": name or Path(str(source)).name} if name or not live else {}
-    words = None if live or not directions else vocabulary(str(source))
     prepared = data.prepare(source, watching)
     checkpoint = read(source if prepared is None else prepared.model, heads, query, key, config, layout)
     chosen = _chosen(checkpoint, layers)
-    tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or (None if live else str(source)))
+    tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
     # All arguments are checked; only now does the model run.
     on_data, curves = (OnData(), {}) if prepared is None else prepared.run(checkpoint, watching)
     tensors = checkpoint.recorded()
@@ -229,7 +227,8 @@ def look(
 
     measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
     shown = None if on_data.sample is None else on_data.sample.to_dict()
-    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
+    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
+    facts |= {"name": name or Path(stored or "").name} if name or stored else {}
     return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=tokens_of.facts)
 
 
@@ -280,9 +279,10 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
         torch.set_num_threads(before)
 
 
-def _check_options(directions: int, window: int, workers: int, name: Any, thresholds: Any) -> None:
+def _check_options(directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any) -> None:
     """Check the arguments that do not concern data; `Data` checks the others."""
     check_count("directions", directions, least=0)
+    check_corpus(corpus)
     check_count("window", window)
     check_count("workers", workers)
     if name is not None and not isinstance(name, str):
