@@ -42,17 +42,26 @@ Top = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Re-rank at most this many items of each list. Default: the model's own setting, else 1,024.",
+        help=f"Re-rank at most this many items of each list. Default: the model's own setting, else {TOP:,}.",
     ),
 ]
 Anchors = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="With --fit or --method affinity: number of top items that every item is compared with. Default: 512.",
+        help="With --fit or --method affinity: number of top items that every item is compared with. "
+        f"Default: {ANCHORS}.",
     ),
 ]
-Kernel = Annotated[str | None, typer.Option(help="With --fit: kernel of kq.Attention. Default: general.")]
+Kernel = Annotated[
+    str | None, typer.Option(help=f"With --fit: kernel of kq.Attention. Default: {default_of(Reranker, 'kernel')}.")
+]
+Width = Annotated[
+    int | None, typer.Option(min=1, help=f"With --fit: network width. Default: {default_of(Reranker, 'width')}.")
+]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help=f"With --fit: training steps. Default: {default_of(Reranker, 'steps')}.")
+]
 Images = Annotated[Path | None, typer.Option(help="Images of the database, to display: an .npz file or a folder.")]
 
 
@@ -72,8 +81,8 @@ def rerank(
     save: Save = None,
     top: Top = None,
     anchors: Anchors = None,
-    width: Annotated[int | None, typer.Option(min=1, help="With --fit: network width. Default: 768.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="With --fit: training steps. Default: 400.")] = None,
+    width: Width = None,
+    steps: Steps = None,
     kernel: Kernel = None,
     seed: Annotated[int | None, typer.Option(min=0, help="With --fit: random seed. Default: 0.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Number of ranks of each list to show.")] = 10,
