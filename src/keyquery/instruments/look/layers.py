@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.instruments.look.embeddings import joined
+from keyquery.instruments.look.embeddings import Embedded, joined
 from keyquery.instruments.look.labels import Thresholds, label_head, properties
 from keyquery.instruments.look.metrics import metrics_of, of_whole_layer
 from keyquery.instruments.look.on_data import SHARES, OnData
 
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # metrics of a layer, and of each of its heads
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """All that the metrics of a layer come from."""
+
+    heads: Heads
+    on_data: OnData
+    lengths: Mapping[int, OnData]  # at other window lengths
+    embedded: Embedded
+    thresholds: Thresholds
+
+    def of(self, index: int) -> Measured:
+        """Metrics of a layer and its heads."""
+        layer = self.heads[index]
+        row, cells = measure_layer(layer, self.heads, self.on_data, self.thresholds)
+        return row, self.embedded.joined(layer, _with_lengths(cells, layer, self.heads, self.lengths))
 
 
 def _place(layer: Layer) -> dict[str, Any]:
@@ -54,7 +72,7 @@ def _of_heads(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) 
     return rows if scores is None else joined(rows, [{"scores": of_head} for of_head in scores])
 
 
-def with_lengths(
+def _with_lengths(
     cells: list[dict[str, Any]], layer: Layer, heads: Heads, curves: Mapping[int, OnData]
 ) -> list[dict[str, Any]]:
     """Each head with its shares at other window lengths."""

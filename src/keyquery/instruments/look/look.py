@@ -23,7 +23,7 @@ from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
 from keyquery.instruments.look.data import Data
 from keyquery.instruments.look.embeddings import Embedded
 from keyquery.instruments.look.labels import Thresholds
-from keyquery.instruments.look.layers import Measured, measure_layer, with_lengths
+from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
 from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.validity import check_look
 from keyquery.reading import Reading, provenance
@@ -218,18 +218,13 @@ def look(
     # All arguments are checked; only now does the model run.
     on_data, curves = (OnData(), {}) if prepared is None else prepared.run(checkpoint, watching)
     tensors = checkpoint.recorded()
-    tokens_of = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
-
-    def measure(index: int) -> Measured:
-        layer = checkpoint[index]
-        row, cells = measure_layer(layer, checkpoint, on_data, thresholds or Thresholds())
-        return row, tokens_of.joined(layer, with_lengths(cells, layer, checkpoint, curves))
-
-    measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
+    embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
+    metrics = Metrics(checkpoint, on_data, curves, embedded, thresholds or Thresholds())
+    measured = list(watching(_in_turn(metrics.of, chosen, workers), "reading layers", len(chosen)))
     shown = None if on_data.sample is None else on_data.sample.to_dict()
     facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
     facts |= {"name": name or Path(stored or "").name} if name or stored else {}
-    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=tokens_of.facts)
+    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=embedded.facts)
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
