@@ -104,7 +104,9 @@ def _of_layers(model: nn.Module, batch: Batch, hear: Hear) -> tuple[list[int], A
         arguments = signature(Attention.forward).bind(module, *args, **options).arguments
         if arguments.get("cache") is not None or arguments.get("offsets") is not None:
             raise ValueError("attention maps need whole sequences: cache and offsets must not be used")
-        x, mask, causal = arguments["x"], arguments.get("mask"), bool(arguments.get("is_causal"))
+        x = arguments["x"]
+        mask = arguments.get("mask")
+        causal = bool(arguments.get("is_causal"))
         run.masks = {"attention_mask": mask} if mask is not None and mask.ndim == 2 else {}
         allowed = _allowed(x, mask, causal)
         call = run.begin(name)

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyquery.capture.encoding import encoded, special_tokens
 from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads
 from keyquery.support.files import read_text
 
 LENGTH = 128  # default tokens per window
+TOKENS = 20_000  # default limit of tokens in total
+SIZE = 16  # default sequences per batch
 # From the first non-blank character of a line to its end, as in `str.splitlines`; skips blank lines.
 LINE = re.compile("\\S[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]*")
 LONG = 100_000  # characters tokenised at once
@@ -37,7 +40,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def text_batches(
-    lines: list[str], tokenizer: Any, length: int = LENGTH, tokens: int = 20_000, size: int = 16
+    lines: list[str], tokenizer: Any, length: int = LENGTH, tokens: int = TOKENS, size: int = SIZE
 ) -> Iterator[Batch]:
     """Padded batches of token ids: each line is a sequence, long ones are split into windows of `length`.
 
@@ -49,7 +52,7 @@ def text_batches(
         raise ValueError(f"length must be at least {added + 1}, with {added} special tokens, got {length}")
     windows: list[list[int]] = []
     left = tokens
-    for window in (ids for line in lines for part in _parts(line) for ids in _windows(part, tokenizer, length)):
+    for window in _windows(lines, tokenizer, length):
         if left < 2:
             break
         if len(window) > 1:
@@ -90,7 +93,7 @@ def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
     return rows
 
 
-def id_batches(rows: list[list[int]], tokens: int = 20_000, size: int = 16) -> list[Batch]:
+def id_batches(rows: list[list[int]], tokens: int = TOKENS, size: int = SIZE) -> list[Batch]:
     """Padded batches of token-id sequences, whole sequences only, up to `tokens` tokens in total.
 
     >>> [batch["input_ids"].tolist() for batch in id_batches([[5, 6, 7], [8, 9], [1, 2]], tokens=5)]
@@ -102,6 +105,15 @@ def id_batches(rows: list[list[int]], tokens: int = 20_000, size: int = 16) -> l
             f"the first sequence has {len(rows[0])} token ids, more than the limit of {tokens}: raise --tokens"
         )
     return [_padded(rows[start : min(start + size, count)], 0) for start in range(0, count, size)]
+
+
+def with_decoder_ids(batches: list[Batch]) -> list[Batch]:
+    """Batches for an encoder-decoder: its decoder reads the same ids as its encoder.
+
+    >>> list(with_decoder_ids(id_batches([[5, 6, 7]]))[0])
+    ['input_ids', 'attention_mask', 'decoder_input_ids']
+    """
+    return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
 
 
 def typical_length(batches: Iterable[Batch]) -> int | None:
@@ -133,12 +145,31 @@ def _parts(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def _windows(line: str, tokenizer: Any, length: int) -> list[list[int]]:
-    """Token ids of a line in windows of `length`, each with special tokens."""
-    if getattr(tokenizer, "is_fast", False):
-        cut = {"truncation": True, "max_length": length, "return_overflowing_tokens": True}
-        return list(tokenizer(line, **cut)["input_ids"])
-    ids = tokenizer(line)["input_ids"]
+def _windows(lines: list[str], tokenizer: Any, length: int) -> Iterator[list[int]]:
+    """Token ids of each line in windows of `length`, each with special tokens.
+
+    Windows are cut here: whether a tokenizer returns more than the first depends on the version of transformers.
+    Tokenizers that are not fast have special tokens at the ends of a line only.
+    """
+    fast = getattr(tokenizer, "is_fast", False)
+    from_end = fast and getattr(tokenizer, "truncation_side", "right") == "left"
+    before: list[int] | None = None
+    after: list[int] = []
+    for part in (part for line in lines for part in _parts(line)):
+        ids = encoded(tokenizer, part) if fast else list(tokenizer(part)["input_ids"])
+        if fast and not ids:  # characters that the tokenizer drops
+            yield list(tokenizer(part)["input_ids"])
+            continue
+        if before is None:
+            before, after = special_tokens(tokenizer, part) if fast else ([], [])
+        for window in _cut(ids, length - len(before) - len(after), from_end):
+            yield [*before, *window, *after]
+
+
+def _cut(ids: list[int], length: int, from_end: bool) -> list[list[int]]:
+    """Ids in windows of `length`, from the start, or from the end as a tokenizer that truncates on the left."""
+    if from_end:
+        return [ids[max(end - length, 0) : end] for end in range(len(ids), 0, -length)]
     return [ids[start : start + length] for start in range(0, len(ids), length)]
 
 

@@ -37,7 +37,9 @@ class Moments:
         centred = x - mean.unsqueeze(-2)
         scatter = centred.mT @ centred
         if self._mean is None or self._scatter is None:
-            self.count, self._mean, self._scatter = n, mean, scatter
+            self.count = n
+            self._mean = mean
+            self._scatter = scatter
             return
         total, shift = self.count + n, mean - self._mean
         outer = shift.unsqueeze(-1) * shift.unsqueeze(-2)

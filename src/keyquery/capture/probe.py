@@ -46,7 +46,9 @@ class Probe:
 
     def __call__(self) -> Float[Tensor, "n width"]:
         """The current points."""
-        points_of, owners, self.instances = [], [], 0
+        points_of = []
+        owners = []
+        self.instances = 0
         with untouched(self.model), self._hooked() as outputs:
             for batch in self.batches:
                 outputs.clear()

@@ -43,7 +43,9 @@ class FormedHeads(Heads):
     """The attention layers of a live model that provide their forms."""
 
     def __init__(self, source: Source, model: nn.Module) -> None:
-        self.source, self.family, self._model = source, FAMILY, model
+        self.source = source
+        self.family = FAMILY
+        self._model = model
         self._layers = formed(model)
         self._digests: dict[str, str] | None = None
 

@@ -10,7 +10,7 @@ import typer
 
 from keyquery.capture.load import has_lm_head, load_model
 from keyquery.capture.word_pieces import words_of
-from keyquery.cli.options import Csv, Force, Html, Json, Picture, Quiet, deliver, targets, watching
+from keyquery.cli.options import Output, default_of, writes
 from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.causes import causes as find_causes
 from keyquery.instruments.causes.explain import explain
@@ -18,6 +18,7 @@ from keyquery.instruments.causes.masked_prediction import predicted
 from keyquery.support.files import read_text
 
 
+@writes("json", "csv", "html", "picture")
 def causes(
     model: Annotated[str, typer.Argument(help="A folder with a model and its tokenizer, or a .gguf file.")],
     words: Annotated[str | None, typer.Argument(help="The text, in quotes.", show_default=False)] = None,
@@ -33,11 +34,15 @@ def causes(
             help="Positions such as 2,3,7, or a count such as 30: the 30 words that receive the most attention."
         ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Significance level of the independence tests.")] = 0.01,
+    alpha: Annotated[float, typer.Option(help="Significance level of the independence tests.")] = default_of(
+        find_causes, "alpha"
+    ),
     samples: Annotated[
         float | None, typer.Option(help="Effective sample size of the tests. Default: the hidden size.")
     ] = None,
-    method: Annotated[str, typer.Option(help="Causal discovery algorithm: icd or fci.")] = "icd",
+    method: Annotated[str, typer.Option(help="Causal discovery algorithm: icd or fci.")] = default_of(
+        find_causes, "method"
+    ),
     rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of ICD iterations.")] = None,
     largest: Annotated[int, typer.Option(min=1, help="With --target: the largest set of words to try.")] = 3,
     pieces: Annotated[bool, typer.Option("--pieces", help="Do not merge subword tokens into words.")] = False,
@@ -50,28 +55,31 @@ def causes(
             show_default=False,
         ),
     ] = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    *,
+    output: Output,
 ) -> None:
     """Infer a causal graph over the words of a text from a model's attention, one graph per head.
 
     With --target, the word at that position is replaced by the model's prediction, and the graphs guide a search for
     the smallest sets of words whose masking changes that prediction.
     """
-    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     if (words is None) == (text is None):
         raise ValueError("give either the text in quotes or --text FILE, not both")
     content = words if words is not None else read_text(text or "")
-    options: dict[str, Any] = {"layer": layer, "head": _numbers("--head", head), "nodes": _nodes(nodes)}
-    options |= {"alpha": alpha, "samples": samples, "method": method, "rounds": rounds, "selection": selection}
-    options["causal"] = causal
-    with watching(quiet) as progress:
+    options: dict[str, Any] = {
+        "layer": layer,
+        "head": _numbers("--head", head),
+        "nodes": _nodes(nodes),
+        "alpha": alpha,
+        "samples": samples,
+        "method": method,
+        "rounds": rounds,
+        "selection": selection,
+        "causal": causal,
+    }
+    with output.watching() as progress:
         reading = _read(model, content, target, largest, not pieces, {**options, "progress": progress})
-    deliver(reading, files, quiet)
+    output.deliver(reading)
 
 
 def _read(source: str, text: str, target: int | None, largest: int, merge: bool, options: dict[str, Any]) -> Causes:

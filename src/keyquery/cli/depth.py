@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery.cli.options import Csv, Force, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import Output, writes
 from keyquery.instruments.depth.depth import depth as advise
 
 
+@writes("json", "csv", "picture")
 def depth(
     model: Annotated[
         str | None,
@@ -29,11 +30,8 @@ def depth(
     ] = None,
     heads: Annotated[int | None, typer.Option(help="Number of heads, for the bounds on the separation rank.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Head width; the model width is rounded to a multiple.")] = None,
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    *,
+    output: Output,
 ) -> None:
     """How deep should a Transformer be? Apply the law ln d = 5.039 + 0.0555·L to a parameter budget or a shape.
 
@@ -43,8 +41,7 @@ def depth(
     The law was fitted on decoders of 6 to 48 layers ("Limits to Depth Efficiencies of Self-Attention", 2020); other
     studies found that the shape matters little.
     """
-    files = targets(force, json=json, csv=csv, picture=picture)
     if model is None and params is None and width is None and layers is None:
         raise ValueError("give a parameter budget (--params 1.3e9), a shape (--width 2048 --layers 24), or a model")
     options: dict[str, Any] = {"model": model, "vocabulary": vocabulary, "heads": heads, "head_dim": head_dim}
-    deliver(advise(params, width, layers, **options), files, quiet)
+    output.deliver(advise(params, width, layers, **options))

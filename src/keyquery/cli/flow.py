@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from keyquery.capture.load import load_model, load_processor, pick_device
-from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
-from keyquery.instruments.flow.counting import SINK
+from keyquery.cli.options import DEVICE, Device, Output, default_of, writes
 from keyquery.instruments.flow.flow import flow as measure_flow
 from keyquery.report.flow.page import HEADS
 
 
+@writes("json", "csv", "html", "picture")
 def flow(
     model: Annotated[str, typer.Argument(help="A folder with a model and its processor or tokenizer.")],
     image: Annotated[Path | None, typer.Option(help="An image file, for a vision-language model.")] = None,
@@ -38,14 +38,10 @@ def flow(
             help="Attention sinks: when ranking heads, ignore keys that take more than this share of a head's "
             "attention. 1 keeps all keys."
         ),
-    ] = SINK,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    ] = default_of(measure_flow, "sink"),
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Measure how much attention flows between image and text, or between two texts, in every layer and head.
 
@@ -53,7 +49,6 @@ def flow(
     next to its chance level under uniform attention. The HTML page highlights, per head, the image patches that the
     words attend to.
     """
-    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     if special not in ("leave", "count"):
         raise ValueError(f"--special must be leave or count, got {special!r}")
     if image is not None and not image.is_file():
@@ -69,8 +64,8 @@ def flow(
         image=image,
         processor=load_processor(model) or tokenizer,
         counted=special == "count",
-        keep=keep if keep is not None else HEADS if html is not None else 0,
+        keep=keep if keep is not None else HEADS if "html" in output.files else 0,
         sink=sink,
         name=Path(model).name,
     )
-    deliver(reading, files, quiet)
+    output.deliver(reading)

@@ -11,39 +11,25 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models
-from keyquery.capture.batches import LENGTH, id_batches, read_ids
+from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.remote.cache import located
-from keyquery.cli.options import Csv, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
+from keyquery.cli.options import Config, HeadCount, Ids, Key, Layout, Output, Query, writes
+from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
 from keyquery.instruments.look.look import Look
 from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.on_data import PAIRS
 from keyquery.reading import Reading
-from keyquery.report.look.page import DIRECTIONS, TOKENS
+from keyquery.report.look.page import DIRECTIONS
+from keyquery.report.look.page import TOKENS as SAMPLE
 
 Text = Annotated[
     Path | None, typer.Option(help="A text file to run the model on (-: standard input), to analyse heads on data.")
 ]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7. Default: all.")]
-HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
-Query = Annotated[
-    str | None,
-    typer.Option(help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight."),
-]
-Key = Annotated[str | None, typer.Option(help="Name of the key weights; not needed with a fused --layout.")]
-Layout = Annotated[
-    str | None,
-    typer.Option(
-        help="With --query: how the weights are stored; d is the model's width, r a head's. "
-        + "; ".join(f"{name}: {how}" for name, (how, _) in LAYOUTS.items())
-        + ". Default: linear."
-    ),
-]
-Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
 Count = Annotated[
     int | None,
@@ -71,6 +57,7 @@ Corpus = Annotated[
 Window = Annotated[int, typer.Option(min=1, help="With --corpus: maximum distance of two tokens to count as a pair.")]
 
 
+@writes("json", "csv", "html", "picture")
 def look(
     model: Annotated[
         str | None,
@@ -86,28 +73,26 @@ def look(
     key: Key = None,
     layout: Layout = None,
     config: Config = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
     directions: Count = None,
-    tokens: Tokens = 20_000,
+    tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     lengths: Lengths = None,
     pairs: Pairs = PAIRS[0],
     corpus: Corpus = None,
-    window: Window = 5,
+    window: Window = WINDOW,
     ids: Ids = None,
+    *,
+    output: Output,
 ) -> None:
     """Show the geometry of every head: symmetric, skew, popularity and position parts of its scores.
 
     Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text and
     --ids. The two bundled models differ in their objective: masked-token and next-token prediction.
     """
-    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options: dict[str, Any] = {
+        "text": text,
+        "ids": ids,
+        "layers": None if layers is None else _numbers("--layers", layers),
         "heads": heads,
         "query": query,
         "key": key,
@@ -115,34 +100,29 @@ def look(
         "config": config,
         "tokens": tokens,
         "length": length,
+        "lengths": None if lengths is None else _numbers("--lengths", lengths),
+        "pairs": pairs,
+        "corpus": corpus,
+        "window": window,
+        **for_page("html" in output.files, directions, model),
     }
-    options |= {"corpus": corpus, "window": window, "pairs": pairs, "ids": ids}
-    options |= {"lengths": None if lengths is None else _numbers("--lengths", lengths)}
-    options |= {
-        "text": text,
-        "layers": None if layers is None else _numbers("--layers", layers),
-        **for_page(html, directions, model),
-    }
-    reading = _shipped(quiet, options) if model is None else watched_look(model, quiet, **options)
-    deliver(reading, files, quiet)
+    reading = _shipped(output, options) if model is None else watched_look(model, output, **options)
+    output.deliver(reading)
 
 
+@writes("json", "csv", "html", "picture")
 def compare(
     first: Annotated[str, typer.Argument(help="A model, as for look, or the JSON file of a look.")],
     second: Annotated[str, typer.Argument(help="Another model, or a later checkpoint of the same one.")],
     text: Text = None,
     heads: HeadCount = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
-    tokens: Tokens = 20_000,
+    tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     joined: Annotated[
         bool, typer.Option("--joined", help="With --picture: a single triangle, with an arrow per head.")
     ] = False,
+    *,
+    output: Output,
 ) -> None:
     """Show what differs between two models, or between two checkpoints of one.
 
@@ -150,40 +130,45 @@ def compare(
     part, as a map of layers by heads and a ranking, and which tensors are identical. Models of different shapes, and
     saved looks, are shown side by side.
     """
-    if joined and picture is None:
+    if joined and "picture" not in output.files:
         raise ValueError("--joined applies to the figure: give --picture FILE")
-    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
-    sources = [(source, for_page(html, None, source)) for source in (first, second)]
-    looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
-    with watching(quiet) as progress:
-        weights = _weights((first, second), heads)
-        comparison = side_by_side(*_distinguished(looks, (first, second)), weights=weights, progress=progress)
-    deliver(comparison, files, quiet, joined)
+    sources = (first, second)
+    saved = {source: _saved_look(source) for source in sources if _is_saved(source)}  # checked before a model runs
+    weights = None if saved else _weights(sources, heads)
+    looks = [
+        saved[source]
+        if source in saved
+        else watched_look(source, output, **options, **for_page("html" in output.files, None, source))
+        for source in sources
+    ]
+    with output.watching() as progress:
+        comparison = side_by_side(*_distinguished(looks, sources), weights=weights, progress=progress)
+    output.deliver(comparison, joined=joined)
 
 
-def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
+def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
     """The two bundled models, by default on the bundled text."""
     for name in ("heads", "query", "key", "layout", "config"):
         if options[name] is not None:
             raise ValueError(f"--{name} requires a model: name one")
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
-    return side_by_side(*(watched_look(str(m), quiet, **options) for m in (models.ENCODER, models.DECODER)))
+    return side_by_side(*(watched_look(str(m), output, **options) for m in (models.ENCODER, models.DECODER)))
 
 
-def _any_look(source: str, quiet: bool, **options: Any) -> Look:
-    if source.endswith(".json") and Path(source).is_file():
-        reading = Reading.load(Path(source))
-        if not isinstance(reading, Look):
-            raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
-        return reading
-    return watched_look(source, quiet, **options)
+def _is_saved(source: str) -> bool:
+    return source.endswith(".json") and Path(source).is_file()
 
 
-def _weights(sources: Sequence[str], heads: int | None) -> list[Heads] | None:
-    """The heads of each source, or None if one of them is a saved look."""
-    if any(source.endswith(".json") and Path(source).is_file() for source in sources):
-        return None
+def _saved_look(source: str) -> Look:
+    reading = Reading.load(Path(source))
+    if not isinstance(reading, Look):
+        raise ValueError(f"{source} is a reading of kind {reading.kind!r}, not a look")
+    return reading
+
+
+def _weights(sources: Sequence[str], heads: int | None) -> list[Heads]:
+    """The heads of each source."""
     networks = [saved_network(source) for source in sources]
     return [
         read(source, heads) if network is None else read(network)
@@ -201,9 +186,9 @@ def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
     return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, unique, strict=True)]
 
 
-def watched_look(source: Any, quiet: bool, **options: Any) -> Look:
+def watched_look(source: Any, output: Output, **options: Any) -> Look:
     """A look with a progress bar."""
-    with watching(quiet) as progress:
+    with output.watching() as progress:
         ids = options.pop("ids", None)
         options |= {} if ids is None else on_ids(source, ids, options)
         reading = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
@@ -221,20 +206,20 @@ def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]
     rows = read_ids(ids, heads)
     batches = id_batches(rows, options["tokens"])
     if heads.config.get("is_encoder_decoder"):
-        batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+        batches = with_decoder_ids(batches)
     return {"inputs": batches, "length": max(map(len, rows))}
 
 
-def for_page(html: Path | None, directions: int | None, source: str | None) -> dict[str, int]:
+def for_page(html: bool, directions: int | None, source: str | None) -> dict[str, int]:
     """Options of `look` for what only a page shows: token directions and a sample of attention maps.
 
     Directions of a hub model require fetching its embeddings, so they are measured only on request.
     """
     local = source is None or located(source).exists()
-    default = DIRECTIONS if html is not None and local else 0
+    default = DIRECTIONS if html and local else 0
     return {
         "directions": default if directions is None else directions,
-        "sample": 0 if html is None else TOKENS,
+        "sample": SAMPLE if html else 0,
     }
 
 

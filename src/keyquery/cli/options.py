@@ -1,16 +1,20 @@
-"""Options that commands share, and the functions that write and print their results."""
+"""Options that commands share, each declared once, and the functions that write and print results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.text import Text
 
 from keyquery import report
+from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.reading import Reading
 from keyquery.report.kit import terminal
 from keyquery.report.kit.terminal import plain_console
@@ -22,20 +26,59 @@ Json = Annotated[Path | None, typer.Option(help="Write all results to this JSON 
 Csv = Annotated[Path | None, typer.Option(help="Write the results as a table to this CSV file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a self-contained page to this HTML file; it opens offline.")]
 Picture = Annotated[Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.")]
+FILES = {"json": Json, "csv": Csv, "html": Html, "picture": Picture}  # what `writes` can declare
 Ids = Annotated[
     Path | None, typer.Option(help="Instead of --text: a file of integer token ids, one sequence per line, never cut.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress; errors are still shown.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
+# How to read a checkpoint whose layout is not recognised.
+HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
+Query = Annotated[
+    str | None,
+    typer.Option(help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight."),
+]
+Key = Annotated[str | None, typer.Option(help="Name of the key weights; not needed with a fused --layout.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        help="With --query: how the weights are stored; d is the model's width, r a head's. "
+        + "; ".join(f"{name}: {how}" for name, (how, _) in LAYOUTS.items())
+        + ". Default: linear."
+    ),
+]
+Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+DEVICE = "auto"
 Out = Annotated[
     Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips finished work.")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Number of training runs that share the device.")]
+WORKERS = 1
+Vocabulary = Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")]
+WindowLength = Annotated[int, typer.Option(min=2, help="Tokens per window.")]
 INT, STR, PATH = "<int>", "<str>", "<path>"  # metavars of options that may be repeated, instead of <list[int]>
 # Seeds of a study, named by how many are the default.
 ThreeSeeds = Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; repeatable. Default: three seeds.")]
 FiveSeeds = Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; repeatable. Default: five seeds.")]
+
+
+def default_of(function: Callable[..., Any], name: str) -> Any:
+    """The default of a function's parameter, for the option of the same meaning.
+
+    >>> default_of(kq.look, "pairs")
+    'visible'
+    """
+    return inspect.signature(function).parameters[name].default
+
+
+def chosen(**options: Iterable[Any] | None) -> dict[str, Any]:
+    """The repeatable options that were given, as tuples without duplicates; the others keep the function's default.
+
+    >>> chosen(seeds=[1, 0, 1], kernels=None)
+    {'seeds': (1, 0)}
+    """
+    return {name: tuple(dict.fromkeys(values)) for name, values in options.items() if values}
 
 
 def watching(quiet: bool) -> AbstractContextManager[Progress]:
@@ -99,3 +142,54 @@ def targets(force: bool, **paths: Path | None) -> dict[str, Path]:
         if (other := names.setdefault(path.resolve(), name)) != name:
             raise ValueError(f"--{other} and --{name} name the same file")
     return requested
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results of a command go: files by option name, checked when created, and the terminal."""
+
+    files: dict[str, Path]
+    quiet: bool
+    force: bool
+
+    def also(self, **paths: Path | None) -> Output:
+        """The same with further files, which only one command writes."""
+        return replace(self, files=targets(self.force, **paths, **self.files))
+
+    def watching(self) -> AbstractContextManager[Progress]:
+        """Progress bars, unless quiet."""
+        return watching(self.quiet)
+
+    def deliver(self, reading: Reading, **options: Any) -> None:
+        """Write the files and print the reading; `options` as of `deliver`."""
+        deliver(reading, self.files, self.quiet, **options)
+
+
+def writes(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare which files a command can write.
+
+    Its parameter `output` becomes one option per kind (of `FILES`), then --quiet and --force. Paths are checked before
+    the command starts.
+    """
+    options: dict[str, tuple[Any, Any]] = {kind: (FILES[kind], None) for kind in kinds}
+    options |= {"quiet": (Quiet, False), "force": (Force, False)}
+
+    def declare(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            shared = {name: values.pop(name) for name in options}
+            quiet, force = shared.pop("quiet"), shared.pop("force")
+            command(**values, output=Output(targets(force, **shared), quiet, force))
+
+        hints = get_type_hints(command, include_extras=True)
+        own = inspect.signature(command).parameters.values()
+        parameters = [each.replace(annotation=hints[each.name]) for each in own if each.name != "output"]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return declare

@@ -15,10 +15,10 @@ import numpy as np
 import typer
 
 import keyquery as kq
-from keyquery.cli.options import Csv, Device, Force, Html, Json, Picture, Quiet, deliver, targets
+from keyquery.cli.options import DEVICE, Device, Output, writes
 from keyquery.data import load_images
 from keyquery.estimators.inputs.vectors import asked_of, lists_of
-from keyquery.estimators.rerank.network import check_anchors
+from keyquery.estimators.rerank.network import ANCHORS, KERNEL, STEPS, TOP, WIDTH, check_anchors
 from keyquery.estimators.rerank.reading import Shown, reranking_of
 from keyquery.support.arrays import read_array
 from keyquery.support.checks import check_choice
@@ -26,7 +26,6 @@ from keyquery.support.checks import check_choice
 # Names in keyquery, imported on use: they need scikit-learn.
 METHODS = {"affinity": "AffinityReranker", "expansion": "AlphaQueryExpansion", "reciprocal": "KReciprocalReranker"}
 ENDS = (".npy", ".json")
-TOP, ANCHORS = 1024, 512
 Lists = Annotated[
     Path | None, typer.Option(help="First-stage candidate lists (indices), .npy (q, m). Default: exact search.")
 ]
@@ -38,20 +37,24 @@ Top = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Re-rank at most this many items of each list. Default: the model's own setting, else 1,024.",
+        help=f"Re-rank at most this many items of each list. Default: the model's own setting, else {TOP:,}.",
     ),
 ]
 Anchors = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="With --fit or --method affinity: number of top items that every item is compared with. Default: 512.",
+        help="With --fit or --method affinity: number of top items that every item is compared with. "
+        f"Default: {ANCHORS}.",
     ),
 ]
-Kernel = Annotated[str | None, typer.Option(help="With --fit: kernel of kq.Attention. Default: general.")]
+Kernel = Annotated[str | None, typer.Option(help=f"With --fit: kernel of kq.Attention. Default: {KERNEL}.")]
+Width = Annotated[int | None, typer.Option(min=1, help=f"With --fit: network width. Default: {WIDTH}.")]
+Steps = Annotated[int | None, typer.Option(min=1, help=f"With --fit: training steps. Default: {STEPS}.")]
 Images = Annotated[Path | None, typer.Option(help="Images of the database, to display: an .npz file or a folder.")]
 
 
+@writes("json", "csv", "html", "picture")
 def rerank(
     queries: Annotated[Path, typer.Argument(help="Query vectors, .npy (q, dim).")],
     database: Annotated[Path, typer.Argument(help="Database vectors, .npy (n, dim).")],
@@ -67,27 +70,24 @@ def rerank(
     save: Save = None,
     top: Top = None,
     anchors: Anchors = None,
-    width: Annotated[int | None, typer.Option(min=1, help="With --fit: network width. Default: 768.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="With --fit: training steps. Default: 400.")] = None,
+    width: Width = None,
+    steps: Steps = None,
     kernel: Kernel = None,
     seed: Annotated[int | None, typer.Option(min=0, help="With --fit: random seed. Default: 0.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Number of ranks of each list to show.")] = 10,
     images: Images = None,
     query_images: Annotated[Path | None, typer.Option(help="Images of the queries, likewise.")] = None,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Re-rank the top of retrieval lists by how similar candidates are to the same items.
 
     Works on embeddings of any kind. Train a re-ranker once on labelled vectors (--fit, --save) and apply it to others
     (--model), or use a training-free one (--method).
     """
-    files = targets(force, out=out, scores=scores, save=save, json=json, csv=csv, html=html, picture=picture)
+    output = output.also(out=out, scores=scores, save=save)
+    files, quiet = output.files, output.quiet
     _check(model, method, fit, labels, save)
     network = {"width": width, "steps": steps, "kernel": kernel, "seed": seed}
     _check_used(network, anchors, fit is not None, method == "affinity")
@@ -110,7 +110,7 @@ def rerank(
     before, after, values = reranker.before_and_after(query_vectors, vectors, first_lists, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(reranker)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}
-    deliver(reranking_of(repr(reranker), before, after, values, most, shown), files, quiet, others=others)
+    output.deliver(reranking_of(repr(reranker), before, after, values, most, shown), others=others)
 
 
 def _check(model: Path | None, method: str | None, fit: Path | None, labels: Path | None, save: Path | None) -> None:

@@ -11,11 +11,11 @@ from torch import nn
 
 from keyquery import models
 from keyquery.capture import text_batches
-from keyquery.capture.batches import id_batches, read_ids, read_lines
+from keyquery.capture.batches import LENGTH, id_batches, read_ids, read_lines
 from keyquery.capture.load import load_model, pick_device
 from keyquery.checkpoints import read
 from keyquery.cli.look import for_page, watched_look
-from keyquery.cli.options import Csv, Device, Force, Html, Ids, Json, Picture, Quiet, deliver, targets, watching
+from keyquery.cli.options import DEVICE, Device, Ids, Output, default_of, writes
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import ablate as ablate_parts
 from keyquery.instruments.ablation.dialled import dial_effect
@@ -23,6 +23,7 @@ from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
+from keyquery.surgery.dial.dial import dial as dial_parts
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[
@@ -34,6 +35,7 @@ Heads = Annotated[
         help="Heads as LAYER.HEAD, such as 3.* or 0.1,2.5, numbered as in look, or 'decoder 1.*'. Default: all."
     ),
 ]
+UNCHANGED = default_of(dial_parts, "symmetric")  # gain of every part
 Symmetric = Annotated[
     float, typer.Option(help="Gain on the symmetric part (similarity): 1 unchanged, 0 ablated, 2 doubled.")
 ]
@@ -54,44 +56,49 @@ MeansOption = Annotated[
     ),
 ]
 Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.")]
+TOKENS = 4096  # fewer than for look: the model runs once per part
 Length = Annotated[int, typer.Option(min=4, help="Window length in tokens.")]
 
 
+@writes("json")
 def dial(
     model: Model = None,
     text: Text = None,
     ids: Ids = None,
-    symmetric: Symmetric = 1.0,
-    skew: Skew = 1.0,
-    popularity: Popularity = 1.0,
-    query_only: QueryOnly = 1.0,
-    position: Position = 1.0,
+    symmetric: Symmetric = UNCHANGED,
+    skew: Skew = UNCHANGED,
+    popularity: Popularity = UNCHANGED,
+    query_only: QueryOnly = UNCHANGED,
+    position: Position = UNCHANGED,
     means: MeansOption = None,
     heads: Heads = None,
-    samples: Annotated[int, typer.Option(min=0, help="Number of sequences to show the model's output for.")] = 3,
-    tokens: Tokens = 4096,
-    length: Length = 128,
-    device: Device = "auto",
-    json: Json = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Number of sequences to show the model's output for.")
+    ] = default_of(dial_effect, "samples"),
+    tokens: Tokens = TOKENS,
+    length: Length = LENGTH,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Scale parts of a model's attention scores at run time, and show its loss and output before and after.
 
     The weights are not changed. With all gains at 1, nothing changes.
     """
-    files = targets(force, json=json)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
-    deliver(dial_effect(live, batches, tokenizer, gains, heads, means=means, samples=samples, name=name), files, quiet)
+    output.deliver(dial_effect(live, batches, tokenizer, gains, heads, means=means, samples=samples, name=name))
 
 
+@writes("json", "csv", "html", "picture")
 def ablate(
     model: Model = None,
     text: Text = None,
     ids: Ids = None,
     heads: Heads = None,
-    by: Annotated[str, typer.Option(help="Unit to ablate at a time: head, layer or all.")] = "head",
+    by: Annotated[str, typer.Option(help="Unit to ablate at a time: head, layer or all.")] = default_of(
+        ablate_parts, "by"
+    ),
     parts: Annotated[
         str | None,
         typer.Option(
@@ -101,16 +108,12 @@ def ablate(
     means: MeansOption = None,
     limit: Annotated[
         float, typer.Option(min=0, help="Loss increase in nats per token below which a part counts as dispensable.")
-    ] = 0.01,
-    tokens: Tokens = 4096,
-    length: Length = 128,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    ] = Thresholds.loss,
+    tokens: Tokens = TOKENS,
+    length: Length = LENGTH,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Ablate every part of every head, one at a time, and measure the change of the loss.
 
@@ -118,24 +121,23 @@ def ablate(
     page is that of look, with labels based on the cost of each part.
     """
     check_choice("--by", by, ("head", "layer", "all"))
-    if html is not None and by != "head":
+    if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
-    files = targets(force, json=json, csv=csv, html=html, picture=picture)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     _, loss = default_loss(live, tokenizer)
-    with watching(quiet) as progress:
+    with output.watching() as progress:
         options = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
         ablation = ablate_parts(
             live, batches, loss, heads=heads, by=by, means=means, name=name, progress=progress, **options
         )
     shown: Reading | None = None
-    if html is not None:
+    if "html" in output.files:
         source = model or str(models.DECODER)
         data = {"ids": ids} if ids is not None else {"text": text or models.LONG_TEXT}
         shared: dict[str, Any] = {**data, "tokens": tokens, "length": length}
-        look = watched_look(source, quiet, **shared, **for_page(html, None, source))
+        look = watched_look(source, output, **shared, **for_page(True, None, source))
         shown = ablation.onto(look, Thresholds(loss=limit))
-    deliver(ablation, files, quiet, page_of=shown)
+    output.deliver(ablation, page_of=shown)
 
 
 class Numbers:

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery.cli.look import Config, HeadCount, Key, Layout, Query
-from keyquery.cli.options import PATH, Quiet, written
+from keyquery.cli.options import PATH, Config, HeadCount, Key, Layout, Query, Quiet, written
 from keyquery.report.kit import terminal
 from keyquery.report.kit.progress_bar import paced
 from keyquery.support.printable import message

@@ -197,7 +197,9 @@ def _truth(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tupl
     for key in ("imlist", "qimlist"):
         if not isinstance(truth[key], (list, tuple)) or not all(isinstance(name, str) for name in truth[key]):
             raise ValueError(f"{path}: {key} must be a list of texts, got {_brief(truth[key])}")
-    names, query_names, queries = tuple(truth["imlist"]), tuple(truth["qimlist"]), truth["gnd"]
+    names = tuple(truth["imlist"])
+    query_names = tuple(truth["qimlist"])
+    queries = truth["gnd"]
     if not isinstance(queries, (list, tuple)):
         raise ValueError(f"{path}: gnd must be a list, got {_brief(queries)}")
     if len(queries) != len(query_names):

@@ -103,7 +103,9 @@ def load_ts(path: str | Path) -> Series:
     header, rows = _header(path, lines[:start]), lines[start + 1 :]
     if not rows:
         raise ValueError(f"{path} holds no series: nothing follows @data")
-    values, labels, dims = [], [], header.dims
+    values = []
+    labels = []
+    dims = header.dims
     for number, line in rows:
         try:
             value, label = _row(line, header, dims)

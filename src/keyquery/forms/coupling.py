@@ -208,13 +208,17 @@ def _sinkhorn(cost: Tensor, epsilon: float, stop: float, rounds: int) -> tuple[T
     """
     n = len(cost)
     mass = torch.full((n,), 1 / n, dtype=cost.dtype, device=cost.device)
-    f, g, now = torch.zeros_like(mass), torch.zeros_like(mass), max(epsilon, EPSILON * float(cost.mean()))
+    f = torch.zeros_like(mass)
+    g = torch.zeros_like(mass)
+    now = max(epsilon, EPSILON * float(cost.mean()))
     error = 0.0
     while True:
         _, log = _library("ot.bregman").sinkhorn_log(
             mass, mass, cost, now, rounds, stop / math.sqrt(n), log=True, warn=False, warmstart=(f / now, g / now)
         )
-        f, g, error = now * log["log_u"], now * log["log_v"], float(log["err"][-1]) * math.sqrt(n)
+        f = now * log["log_u"]
+        g = now * log["log_v"]
+        error = float(log["err"][-1]) * math.sqrt(n)
         if now == epsilon:
             break
         now = max(epsilon, now / 4)

@@ -45,7 +45,10 @@ class Factors:
     @classmethod
     def _trusted(cls: type[F], query: Tensor, key: Tensor, covariance: Tensor | None = None) -> F:
         form = cls.__new__(cls)
-        form._query, form._key, form._covariance, form._known = query, key, covariance, None
+        form._query = query
+        form._key = key
+        form._covariance = covariance
+        form._known = None
         return form
 
     # Properties

@@ -101,7 +101,9 @@ def score_parts(
     """
     positions = torch.arange(query.shape[-2], device=query.device) if positions is None else positions
     at = Rotated.of(query, key, query_mean, key_mean, positions, rope)
-    pairs, swapped, position = at.query @ at.key.mT, at.swapped(), at.query_mean @ at.key_mean.mT
+    pairs = at.query @ at.key.mT
+    swapped = at.swapped()
+    position = at.query_mean @ at.key_mean.mT
     return Parts(
         symmetric=(pairs + swapped) / 2,
         skew=(pairs - swapped) / 2,

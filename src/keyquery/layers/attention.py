@@ -83,7 +83,9 @@ class Attention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.dim, self.heads, self.kernel = dim, heads, kernel
+        self.dim = dim
+        self.heads = heads
+        self.kernel = kernel
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.dropout, self.rope = dropout, rope
         self.head_dim = checked_head_dim(dim, heads, self.kv_heads, head_dim, dropout, rope)

@@ -68,7 +68,9 @@ def drop_and_attend(
 class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, share: float) -> Tensor:
-        ctx.scale, ctx.share, ctx.seed = scale, share, int(torch.randint(2**62, ()))
+        ctx.scale = scale
+        ctx.share = share
+        ctx.seed = int(torch.randint(2**62, ()))
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         for head, at, weights, kept in _blocks(query, key, scale, share, ctx.seed):
             torch.mm(weights.mul_(kept), value[head], out=out[head, at])

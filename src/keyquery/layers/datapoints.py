@@ -228,7 +228,9 @@ class DatapointAttention(nn.Module):
         check_count("columns", columns, least=1)
         check_count("embedding", embedding, least=1)
         check_choice("rows", rows, ROWS[:2])
-        self.columns, self.embedding, self.rows = columns, embedding, rows
+        self.columns = columns
+        self.embedding = embedding
+        self.rows = rows
         count = points if rows == "induced" else None
         self.block = _Block(columns * embedding, heads, dropout, published, count, kernel=kernel, **attention)
 

@@ -32,7 +32,10 @@ class VisionEncoder(nn.Module):
         check_count("depth", depth, least=0)
         if size % patch:
             raise ValueError(f"patch must divide size: {patch} does not divide {size}")
-        self.size, self.patch, self.dim, self.channels = size, patch, dim, channels
+        self.size = size
+        self.patch = patch
+        self.dim = dim
+        self.channels = channels
         self.tokens = (size // patch) ** 2
         self.patches = nn.Conv2d(channels, dim, patch, patch)
         self.places = nn.Parameter(0.5 * torch.randn(self.tokens, dim))

@@ -35,7 +35,9 @@ def parse_json(text: str, finite: bool = False) -> Any:
 def _check_brackets(text: str) -> None:
     """Check the number and nesting of brackets outside of strings."""
     bare = TEXTS.sub("", text).encode("utf-8", "surrogatepass")
-    depth, opened, most = 0, 0, FEW + len(text) // LETTERS
+    depth = 0
+    opened = 0
+    most = FEW + len(text) // LETTERS
     for start in range(0, len(bare), CHUNK):
         signs = np.frombuffer(bare, np.uint8, min(CHUNK, len(bare) - start), start) | 0x20  # maps [ to { and ] to }
         steps = (signs == ord("{")).astype(np.int32) - (signs == ord("}"))

@@ -61,7 +61,9 @@ class Pickle:
 
     def load(self, file: BinaryIO | Any) -> Any:
         """The value of the next pickle; the file position is left after it."""
-        self.stack, self.marks, self.memo = [], [], {}
+        self.stack = []
+        self.marks = []
+        self.memo = {}
         for opcode, argument, _ in genops(file):
             self._spend(1)
             step = OPCODES.get(opcode.name)

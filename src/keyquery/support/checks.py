@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
@@ -118,6 +118,21 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None, 
     if int(value) < least or (most is not None and int(value) > most):
         bounds = f"at least {least}" if most is None else f"between {least} and {most}"
         raise ValueError(f"{name} must be {bounds}, got {value}")
+
+
+def checked_integers(name: str, values: Any, least: int = 0) -> tuple[int, ...]:
+    """Several integers, each at least `least`, as a tuple.
+
+    >>> checked_integers("layers", 3)
+    Traceback (most recent call last):
+    TypeError: layers must be a sequence of integers, got 3
+    """
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise TypeError(f"{name} must be a sequence of integers, got {values!r}")
+    integers = tuple(values)
+    for value in integers:
+        check_count(name, value, least)
+    return tuple(map(int, integers))
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

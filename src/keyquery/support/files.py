@@ -162,7 +162,9 @@ def _decoded(path: Path, decoder: Any, data: bytes, final: bool = False) -> str:
 
 def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
     """Decompress a file of one or more streams part by part, up to its size limit."""
-    most, size, data = decompressed_limit(path.stat().st_size), 0, raw.read(PART)
+    most = decompressed_limit(path.stat().st_size)
+    size = 0
+    data = raw.read(PART)
     try:
         while data:
             stream = UNPACK[path.suffix]()

@@ -68,7 +68,9 @@ class Cores:
     """Local worker processes; with one worker, this process itself."""
 
     def __init__(self, workers: int) -> None:
-        self.workers, self.ahead, self.alone = workers, 2 * workers if workers > 1 else 1, True
+        self.workers = workers
+        self.ahead = 2 * workers if workers > 1 else 1
+        self.alone = True
         self.lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
         self.fatal: tuple[type[BaseException], ...] = ()
         self._pool: Executor | None = None

@@ -90,7 +90,9 @@ class _Work:
     """The state of a survey: jobs to do, models that were opened, and models that failed."""
 
     def __init__(self, backend: Backend, jobs: Mapping[Entry, Job], progress: Progress) -> None:
-        self.backend, self.jobs, self.watch = backend, jobs, progress
+        self.backend = backend
+        self.jobs = jobs
+        self.watch = progress
         self.opened: dict[Entry, dict[str, Any]] = {}
         self.broken: dict[Entry, str] = {}
         self.left: dict[Entry, set[int]] = {}

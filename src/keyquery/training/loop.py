@@ -227,7 +227,10 @@ class _Run:
             state = load_pickled(self.path, device)
             older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # missing in older checkpoints
             same = {**older, **state["recipe"]} == asdict(self.recipe)
-            step, log, best, recent = int(state["step"]), Log(**state["log"]), state["best"], state.get("recent", [])
+            step = int(state["step"])
+            log = Log(**state["log"])
+            best = state["best"]
+            recent = state.get("recent", [])
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{self.path} is not a complete checkpoint: delete it to restart") from None
         if not same:
@@ -237,7 +240,9 @@ class _Run:
             self.optimiser.load_state_dict(state["optimiser"])
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{self.path} does not fit the model: {first_line(error)}") from None
-        self.log, self.best, self.recent = log, best, recent
+        self.log = log
+        self.best = best
+        self.recent = recent
         return step
 
     def finish(self, step: int, validated: bool, rank: int) -> None:

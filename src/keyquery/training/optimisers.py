@@ -92,8 +92,13 @@ class Lookahead(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, every: int = 6, share: float = 0.5) -> None:
-        self.inner, self.every, self.share, self.count = inner, every, share, 0
-        self.param_groups, self.defaults, self.state = inner.param_groups, inner.defaults, inner.state
+        self.inner = inner
+        self.every = every
+        self.share = share
+        self.count = 0
+        self.param_groups = inner.param_groups
+        self.defaults = inner.defaults
+        self.state = inner.state
         self.slow = [[weight.detach().clone() for weight in group["params"]] for group in inner.param_groups]
 
     @torch.no_grad()

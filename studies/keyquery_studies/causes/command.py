@@ -7,22 +7,10 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    Csv,
-    Device,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    ThreeSeeds,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, WORKERS, Device, Out, Output, ThreeSeeds, Workers, chosen, writes
 
 
+@writes("json", "csv", "picture")
 def causes(
     reviews: Annotated[
         Path | None, typer.Option(help="Reviews: a .tsv with columns split, label (0 or 1) and text.")
@@ -34,13 +22,10 @@ def causes(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps. Default: as many as the task needs.")
     ] = None,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Does the causal graph of attention give shorter or cheaper explanations than other token orders?
 
@@ -50,11 +35,19 @@ def causes(
     """
     from keyquery_studies.causes.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
     named = {"sentiment": reviews, "recommendation": retail}
     sources = {name: path for name, path in named.items() if path is not None}
     if not sources:
         raise ValueError("give at least one file: --reviews or --retail")
-    with watching(quiet) as progress:
-        reading = run(sources, out, seed or (0, 1, 2), count, steps, device, workers, progress)
-    deliver(reading, files, quiet)
+    with output.watching() as progress:
+        reading = run(
+            sources,
+            out,
+            **chosen(seeds=seed),
+            count=count,
+            steps=steps,
+            device=device,
+            workers=workers,
+            progress=progress,
+        )
+    output.deliver(reading)

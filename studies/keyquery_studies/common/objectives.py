@@ -36,7 +36,11 @@ class Task:
         batch: int = BATCH,
         checks: int = 256,
     ) -> None:
-        self.objective, self.ids, self.length, self.tokenizer, self.batch = objective, ids, length, tokenizer, batch
+        self.objective = objective
+        self.ids = ids
+        self.length = length
+        self.tokenizer = tokenizer
+        self.batch = batch
         generator = torch.Generator().manual_seed(0)
         sequences = windows(held_out, checks, length + 1, generator)
         self.texts = sequences[:LOOKED_AT, :-1]

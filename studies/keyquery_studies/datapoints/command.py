@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    INT,
-    STR,
-    Csv,
-    Device,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, INT, STR, WORKERS, Device, Out, Output, Workers, chosen, writes
 
 Tables = Annotated[
     list[str] | None,
@@ -61,6 +47,7 @@ Precision = Annotated[
 ]
 
 
+@writes("json", "csv", "picture")
 def datapoints(
     data: Annotated[
         Path | None,
@@ -83,13 +70,10 @@ def datapoints(
     depth: Annotated[int, typer.Option(min=1, help="Number of layers, alternating between rows and columns.")] = 8,
     minutes: Minutes = None,
     precision: Precision = None,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """What is cross-row attention worth? NPTs against gradient-boosted trees, nearest neighbours and MLPs.
 
@@ -99,13 +83,11 @@ def datapoints(
     """
     from keyquery_studies.datapoints.study import Plan, run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    if picture is not None and part == "lookup":
+    if "picture" in output.files and part == "lookup":
         raise ValueError("--picture shows the parts npt, baselines and kernels, not lookup")
-    named = {"tables": table, "folds": fold, "protocols": protocol, "kernels": kernel}
-    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options = chosen(tables=table, folds=fold, protocols=protocol, kernels=kernel)
     options |= {"part": part, "steps": steps, "embedding": embedding, "depth": depth}
     options |= {"minutes": minutes, "precision": precision}
-    with watching(quiet) as progress:
+    with output.watching() as progress:
         reading = run(data, out, Plan(**options), device, workers, progress)
-    deliver(reading, files, quiet)
+    output.deliver(reading)

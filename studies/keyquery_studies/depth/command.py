@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import INT, Csv, Device, Force, Json, Out, Picture, Quiet, Workers, deliver, targets, watching
+from keyquery.cli.options import (
+    DEVICE,
+    INT,
+    WORKERS,
+    Device,
+    Out,
+    Output,
+    Vocabulary,
+    WindowLength,
+    Workers,
+    chosen,
+    writes,
+)
 
 Rates = Annotated[
     list[float] | None,
@@ -15,6 +27,7 @@ Rates = Annotated[
 ]
 
 
+@writes("json", "csv", "picture")
 def depth(
     data: Annotated[
         Path | None,
@@ -40,19 +53,16 @@ def depth(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps per model, at a batch size of 128 windows.")] = 1000,
-    length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 128,
-    vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")] = 1024,
+    length: WindowLength = 128,
+    vocabulary: Vocabulary = 1024,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after this many minutes; with --out, a later run resumes.")
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile each block with torch.compile.")] = False,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Which depth is best for a parameter budget, and does it grow with the budget as `keyquery depth` predicts?
 
@@ -62,10 +72,8 @@ def depth(
     """
     from keyquery_studies.depth.study import Plan, run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    named = {"budgets": budget, "depths": layers, "rates": rate, "seeds": seed}
-    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options = chosen(budgets=budget, depths=layers, rates=rate, seeds=seed)
     options |= {"steps": steps, "length": length, "vocabulary": vocabulary}
-    with watching(quiet) as progress:
-        reading = run(data, out, Plan(**options), device, workers, minutes, compiled, force, progress)
-    deliver(reading, files, quiet)
+    with output.watching() as progress:
+        reading = run(data, out, Plan(**options), device, workers, minutes, compiled, output.force, progress)
+    output.deliver(reading)

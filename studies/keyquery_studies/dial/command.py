@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from keyquery import models as shipped
-from keyquery.cli.options import (
-    INT,
-    PATH,
-    Csv,
-    Device,
-    Force,
-    Json,
-    Picture,
-    Quiet,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, INT, PATH, Device, Output, chosen, writes
 
 
+@writes("json", "csv", "picture")
 def dial(
     models: Annotated[
         list[Path] | None,
@@ -48,12 +36,9 @@ def dial(
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips done work.")
     ] = None,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Ablate each part of the scores, and measure which abilities the model loses.
 
@@ -63,13 +48,16 @@ def dial(
     """
     from keyquery_studies.dial.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    chosen, texts = models or [shipped.DECODER, shipped.ENCODER], text or [shipped.LONG_TEXT]
-    with watching(quiet) as progress:
-        reading = run(chosen, texts, by, _once(seed or [0]), sequences, length, device, progress, out)
-    deliver(reading, files, quiet)
-
-
-def _once(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Remove duplicate values, in order."""
-    return tuple(dict.fromkeys(values))
+    with output.watching() as progress:
+        reading = run(
+            models or [shipped.DECODER, shipped.ENCODER],
+            text or [shipped.LONG_TEXT],
+            by,
+            **chosen(seeds=seed),
+            sequences=sequences,
+            length=length,
+            device=device,
+            progress=progress,
+            out=out,
+        )
+    output.deliver(reading)

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from keyquery.capture import Batch
+from keyquery.capture.encoding import encoded, special_tokens
 from keyquery.capture.scores.on_data import SEQUENCES
 
 NOTHING = -100  # a target that is ignored
@@ -31,13 +32,15 @@ class Material:
     """A model's tokens: texts as ids, a pool to draw random ones from, and what stands before and after a sequence."""
 
     def __init__(self, texts: Mapping[str, str], tokenizer: Any, causal: bool, vocabulary: int) -> None:
-        self.before, self.after = _frame(tokenizer)
+        if tokenizer is None:
+            raise ValueError("the model has no tokenizer beside it, so no text can be encoded")
+        self.before, self.after = special_tokens(tokenizer, *texts.values())
         if causal:
             self.after = []  # what ends a text is not what it is measured by
         self.mask: int | None = getattr(tokenizer, "mask_token_id", None)
         known = (*getattr(tokenizer, "all_special_ids", ()), self.mask, getattr(tokenizer, "pad_token_id", None))
         self.special = {number for number in known if number is not None}
-        self.texts = {name: torch.tensor(_ids(tokenizer, text), dtype=torch.long) for name, text in texts.items()}
+        self.texts = {name: torch.tensor(encoded(tokenizer, text), dtype=torch.long) for name, text in texts.items()}
         self.pool = torch.tensor(sorted(set(torch.cat(list(self.texts.values())).tolist()) - self.special))
         self.vocabulary = vocabulary
 
@@ -74,19 +77,3 @@ class Material:
             torch.tensor(some, dtype=torch.long).expand(len(ids), -1) for some in (self.before, self.after)
         )
         return torch.cat((before, ids, after), 1)
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    """A whole text as ids, nothing added."""
-    if tokenizer is None:
-        raise ValueError("the model has no tokenizer beside it, so no text can be encoded")
-    if not hasattr(tokenizer, "num_special_tokens_to_add"):  # keyquery's own adds nothing
-        return list(tokenizer(text)["input_ids"])
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer adds before and after a text."""
-    bare, whole = _ids(tokenizer, "a"), list(tokenizer("a")["input_ids"])
-    at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-    return whole[:at], whole[at + len(bare) :]

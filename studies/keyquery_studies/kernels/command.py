@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from keyquery.cli.options import (
-    INT,
-    Csv,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, INT, WORKERS, Out, Output, Vocabulary, WindowLength, Workers, chosen, writes
 
 Texts = Annotated[
     Path | None,
@@ -41,6 +28,7 @@ Samples = Annotated[
 ]
 
 
+@writes("json", "csv", "picture")
 def kernels(
     corpus: Texts = None,
     out: Out = None,
@@ -52,15 +40,12 @@ def kernels(
     samples: Samples = None,
     width: Annotated[int, typer.Option(min=8, help="Width of the language models.")] = 256,
     depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
-    length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 128,
-    vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")] = 4096,
-    workers: Workers = 1,
-    device: Annotated[str, typer.Option(help="Device of the language models: cpu, cuda, or auto.")] = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    length: WindowLength = 128,
+    vocabulary: Vocabulary = 4096,
+    workers: Workers = WORKERS,
+    device: Annotated[str, typer.Option(help="Device of the language models: cpu, cuda, or auto.")] = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Does kernel structure pay? Compare all kernels on two synthetic tasks and in language models.
 
@@ -69,18 +54,11 @@ def kernels(
     """
     from keyquery_studies.kernels.study import Plan, run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    if picture is not None and part == "init":
+    if "picture" in output.files and part == "init":
         raise ValueError("--picture shows the parts synthetic and language, not init")
     sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary}
     options: dict[str, Any] = {"part": part, "steps": steps, "few_steps": few_steps, "few": few, **sizes}
-    options |= {"seeds": _once(seed), "trial_seeds": _once(seed)} if seed else {}
-    options |= {"samples": _once(samples)} if samples else {}
-    with watching(quiet) as progress:
-        reading = run(corpus, out, Plan(**options), device, workers, force, progress)
-    deliver(reading, files, quiet)
-
-
-def _once(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Remove duplicate values, in order."""
-    return tuple(dict.fromkeys(values))
+    options |= chosen(seeds=seed, trial_seeds=seed, samples=samples)
+    with output.watching() as progress:
+        reading = run(corpus, out, Plan(**options), device, workers, output.force, progress)
+    output.deliver(reading)

@@ -7,21 +7,11 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    INT,
-    Csv,
-    Device,
-    Force,
-    Json,
-    Picture,
-    Quiet,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, INT, Device, Output, Vocabulary, chosen, writes
 from keyquery.layers import Shape
 
 
+@writes("json", "csv", "picture")
 def objectives(
     corpus: Annotated[Path, typer.Option(help="A text file to train on, plain or compressed.")],
     out: Annotated[
@@ -31,14 +21,11 @@ def objectives(
     steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 6000,
     width: Annotated[int, typer.Option(min=4, help="Width of the models.")] = 128,
     depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
-    vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")] = 4096,
-    device: Device = "auto",
+    vocabulary: Vocabulary = 4096,
+    device: Device = DEVICE,
     about: Annotated[str, typer.Option(help="Description of the corpus for the model cards.")] = "",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    *,
+    output: Output,
 ) -> None:
     """Train an encoder and a decoder that differ only in the objective, and track how their heads develop.
 
@@ -47,8 +34,17 @@ def objectives(
     """
     from keyquery_studies.objectives.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
     shape = Shape(vocab_size=vocabulary, width=width, depth=depth)
-    with watching(quiet) as progress:
-        reading = run(corpus, out, seed or [0], steps, shape, device, about, force, progress)
-    deliver(reading, files, quiet)
+    with output.watching() as progress:
+        reading = run(
+            corpus,
+            out,
+            **chosen(seeds=seed),
+            steps=steps,
+            shape=shape,
+            device=device,
+            about=about,
+            force=output.force,
+            progress=progress,
+        )
+    output.deliver(reading)

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    STR,
-    Csv,
-    Device,
-    FiveSeeds,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, STR, WORKERS, Device, FiveSeeds, Out, Output, Workers, chosen, writes
 
 Attentions = Annotated[
     list[str] | None,
@@ -68,6 +54,7 @@ Minutes = Annotated[
 ]
 
 
+@writes("json", "csv", "picture")
 def primal(
     data: ArenaData = None,
     out: Out = None,
@@ -95,13 +82,10 @@ def primal(
     examples: Examples = None,
     minutes: Minutes = None,
     repeats: Annotated[int, typer.Option(min=1, help="Number of timings per step.")] = 7,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """What is Primal-Attention worth? Compare it with fused softmax on time series and the Long Range Arena.
 
@@ -110,15 +94,13 @@ def primal(
     """
     from keyquery_studies.primal.study import Plan, run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    if picture is not None and part == "ablation":
+    if "picture" in output.files and part == "ablation":
         raise ValueError("--picture shows the parts series, arena and speed, not ablation")
-    named = {"tasks": task, "attentions": attention, "datasets": dataset, "seeds": seed}
-    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options = chosen(tasks=task, attentions=attention, datasets=dataset, seeds=seed)
     options |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
     options |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
     if examples is not None:
         options["examples"] = (examples, -(-examples // 10), -(-examples // 10))
-    with watching(quiet) as progress:
+    with output.watching() as progress:
         reading = run(data, out, Plan(**options), device, workers, progress)
-    deliver(reading, files, quiet)
+    output.deliver(reading)

@@ -7,20 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    Csv,
-    Device,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    ThreeSeeds,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, WORKERS, Device, Out, Output, ThreeSeeds, Workers, chosen, writes
 
 Dino = Annotated[
     Path | None,
@@ -35,6 +22,7 @@ BenchmarkFolder = Annotated[
 ]
 
 
+@writes("json", "csv", "picture")
 def rerank(
     images: Annotated[Path | None, typer.Option(help="Labelled images, such as CIFAR-10: .npz or a folder.")] = None,
     digits: Annotated[bool, typer.Option("--digits", help="Use the digits bundled with scikit-learn.")] = False,
@@ -49,13 +37,10 @@ def rerank(
     anchors: Annotated[int, typer.Option(min=2, help="Number of top items that all are compared with.")] = 128,
     width: Annotated[int, typer.Option(min=8, help="Width of the networks.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 400,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """What is learned re-ranking worth, compared with training-free re-ranking?
 
@@ -65,10 +50,9 @@ def rerank(
     from keyquery_studies.rerank.datasets import Sources
     from keyquery_studies.rerank.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
     paths = {"images": images, "weights": weights, "texts": texts, "encoder": encoder, "revisited": revisited}
     sources = Sources(digits=digits, items=items, **paths)
-    sizes = {"top": top, "anchors": anchors, "width": width, "steps": steps}
-    with watching(quiet) as progress:
-        reading = run(sources, out, seed or (0, 1, 2), **sizes, device=device, workers=workers, progress=progress)
-    deliver(reading, files, quiet)
+    options = chosen(seeds=seed) | {"top": top, "anchors": anchors, "width": width, "steps": steps}
+    with output.watching() as progress:
+        reading = run(sources, out, **options, device=device, workers=workers, progress=progress)
+    output.deliver(reading)

@@ -44,8 +44,13 @@ class Diffusion(ListReranker):
         rounds: int = 20,
         device: str | torch.device = "auto",
     ) -> None:
-        self.top, self.neighbours, self.seeds = top, neighbours, seeds
-        self.alpha, self.gamma, self.rounds, self.device = alpha, gamma, rounds, device
+        self.top = top
+        self.neighbours = neighbours
+        self.seeds = seeds
+        self.alpha = alpha
+        self.gamma = gamma
+        self.rounds = rounds
+        self.device = device
 
     def _check(self) -> None:
         check_sizes(self, ("top", "neighbours", "seeds", "rounds"), alpha=1, gamma=float("inf"))

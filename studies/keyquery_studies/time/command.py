@@ -7,22 +7,10 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    Csv,
-    Device,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    ThreeSeeds,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, WORKERS, Device, Out, Output, ThreeSeeds, Workers, chosen, writes
 
 
+@writes("json", "csv", "picture")
 def time(
     badges: Annotated[
         Path | None, typer.Option(help="Stack Overflow badges: an .npz with time, event and offsets.")
@@ -33,13 +21,10 @@ def time(
     seed: ThreeSeeds = None,
     epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs, with early stopping.")] = 20,
     width: Annotated[int, typer.Option(min=8, help="Width of the models.")] = 32,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Does continuous-time attention beat attention that knows only the order of events?
 
@@ -49,11 +34,19 @@ def time(
     """
     from keyquery_studies.time.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
     named = {"badges": badges, "retail": retail, "cdnow": cdnow}
     sources = {name: path for name, path in named.items() if path is not None}
     if not sources:
         raise ValueError("give at least one event file: --badges, --retail or --cdnow")
-    with watching(quiet) as progress:
-        reading = run(sources, out, seed or (0, 1, 2), epochs, width, device, workers, progress)
-    deliver(reading, files, quiet)
+    with output.watching() as progress:
+        reading = run(
+            sources,
+            out,
+            **chosen(seeds=seed),
+            epochs=epochs,
+            width=width,
+            device=device,
+            workers=workers,
+            progress=progress,
+        )
+    output.deliver(reading)

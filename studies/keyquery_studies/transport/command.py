@@ -7,23 +7,10 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    STR,
-    Csv,
-    Device,
-    FiveSeeds,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, STR, WORKERS, Device, FiveSeeds, Out, Output, Workers, chosen, writes
 
 
+@writes("json", "csv", "picture")
 def transport(
     data: Annotated[
         Path | None,
@@ -41,13 +28,10 @@ def transport(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs for every network. Default: each network's own setting.")
     ] = None,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Can optimal transport train a classifier, and does training a Transformer perform optimal transport?
 
@@ -57,9 +41,17 @@ def transport(
     """
     from keyquery_studies.transport.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    if picture is not None and part != "all":
+    if "picture" in output.files and part != "all":
         raise ValueError("--picture needs all parts of the study: omit --part")
-    with watching(quiet) as progress:
-        reading = run(data, out, part, seed or (0, 1, 2, 3, 4), dataset or (), epochs, device, workers, progress)
-    deliver(reading, files, quiet)
+    with output.watching() as progress:
+        reading = run(
+            data,
+            out,
+            part,
+            **chosen(seeds=seed, sets=dataset),
+            epochs=epochs,
+            device=device,
+            workers=workers,
+            progress=progress,
+        )
+    output.deliver(reading)

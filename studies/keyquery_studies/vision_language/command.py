@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import (
-    STR,
-    Csv,
-    Device,
-    FiveSeeds,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, STR, WORKERS, Device, FiveSeeds, Out, Output, Workers, chosen, writes
 
 Data = Annotated[
     Path | None,
@@ -56,6 +42,7 @@ Scenes = Annotated[
 ]
 
 
+@writes("json", "csv", "picture")
 def vision_language(
     data: Data = None,
     weights: Weights = None,
@@ -65,13 +52,10 @@ def vision_language(
     seed: FiveSeeds = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per training run.")] = 10,
     scenes: Scenes = None,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """Does a learned patch encoder pay, do skew scores carry "left of", and does attention flow show what matters?
 
@@ -80,20 +64,18 @@ def vision_language(
     between image and text is compared with the cost of shuffling images. Digits take minutes per training run on one
     core, one or two with --scenes 4000; photographs need a GPU.
     """
-    from keyquery_studies.vision_language.study import SEEDS, run
+    from keyquery_studies.vision_language.study import run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    chosen: dict[str, Any] = {"sets": dataset or (), "variants": variant or (), "seeds": seed or SEEDS}
-    with watching(quiet) as progress:
+    with output.watching() as progress:
         reading = run(
             data,
             out,
             weights,
-            **chosen,
+            **chosen(sets=dataset, variants=variant, seeds=seed),
             epochs=epochs,
             scenes=scenes,
             device=device,
             workers=workers,
             progress=progress,
         )
-    deliver(reading, files, quiet)
+    output.deliver(reading)

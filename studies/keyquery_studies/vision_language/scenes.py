@@ -119,7 +119,9 @@ def scenes(things: int, count: int, seed: int, test: bool = False, grids: float 
     A share `grids` has something in every cell, the others in two neighbours alone. Half of the sentences have a
     direction.
     """
-    rng, apart, drawn_scenes = np.random.default_rng((seed, int(test))), unsaid(things), list[Scene]()
+    rng = np.random.default_rng((seed, int(test)))
+    apart = unsaid(things)
+    drawn_scenes = list[Scene]()
     while len(drawn_scenes) < count:
         cells = [-1] * 4
         if full := bool(rng.random() < grids):

@@ -201,7 +201,11 @@ class Exam:
         asked: Tested,
         features: Tensor | None = None,
     ) -> None:
-        self.network, self.words, self.asked, self.things, self.names = network, words, asked, things, things.names
+        self.network = network
+        self.words = words
+        self.asked = asked
+        self.things = things
+        self.names = things.names
         self.device = next(network.parameters()).device
         self.features = self.see(asked.images) if features is None else features
 

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from keyquery import models
-from keyquery.cli.options import (
-    STR,
-    Csv,
-    Device,
-    Force,
-    Json,
-    Out,
-    Picture,
-    Quiet,
-    ThreeSeeds,
-    Workers,
-    deliver,
-    targets,
-    watching,
-)
+from keyquery.cli.options import DEVICE, STR, WORKERS, Device, Out, Output, ThreeSeeds, Workers, chosen, writes
 
 
+@writes("json", "csv", "picture")
 def words(
     data: Annotated[
         Path | None,
@@ -44,13 +31,10 @@ def words(
     ] = 300,
     vocabulary: Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained models.")] = 2048,
     window: Annotated[int, typer.Option(min=1, help="Maximum distance of two tokens to count as a pair.")] = 5,
-    workers: Workers = 1,
-    device: Device = "auto",
-    json: Json = None,
-    csv: Csv = None,
-    picture: Picture = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    workers: Workers = WORKERS,
+    device: Device = DEVICE,
+    *,
+    output: Output,
 ) -> None:
     """How far do co-occurrence counts go, and are they a good initialisation?
 
@@ -60,11 +44,9 @@ def words(
     """
     from keyquery_studies.words.study import Plan, run
 
-    files = targets(force, json=json, csv=csv, picture=picture)
-    named = {"seeds": seed, "objectives": objective}
-    options: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    options = chosen(seeds=seed, objectives=objective)
     options |= {"steps": steps, "vocabulary": vocabulary, "window": window}
     source, others = (models.ENCODER, [models.DECODER]) if model is None else (model, [])
-    with watching(quiet) as progress:
-        reading = run(data, out, source, others, Plan(**options), device, workers, force, progress)
-    deliver(reading, files, quiet)
+    with output.watching() as progress:
+        reading = run(data, out, source, others, Plan(**options), device, workers, output.force, progress)
+    output.deliver(reading)

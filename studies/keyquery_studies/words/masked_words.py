@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from keyquery.capture.encoding import encoded
 from keyquery.capture.load import load_model, load_tokenizer
 from keyquery.data import windows
 from keyquery.forms.counts import KINDS, normed_rows
 from keyquery.instruments.ablation.losses import logits
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence, encoded
+from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.support.files import write_all
 from keyquery_studies.common.jobs import name_of
 from keyquery_studies.common.language_models import read_documents

@@ -7,6 +7,7 @@ from keyquery_studies.primal.study import PROTOCOLS, Plan, _source
 from keyquery_studies.primal.study import run as run_primal
 from typer.testing import CliRunner
 
+import keyquery as kq
 from keyquery import cli
 
 
@@ -19,12 +20,16 @@ def test_a_seed_that_is_given_twice_is_one():
 @pytest.mark.parametrize("name", ["kernels", "dial", "primal"])
 def test_commands_take_a_seed_once(name, monkeypatch):
     seen = []
-    monkeypatch.setattr(import_module(f"keyquery_studies.{name}.study"), "run", lambda *given: seen.append(given))
-    monkeypatch.setattr(import_module(f"keyquery_studies.{name}.command"), "deliver", lambda *given: None)
+
+    def run(*given, **named):
+        seen.append((given, named))
+        return kq.Reading()
+
+    monkeypatch.setattr(import_module(f"keyquery_studies.{name}.study"), "run", run)
     result = CliRunner().invoke(cli.app, ["study", name, "--seed", "1", "--seed", "0", "--seed", "1"])
     assert result.exit_code == 0, result.output
-    [given] = seen
-    assert (given[3] if name == "dial" else given[2].seeds) == (1, 0)
+    [(given, named)] = seen
+    assert (named["seeds"] if name == "dial" else given[2].seeds) == (1, 0)
 
 
 def test_heads_divide_the_width():

@@ -110,7 +110,9 @@ def jackknife(
     >>> jackknife(ones[..., None] / 4, ones).value
     tensor([0.2500], dtype=torch.float64)
     """
-    count, sums, whole = len(parts), parts.sum(0), total.sum(0)
+    count = len(parts)
+    sums = parts.sum(0)
+    whole = total.sum(0)
     value = function(sums / _safe(whole)[:, None])
     if count < 3:
         return _unsure(value)

@@ -44,7 +44,9 @@ class ScoreVariance:
     """
 
     def __init__(self, means: PositionMeans, rope: Rope | None = None, bias: Bias | None = None) -> None:
-        self.means, self._rope, self._bias = means, rope, bias
+        self.means = means
+        self._rope = rope
+        self._bias = bias
         self.by_position = means.folds == FOLDS
         # By sequence: products of parts (2, heads, parts, parts) of whole and half window; squares due to the first
         # key (heads,); influence of the sequence on popularity and query-only through the means (2, heads).
@@ -89,7 +91,9 @@ class ScoreVariance:
         """Add one sequence, some heads at a time."""
         heads, n, rank = query.shape
         means = self._means_at(at, query, ROLES[sequence % len(ROLES)])
-        products, sinks, moves = [], [], []
+        products = []
+        sinks = []
+        moves = []
         if self.by_position:
             self._reserve(int(at.max()) + 1, heads, rank, query)
         for some in torch.arange(heads).split(max(CELLS // n**2, 1)):

@@ -16,7 +16,18 @@ from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_size
 from keyquery.estimators.inputs.targets import labels_of
 from keyquery.estimators.inputs.vectors import Asked, asked_of, descriptors_of
 from keyquery.estimators.rerank.base import ListReranker, in_batches, rows_of
-from keyquery.estimators.rerank.network import RerankNetwork, affinities, check_anchors, cosines, rerank_loss
+from keyquery.estimators.rerank.network import (
+    ANCHORS,
+    KERNEL,
+    STEPS,
+    TOP,
+    WIDTH,
+    RerankNetwork,
+    affinities,
+    check_anchors,
+    cosines,
+    rerank_loss,
+)
 from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.layers.kernels import KERNELS
 from keyquery.support.checks import check_choice, check_count
@@ -88,13 +99,13 @@ class Reranker(ListReranker, SavedEstimator):
 
     def __init__(
         self,
-        top: int = 1024,
-        anchors: int = 512,
-        width: int = 768,
+        top: int = TOP,
+        anchors: int = ANCHORS,
+        width: int = WIDTH,
         depth: int = 2,
         heads: int = 12,
-        kernel: str = "general",
-        steps: int = 400,
+        kernel: str = KERNEL,
+        steps: int = STEPS,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: bool = False,

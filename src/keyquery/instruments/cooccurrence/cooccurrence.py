@@ -12,15 +12,16 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
+from keyquery.capture.encoding import encoded
 from keyquery.forms import Form
 from keyquery.forms import counts as algebra
 from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence.tally import CHUNK, Tally, read_into, require_words, tokens_of, words_in
-from keyquery.instruments.cooccurrence.tally import encoded as encoded
 from keyquery.reading import Reading, digest, plain, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, bars
 
+WINDOW = 5  # default distance up to which two words are a pair
 DENSE = 20_000  # largest vocabulary for a dense matrix
 LOW = 0xFFFFFFFF
 
@@ -105,7 +106,7 @@ class Cooccurrence:
     def from_text(
         cls,
         texts: Any,
-        window: int = 5,
+        window: int = WINDOW,
         directed: bool = True,
         vocabulary: Sequence[str] | None = None,
         tokenizer: Any = None,
@@ -134,7 +135,7 @@ class Cooccurrence:
         return counts if directed else counts.symmetric()
 
     @classmethod
-    def from_ids(cls, ids: Any, vocabulary: Sequence[str], window: int = 5) -> Cooccurrence:
+    def from_ids(cls, ids: Any, vocabulary: Sequence[str], window: int = WINDOW) -> Cooccurrence:
         """Directed counts of one text of word ids; negative ids keep their position but are not counted.
 
         >>> kq.Cooccurrence.from_ids([0, 1, 0, 1], ["tick", "tock"], window=1).dense()
@@ -188,7 +189,10 @@ class Cooccurrence:
         order = ((rows << 32) | columns).argsort()
         self._rows, self._columns, self._counts = rows[order], columns[order], counts[order]
         self._starts = np.searchsorted(self._rows, np.arange(size + 1))
-        self.vocabulary, self.tokens, self.window, self._tokenizer = list(words), tokens, window, tokenizer
+        self.vocabulary = list(words)
+        self.tokens = tokens
+        self.window = window
+        self._tokenizer = tokenizer
         self.row_sums = np.bincount(rows, counts, size)
         self.column_sums = np.bincount(columns, counts, size)
         self.frequency = self.row_sums + self.column_sums if frequency is None else frequency

@@ -164,13 +164,6 @@ def _is_file(text: str) -> bool:
     return len(text) < 256 and "\0" not in text and Path(text).is_file()
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text without special tokens, by a transformers tokenizer or keyquery's own."""
-    if hasattr(tokenizer, "num_special_tokens_to_add"):
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    return list(tokenizer(text)["input_ids"])
-
-
 def tokens_of(tokenizer: Any) -> list[str]:
     """Every token by its id; unnamed and duplicate tokens are named by their number."""
     numbers: dict[str, int] = {}

@@ -246,7 +246,9 @@ def _split(
     classes, over token pairs visible in both directions, and averaged by their number; pooled over classes, it would
     only reflect which classes attend to each other most.
     """
-    energy, back_sum, counted = torch.zeros(2).double(), 0.0, 0.0
+    energy = torch.zeros(2).double()
+    back_sum = 0.0
+    counted = 0.0
     near = 1 / len(attention)  # subtracted before squaring, for precision
     for a, mine in enumerate(groups):
         for its in groups[:a]:

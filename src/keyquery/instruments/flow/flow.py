@@ -14,10 +14,10 @@ from torch import nn
 from keyquery.capture.load import load_model, load_processor
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.flow.counting import SINK
-from keyquery.instruments.flow.measure import Measured, heard, listened
+from keyquery.instruments.flow.measure import Counting, Measured, heard, listened
 from keyquery.instruments.flow.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
 from keyquery.reading import Reading, digest, digests, provenance
-from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.checks import check_choice
 from keyquery.surgery.rewriting.attach import check_unchanged
 
 READINGS = ("raw", "residual", "weighted", "net", "rollout")
@@ -206,13 +206,13 @@ def flow(
     --------
     causes : A causal graph over the tokens, from the same maps.
     """
-    _check(keep, sink)
+    counting = Counting(special, counted, keep, sink)
     if not isinstance(attention, (nn.Module, str, Path)):
         if any(argument is not None for argument in (inputs, text, image, processor)):
             raise ValueError("inputs, text, image and processor need a model, and attention is a tensor")
         if modality is None:
             raise ValueError("modality is required with a tensor: one label per token")
-        measured = heard(attention, labelled(modality), (special, counted), values, output, mask, keep, sink)
+        measured = heard(attention, labelled(modality), counting, values, output, mask)
         run, facts = Tokens({}, measured.labels), {"name": name or "attention"}
         return _reading(measured, run, tokens, facts, counted, _digests(attention))
     if any(argument is not None for argument in (values, output, mask)):
@@ -223,17 +223,10 @@ def flow(
     check_unchanged(model)
     run = _run_on(model, inputs, text, image, processor, modality)
     with patch_order(model) as order:
-        measured = listened(model, run, (special, counted), keep, sink)
+        measured = listened(model, run, counting)
     run = located(run, order, processor, shown=keep > 0)
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
     return _reading(measured, run, tokens, {"name": label}, counted, digests(model.state_dict()))
-
-
-def _check(keep: int, sink: float) -> None:
-    check_count("keep", keep, least=0)
-    check_number("sink", sink)
-    if not 0 < sink <= 1:
-        raise ValueError(f"sink must be above 0 and at most 1 (no sinks), got {sink}")
 
 
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:

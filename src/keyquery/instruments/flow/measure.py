@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from keyquery.capture.attention_stream import Heard, stream_maps
 from keyquery.capture.value_norms import carried, lengths
 from keyquery.instruments.causes.attention import check_rows
-from keyquery.instruments.flow.counting import SINK, Classes, Crossing, net_shares, shares
+from keyquery.instruments.flow.counting import Classes, Crossing, net_shares, shares
 from keyquery.instruments.flow.modality import TOWERS, Tokens
 from keyquery.reading import short
-from keyquery.support.checks import check_batches, check_float
+from keyquery.support.checks import check_batches, check_count, check_float, check_number
 
 DIGITS = 4  # significant digits of kept maps
 
@@ -40,9 +40,29 @@ class Measured:
     notes: list[str]
 
 
-def listened(model: nn.Module, run: Tokens, special: tuple[str, bool], keep: int, sink: float = SINK) -> Measured:
+@dataclass(frozen=True)
+class Counting:
+    """How attention is counted, as in `flow`; checked when created."""
+
+    special: str  # label of special tokens
+    counted: bool  # whether they are a class of their own
+    keep: int
+    sink: float
+
+    def __post_init__(self) -> None:
+        check_count("keep", self.keep, least=0)
+        check_number("sink", self.sink)
+        if not 0 < self.sink <= 1:
+            raise ValueError(f"sink must be above 0 and at most 1 (no sinks), got {self.sink}")
+
+    def crossing(self, labels: list[list[str]]) -> Crossing:
+        """Sums over tokens with these labels, still empty."""
+        return Crossing(classes_of(labels, self.special, self.counted), self.keep, self.sink)
+
+
+def listened(model: nn.Module, run: Tokens, counting: Counting) -> Measured:
     """Run a model and sum its attention as it is computed."""
-    crossing = Crossing(classes_of(run.labels, *special), keep, sink)
+    crossing = counting.crossing(run.labels)
     with carried(model) as (norms, reason):
 
         def hear(heard: Heard) -> None:
@@ -77,16 +97,7 @@ def _missing(model: nn.Module, out: Any) -> str:
     return f"{name} returns no joint attention over all of its tokens: flow cannot be measured"
 
 
-def heard(
-    attention: Any,
-    labels: list[list[str]],
-    special: tuple[str, bool],
-    values: Any,
-    output: Any,
-    mask: Any,
-    keep: int,
-    sink: float = SINK,
-) -> Measured:
+def heard(attention: Any, labels: list[list[str]], counting: Counting, values: Any, output: Any, mask: Any) -> Measured:
     """Sum the attention of a tensor (..., n, n), or of a list of one per layer."""
     layered, layers = _layers(attention)
     lead, count = layers[0].shape[:-2], layers[0].shape[-1]
@@ -95,7 +106,7 @@ def heard(
     texts = int(np.prod(lead[:-1]))
     if len(labels) not in (1, texts):
         raise ValueError(f"modality has {len(labels)} rows of labels, but the attention is of {texts} texts")
-    crossing = Crossing(classes_of(labels, *special), keep, sink)
+    crossing = counting.crossing(labels)
     real, pairs = _masked(mask, lead, count)
     for call, layer in enumerate(layers):
         maps = layer.reshape(texts, -1, count, count)

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.capture.load import load_tokenizer
-from keyquery.checkpoints import Layer
+from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.support.files import regular
 from keyquery.support.progress import Progress
 
 TOKENS = 400  # most frequent tokens, whose pairs are compared
@@ -101,25 +102,40 @@ class Corpus:
         ]
 
 
+def check_corpus(source: Any) -> None:
+    """Require None, counts, or the path of an existing file."""
+    if source is None or isinstance(source, Cooccurrence):
+        return
+    if not isinstance(source, (str, Path)):
+        raise TypeError(f"corpus must be the path of a text file or kq.Cooccurrence, got a {type(source).__name__}")
+    regular(source)
+
+
+def corpus_tokenizer(source: str | Path | Cooccurrence | None, heads: Heads, tokenizer: Any) -> Any:
+    """The tokenizer of a corpus, None for counts; raises if heads cannot be compared with it, before any work.
+
+    `tokenizer` may be the path of a model that has one.
+    """
+    if source is not None and heads.embedding_shape is None:
+        raise ValueError("corpus needs token embeddings, and none were found in the checkpoint")
+    if source is None or isinstance(source, Cooccurrence):
+        return None
+    loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    if loaded is None:
+        raise ValueError("corpus needs a tokenizer: none was passed, and none was found with the model")
+    return loaded
+
+
 def corpus_of(
     source: str | Path | Cooccurrence,
-    embedding: Float[Tensor, "vocabulary d"] | None,
+    embedding: Float[Tensor, "vocabulary d"],
     tokenizer: Any,
     window: int,
     progress: Progress,
 ) -> Corpus:
-    """The corpus to compare heads with: a text file tokenised as by the model, or counts of its tokens.
-
-    `tokenizer` may be the path of a model that has one.
-    """
-    if isinstance(tokenizer, str) and not isinstance(source, Cooccurrence):
-        tokenizer = load_tokenizer(tokenizer)
-    if embedding is None:
-        raise ValueError("corpus needs token embeddings, and none were found in the checkpoint")
+    """The corpus to compare heads with: a text file tokenised as by the model, or counts of its tokens."""
     if isinstance(source, Cooccurrence):
         return Corpus(source, embedding)
-    if tokenizer is None:
-        raise ValueError("corpus needs a tokenizer: none was passed, and none was found with the model")
     counts = Cooccurrence.from_text(Path(source), window, tokenizer=tokenizer, progress=progress)
     return Corpus(counts, embedding, Path(source).name)
 

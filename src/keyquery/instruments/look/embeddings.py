@@ -27,7 +27,9 @@ class Embedded:
         count, words = directions
         embedding = heads.embedding() if count or corpus is not None else None
         described = None if embedding is None or not count else Directions(embedding, words)
-        compared = None if corpus is None else corpus_of(corpus, embedding, tokenizer, window, watching)
+        compared = (
+            None if corpus is None or embedding is None else corpus_of(corpus, embedding, tokenizer, window, watching)
+        )
         return cls(described, count, compared)
 
     @property

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from keyquery.support.checks import check_number
+
 LABELS = ("position", "sink", "popularity", "symmetric", "skew", "pairwise", "mixed", "undecided")
 PAIRWISE = {"symmetric", "skew"}
 
@@ -40,6 +42,10 @@ class Thresholds:
     symmetry: float = 0.8
     positive: float = 0.95
     low_rank: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_number(name, value)
 
 
 class Label(NamedTuple):

@@ -10,29 +10,25 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from keyquery.capture import text_batches
-from keyquery.capture.batches import LENGTH, read_lines
+from keyquery.capture.batches import LENGTH, TOKENS
 from keyquery.capture.hooks import Batch
-from keyquery.capture.load import load_model
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.fitted import opened
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
-from keyquery.instruments.look.embeddings import Embedded, joined
-from keyquery.instruments.look.labels import Thresholds, label_head, properties
-from keyquery.instruments.look.metrics import metrics_of, of_whole_layer
-from keyquery.instruments.look.on_data import PAIRS, SHARES, OnData
-from keyquery.instruments.look.sample import take
+from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
+from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
+from keyquery.instruments.look.data import Data
+from keyquery.instruments.look.embeddings import Embedded
+from keyquery.instruments.look.labels import Thresholds
+from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
+from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.validity import check_look
 from keyquery.reading import Reading, provenance
-from keyquery.support.checks import check_choice, check_count
+from keyquery.support.checks import check_count, checked_integers
 from keyquery.support.progress import Progress, silent
-
-Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # metrics of a layer, and of each of its heads
-
 
 # Names of schema 1.
 FORMER = {
@@ -126,12 +122,12 @@ def look(
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
-    tokens: int = 20_000,
-    pairs: str = "visible",
+    tokens: int = TOKENS,
+    pairs: str = PAIRS[0],
     directions: int = 0,
     sample: int = 0,
     corpus: str | Path | Cooccurrence | None = None,
-    window: int = 5,
+    window: int = WINDOW,
     name: str | None = None,
     thresholds: Thresholds | None = None,
     workers: int = 1,
@@ -198,40 +194,37 @@ def look(
     compare : How far the heads of two models differ.
     ablate : What the loss changes by without each part.
     """
-    check_count("sample", sample, least=0)
-    check_choice("pairs", pairs, PAIRS)
-    lengths = _other_windows(lengths, text)
+    layers = None if layers is None else checked_integers("layers", layers)
+    _check_options(directions, corpus, window, workers, name, thresholds)
+    data = Data(
+        text=text,
+        inputs=inputs,
+        tokenizer=tokenizer,
+        length=length,
+        lengths=lengths,
+        tokens=tokens,
+        pairs=pairs,
+        sample=sample,
+    )
     source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
-    watching, live = progress or silent, isinstance(source, nn.Module)
-    label = {"name": name or Path(str(source)).name} if name or not live else {}
-    words, named = None if live or not directions else vocabulary(str(source)), str(source)
-    if text is None and inputs is None:
-        checkpoint, on_data, curves = read(source, heads, query, key, config, layout), OnData(), {}
-    else:
-        source, batches, text_tokenizer, origin = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
-        checkpoint = read(source, heads, query, key, config, layout)
-        first_tokens = take(source, batches, checkpoint, sample, text_tokenizer)
-        facts = {"from": origin, "pairs": pairs}
-        on_data = OnData.of(source, batches, checkpoint, {"longest": length, **facts}, first_tokens, watching)
-        curves = {
-            other: OnData.of(source, windows, checkpoint, {"longest": other, **facts}, None, watching)
-            for other in lengths
-            for windows in [_cut(source, text, text_tokenizer, other, tokens)]
-        }
-    tensors, chosen = checkpoint.recorded(), _chosen(checkpoint, layers)
-    corpus_tokenizer = tokenizer or (None if live else named)
-    tokens_of = Embedded.of(checkpoint, (directions, words), corpus, corpus_tokenizer, window, watching)
-
-    def measure(index: int) -> Measured:
-        layer = checkpoint[index]
-        row, cells = _measured(layer, checkpoint, on_data, thresholds or Thresholds())
-        return row, tokens_of.joined(layer, _with_lengths(cells, layer, checkpoint, curves))
-
-    measured = list(watching(_in_turn(measure, chosen, workers), "reading layers", len(chosen)))
+    stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
+    words = vocabulary(stored) if stored and directions else None
+    watching = progress or silent
+    prepared = data.prepare(source, watching)
+    checkpoint = read(source if prepared is None else prepared.model, heads, query, key, config, layout)
+    chosen = _chosen(checkpoint, layers)
+    tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
+    # All arguments are checked; only now does the model run.
+    on_data, curves = (OnData(), {}) if prepared is None else prepared.run(checkpoint, watching)
+    tensors = checkpoint.recorded()
+    embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
+    metrics = Metrics(checkpoint, on_data, curves, embedded, thresholds or Thresholds())
+    measured = list(watching(_in_turn(metrics.of, chosen, workers), "reading layers", len(chosen)))
     shown = None if on_data.sample is None else on_data.sample.to_dict()
-    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
-    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=tokens_of.facts)
+    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
+    facts |= {"name": name or Path(stored or "").name} if name or stored else {}
+    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=embedded.facts)
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
@@ -242,7 +235,7 @@ def look_at_layer(layer: Layer, heads: Heads) -> Measured:
     >>> row["layer"], [cell["head"] for cell in cells]
     (0, [0, 1])
     """
-    return _measured(layer, heads, OnData(), Thresholds())
+    return measure_layer(layer, heads, OnData(), Thresholds())
 
 
 def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: Mapping[str, str]) -> Look:
@@ -281,55 +274,16 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
         torch.set_num_threads(before)
 
 
-def _prepare(
-    source: Any,
-    text: str | Path | None,
-    inputs: Batch | Iterable[Batch] | None,
-    tokenizer: Any,
-    length: int,
-    tokens: int,
-    watching: Progress,
-) -> tuple[nn.Module, list[Batch], Any, str]:
-    """A live model, its batches, its tokenizer or None, and where the batches come from."""
-    if text is not None and inputs is not None:
-        raise ValueError("pass either text or inputs, not both")
-    data = [inputs] if isinstance(inputs, Mapping) else inputs
-    if isinstance(data, (Tensor, str)):
-        raise TypeError(f"inputs must be batches: mappings of argument names to tensors, got a {type(data).__name__}")
-    lines = None if text is None else read_lines(text)
-    live = isinstance(source, nn.Module)
-    [(model, own_tokenizer)] = [
-        (path, None) if live else load_model(path) for path in watching([source], "building the model", 1)
-    ]
-    argument = getattr(model, "main_input_name", "input_ids")
-    if lines is not None and argument != "input_ids":
-        raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
-    tokenizer = tokenizer or own_tokenizer
-    if lines is None:
-        return model, list(data or []), tokenizer, "inputs"
-    if tokenizer is None:
-        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
-    return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
-
-
-def _other_windows(lengths: Sequence[int] | None, text: str | Path | None) -> list[int]:
-    for length in (lengths := list(lengths or [])):
-        check_count("lengths", length, least=2)
-    if lengths and text is None:
-        raise ValueError("lengths are windows of a text: pass text as well")
-    return lengths
-
-
-def _cut(
-    model: nn.Module, text: str | Path | list[str] | None, tokenizer: Any, length: int, tokens: int
-) -> list[Batch]:
-    """A text in windows of `length` tokens, as batches for the model."""
-    assert text is not None
-    lines = text if isinstance(text, list) else read_lines(text)
-    batches: list[Batch] = list(text_batches(lines, tokenizer, length, tokens))
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
-    return batches
+def _check_options(directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any) -> None:
+    """Check the arguments that do not concern data; `Data` checks the others."""
+    check_count("directions", directions, least=0)
+    check_corpus(corpus)
+    check_count("window", window)
+    check_count("workers", workers)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
+    if thresholds is not None and not isinstance(thresholds, Thresholds):
+        raise TypeError(f"thresholds must be Thresholds, got a {type(thresholds).__name__}")
 
 
 def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:
@@ -339,62 +293,3 @@ def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:
         problem = f"there is no layer {wrong[0]}" if wrong else "no layer is selected"
         raise ValueError(f"{problem}: {heads.source.label} has layers 0 to {len(heads) - 1}")
     return chosen
-
-
-def _place(layer: Layer) -> dict[str, Any]:
-    notes = {"notes": list(layer.notes)} if layer.notes else {}
-    return {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
-
-
-def _measured(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) -> Measured:
-    """Metrics of the whole layer, and of each head."""
-    cells = _apart(layer, heads, seen, thresholds)
-    return {**_place(layer), "causal": layer.causal, "raw": of_whole_layer(layer.form)}, cells
-
-
-def _apart(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
-    """Metrics of each head."""
-    form = layer.form
-    raw, folded = metrics_of(form, layer.rope), metrics_of(layer.folded)
-    rows = []
-    for head, on_data in enumerate(seen.of_layer(layer, heads)):
-        label = label_head(raw[head], on_data, None, thresholds)
-        if on_data is not None and "half_window" in on_data:
-            half = label_head(raw[head], {**on_data["half_window"], "sink": on_data["sink"]}, None, thresholds).label
-            decided = half != label.label and label.label != "undecided"
-            on_data["changes_with_window"] = on_data.pop("sign_changes") + ["label"] * decided
-        rows.append(
-            {
-                **_place(layer),
-                "head": head,
-                "name": f"{layer.name}.{head}",
-                "scale": layer.scale,
-                "rank": form.rank,
-                "raw": raw[head],
-                "folded": folded[head],
-                "on_data": on_data,
-                **label._asdict(),
-                "properties": properties(raw[head], on_data, form.rank, thresholds),
-            }
-        )
-    scores = seen.scores(layer, heads)
-    return rows if scores is None else joined(rows, [{"scores": of_head} for of_head in scores])
-
-
-def _with_lengths(
-    cells: list[dict[str, Any]], layer: Layer, heads: Heads, curves: Mapping[int, OnData]
-) -> list[dict[str, Any]]:
-    """Each head with its shares at other window lengths."""
-    rows = {length: seen.of_layer(layer, heads) for length, seen in sorted(curves.items())}
-    if not rows or next(iter(rows.values()))[0] is None:
-        return cells
-    kept = (*SHARES, "intervals")
-    return [
-        {
-            **cell,
-            "lengths": [
-                {"length": length, **{name: (of[head] or {}).get(name) for name in kept}} for length, of in rows.items()
-            ],
-        }
-        for head, cell in enumerate(cells)
-    ]

@@ -18,7 +18,7 @@ from keyquery.forms.coupling import EXACT, check_installed
 from keyquery.instruments.transport.head_energies import Energies
 from keyquery.instruments.transport.path import ends
 from keyquery.instruments.transport.store import Store
-from keyquery.instruments.transport.transport import FRAMES, POINTS, Transport, frames_of, measured
+from keyquery.instruments.transport.transport import FRAMES, POINTS, Settings, Transport, frames_of, measured
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
@@ -174,7 +174,8 @@ class TransportLens:
             facts["heads"] = f"not read: {self._energies.missing}"
         model = {"name": self.name, "module": self.probe.module}
         reading_facts = {"model": model, "unit": self.unit, "heads": heads, "provenance": provenance(**facts)}
-        return measured(self.store, self.labels, published, frames, points, exact_limit, progress, reading_facts)
+        settings = Settings(published, frames, points, exact_limit)
+        return measured(self.store, self.labels, settings, reading_facts, progress)
 
     def callback(self) -> Any:
         """A TrainerCallback that records after each epoch, or every `every` optimiser steps (extra `hf`)."""

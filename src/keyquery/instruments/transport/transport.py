@@ -142,28 +142,39 @@ def transport(
     """
     recorded = ArrayCourse(path)
     facts = {"model": {"name": name}, "provenance": provenance(records=len(recorded.steps), tensors=ends(recorded))}
-    return measured(recorded, labels, published, frames, points, exact_limit, progress, facts)
+    settings = Settings(published, frames, points, exact_limit)
+    return measured(recorded, labels, settings, facts, progress)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a path is compared with its optimal transport, as in `transport`; checked when created."""
+
+    published: bool
+    frames: int
+    points: int
+    exact_limit: int
+
+    def __post_init__(self) -> None:
+        check_count("points", self.points)
+        check_count("frames", self.frames, least=0)
 
 
 def measured(
-    course: Course,
-    labels: Any,
-    published: bool,
-    frames: int,
-    points: int,
-    exact_limit: int,
-    progress: Progress | None,
-    facts: Mapping[str, Any],
+    course: Course, labels: Any, settings: Settings, facts: Mapping[str, Any], progress: Progress | None
 ) -> Transport:
     """The reading of a recorded path; `facts` are further fields of the reading."""
-    check_count("points", points)
+    published, limit = settings.published, settings.exact_limit
     groups = groups_of(labels, course.count)
     last = len(course.steps) - 1
-    selected = frames_of(last, frames)
-    start, end, lengths = course.place(0), course.place(last), course.gone(last)
-    target, parts = torch.empty_like(start), []
+    selected = frames_of(last, settings.frames)
+    start = course.place(0)
+    end = course.place(last)
+    lengths = course.gone(last)
+    target = torch.empty_like(start)
+    parts = []
     for rows in groups.values():
-        part, target[rows] = _class(start[rows], end[rows], lengths[rows], exact_limit)
+        part, target[rows] = _class(start[rows], end[rows], lengths[rows], limit)
         parts.append(part)
     classes = [{"class": name, **_metrics([part], published)} for name, part in zip(groups, parts, strict=True)]
     curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
@@ -171,11 +182,11 @@ def measured(
         pieces = parts
         if at != last:
             place, length = course.place(at), course.gone(at)
-            pieces = [_way(start[rows], place[rows], length[rows], exact_limit)[0] for rows in groups.values()]
+            pieces = [_way(start[rows], place[rows], length[rows], limit)[0] for rows in groups.values()]
         now = _metrics(pieces, published)
         for name, values in curves.items():
             values.append(now[name])
-    drawn = sketch(course, selected, groups, target, points) if frames else None
+    drawn = sketch(course, selected, groups, target, settings.points) if settings.frames else None
     steps = [course.steps[at] for at in selected]
     whole = _metrics(parts, published)
     del whole["least"]  # reported per class

@@ -59,9 +59,13 @@ class Last:
     def keep(self, batches: tuple[Batch, ...], training: bool, *weights: Tensor) -> None:
         """Store the batches of a forward pass, and the versions of the weights it used."""
         self._until_the_end_of_backward()
-        self.batches, self.called, self.graph = batches, True, torch.is_grad_enabled()
+        self.batches = batches
+        self.called = True
+        self.graph = torch.is_grad_enabled()
         if torch.compiler.is_compiling():  # tensors have no versions here
-            self._states, self._waiting, self._missed = None, False, False
+            self._states = None
+            self._waiting = False
+            self._missed = False
             return
         self._waiting = self._waiting and not self.changed()  # training steps that do not use the regularizer
         if training and self.graph:

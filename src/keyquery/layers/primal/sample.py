@@ -62,7 +62,9 @@ def uncombine(
     grad_x: Float[Tensor, "batch n d"],
 ) -> Float[Tensor, "2 heads rows s"]:
     """Backward of `combine`: adds the gradient of x to `grad_x`, and returns that of directions."""
-    heads, batch, p = directions.shape[1], len(x), grad_weights.shape[3]
+    heads = directions.shape[1]
+    batch = len(x)
+    p = grad_weights.shape[3]
     flat = grad_weights.to(x.dtype).permute(2, 1, 3, 0, 4).reshape(heads, batch * p, -1)
     own = torch.bmm(_beside(directions), flat.mT).unflatten(2, (batch, p)).permute(2, 1, 0, 3).flatten(2)
     _add(grad_x, place, own, used)

@@ -68,7 +68,10 @@ class TimeAttention(nn.Module):
         check_choice("how", how, WAYS)
         if not isinstance(time, TimeCode):
             raise TypeError(f"time must be a kq.BochnerTime or kq.MercerTime, got {type(time).__name__}")
-        self.dim, self.heads, self.how, self.time = dim, heads, how, time
+        self.dim = dim
+        self.heads = heads
+        self.how = how
+        self.time = time
         place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
         self.mix = nn.Linear(dim + time.dim, dim, **place) if how == "interaction" else None
         self.joint = _MADE[how](dim, heads, time, kernel=kernel, **attention)

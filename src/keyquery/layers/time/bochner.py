@@ -142,5 +142,7 @@ class Monotone(nn.Module):
     def forward(self, u: Float64[Tensor, " f"]) -> Float64[Tensor, " f"]:
         """g(u), in float64."""
         z = u.clamp(1e-6, 1 - 1e-6).logit()
-        weight, slope, bias = softplus(self.weight.double()), softplus(self.slope.double()), self.bias.double()
+        weight = softplus(self.weight.double())
+        slope = softplus(self.slope.double())
+        bias = self.bias.double()
         return softplus(self.line.double()) * z + (slope * z.unsqueeze(-1) + bias).tanh() @ weight

@@ -34,11 +34,9 @@ def depth_lines(reading: Depth) -> list[Any]:
 
 
 def _shapes(reading: Depth) -> Table:
-    table, shape, usable = (
-        columns_table("shape", "layers", "width", "heads", "parameters"),
-        reading.shape,
-        reading.usable,
-    )
+    table = columns_table("shape", "layers", "width", "heads", "parameters")
+    shape = reading.shape
+    usable = reading.usable
     table.columns[0].no_wrap = True
     if shape is not None:
         heads = str(shape["heads"]) if "heads" in shape else ""

@@ -69,7 +69,9 @@ def _reference(
 ) -> tuple[Tensor, Tensor]:
     """Each block as gain·x + shift in one pass."""
     symmetric, skew, popularity, query_only, position = gains.to(keys)[:, :, None, None]
-    both, apart, one = (symmetric + skew) / 2, (symmetric - skew) / 2, torch.ones_like(symmetric)
+    both = (symmetric + skew) / 2
+    apart = (symmetric - skew) / 2
+    one = torch.ones_like(symmetric)
     own_query, n = queries[..., -new:, :], slice(-new, None)
     mean = at_query[..., n, :]
     wide_query = [(both, own_query, (popularity - both) * mean)]

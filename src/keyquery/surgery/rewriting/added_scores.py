@@ -66,7 +66,9 @@ def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[T
 
 def _masked(module: nn.MultiheadAttention, site: Site, run: Run, arguments: dict[str, Any]) -> Any:
     """nn.MultiheadAttention with the difference as its mask."""
-    x, mask, hidden = arguments["query"], arguments.get("attn_mask"), arguments.get("key_padding_mask")
+    x = arguments["query"]
+    mask = arguments.get("attn_mask")
+    hidden = arguments.get("key_padding_mask")
     if arguments["key"] is not x and not torch.equal(arguments["key"], x):
         raise ValueError(f"{site.name} is called with keys other than its queries: only self-attention can be changed")
     x = x[None] if x.ndim == 2 else x if module.batch_first else x.transpose(0, 1)

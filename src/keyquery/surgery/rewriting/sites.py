@@ -112,8 +112,14 @@ class Site:
 
     def __init__(self, model: nn.Module, heads: Heads, layer: Layer, module: nn.Module, turn: Turn) -> None:
         self._model, self._weights = ref(model), [id(weight) for weight in module.parameters()]
-        self.found, self.index, self.name, self.count = heads, layer.index, layer.name, layer.heads
-        self.position, self.scale, self.module, self.turn = layer.position, layer.scale, module, turn
+        self.found = heads
+        self.index = layer.index
+        self.name = layer.name
+        self.count = layer.heads
+        self.position = layer.position
+        self.scale = layer.scale
+        self.module = module
+        self.turn = turn
         self.rewrites: list[Rewrite] = []
         self.calls = 0
         self.heard: Callable[[Tensor, Tensor], None] | None = None  # callback for the queries and keys in use
@@ -254,7 +260,9 @@ def find_sites(model: nn.Module) -> dict[int, Site]:
         if layer.name.endswith(" (nope)"):  # MLA: nope and rope dimensions are concatenated in one query and key
             unrotated = layer.weights.query.shape[2]
             continue
-        name, turn, sorted_ = layer.name, Turn(layer.rope), False
+        name = layer.name
+        turn = Turn(layer.rope)
+        sorted_ = False
         if name.endswith(" (rope)"):
             sorted_ = layer.rope is not None and layer.rope.interleaved
             name, turn = name.removesuffix(" (rope)"), Turn(_halved(layer.rope), unrotated)

@@ -107,7 +107,9 @@ class Borrowed(Cache):
 
     def __init__(self, past: Any, layer: Any, visible: Tensor | None, first: int | None) -> None:
         super().__init__()
-        self.past, self._layer, self._first = getattr(past, "self_attention_cache", past), layer, first
+        self.past = getattr(past, "self_attention_cache", past)
+        self._layer = layer
+        self._first = first
         # A static cache is preallocated; its length follows from the mask.
         known = None if visible is None else visible.shape[-1] - visible.shape[-2]
         self._old = int(self.past.get_seq_length(layer)) if known is None else known

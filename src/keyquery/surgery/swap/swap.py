@@ -60,7 +60,9 @@ class Swap(Handle):
     ) -> None:
         super().__init__(changes, f"this swap to {recipe.kernel!r} attention")
         self.names, self.lost = recipe.names, lost
-        self._recipe, self._heads, self._attentions = recipe, heads, attentions
+        self._recipe = recipe
+        self._heads = heads
+        self._attentions = attentions
 
     def undo(self) -> None:
         """Restore the model bit for bit; interventions on the new layers must be undone first."""

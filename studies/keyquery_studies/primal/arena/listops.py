@@ -50,7 +50,9 @@ def listops(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[
     ((2, 2000), True)
     """
     rng = np.random.default_rng(seed)
-    tokens, labels, count_kept = [np.zeros((0, LONGEST), np.uint8)], [np.zeros(0, np.uint8)], 0
+    tokens = [np.zeros((0, LONGEST), np.uint8)]
+    labels = [np.zeros(0, np.uint8)]
+    count_kept = 0
     while count_kept < count:
         levels = _fitting(_drawn(rng))
         row, label = _written(levels)

@@ -67,7 +67,9 @@ def pathfinder(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UIn
     ((3, 1024), True)
     """
     rng = np.random.default_rng(seed)
-    tokens, labels, count_kept = [np.zeros((0, SIZE * SIZE), np.uint8)], [np.zeros(0, np.uint8)], 0
+    tokens = [np.zeros((0, SIZE * SIZE), np.uint8)]
+    labels = [np.zeros(0, np.uint8)]
+    count_kept = 0
     while count_kept < count:
         drawing = draw(rng)
         tokens.append(drawing.images.reshape(-1, SIZE * SIZE))
@@ -167,7 +169,9 @@ def _grown(
 ) -> Float64[np.ndarray, "grown corners 2"]:
     """A path from each start in some of the images, whole or all NaN."""
     trial = room.copy(images)
-    path, rows, along = np.full((len(images), dashes + 1, 2), np.nan), np.arange(len(images)), _along()
+    path = np.full((len(images), dashes + 1, 2), np.nan)
+    rows = np.arange(len(images))
+    along = _along()
     path[:, 0] = start
     angle = rng.uniform(0, 2 * np.pi, len(images))
     rows = rows[trial.free(rows, start[:, None, None])[:, 0]]

@@ -122,7 +122,10 @@ class ArenaTraining:
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, and test the weights that did best on what was set apart."""
-        task, recipe, end, splits = TASKS[self.task], self.recipe(), self.end(), _load(self.task, folder, device)
+        task = TASKS[self.task]
+        recipe = self.recipe()
+        end = self.end()
+        splits = _load(self.task, folder, device)
         tokens, labels = splits["train"]
         batch = self.batch or task.batch
         order = _order(len(labels), recipe.steps, batch, self.seed).to(device)

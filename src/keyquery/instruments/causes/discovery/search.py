@@ -71,7 +71,9 @@ def icd_rounds(
     than both of the pair: their ancestors, which separate them, are earlier.
     """
     later = _later(test, tiers, selection)
-    graph, separations, size = Pag.complete(test.count), dict[tuple[int, int], int](), 0
+    graph = Pag.complete(test.count)
+    separations = dict[tuple[int, int], int]()
+    size = 0
     while True:
         # From size 2 on, sets contain only possible ancestors, which are never later than both.
         sets = icd_sets(size) if size > 1 else _neighbours(size, later)
@@ -103,7 +105,9 @@ def fci(
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
     later = _later(test, tiers, selection)
-    graph, separations, size = Pag.complete(test.count), dict[tuple[int, int], int](), 0
+    graph = Pag.complete(test.count)
+    separations = dict[tuple[int, int], int]()
+    size = 0
     for size in range(test.most + 1):
         if not _round(graph, test, separations, _neighbours(size, later), order_free, _watched(progress, size)):
             break
@@ -140,7 +144,9 @@ def _round(
     watched: Callable[[list[Any]], Iterable[Any]],
 ) -> bool:
     """Test every adjacent pair and delete edges of separated ones; returns whether there were candidates."""
-    pairs, tested, removed = graph.pairs(), False, []
+    pairs = graph.pairs()
+    tested = False
+    removed = []
     of, step = sets(graph), BATCH if order_free else 1
     for batch in watched([pairs[start : start + step] for start in range(0, len(pairs), step)]):
         todo = [(x, y, of(x, y)) for x, y in batch]

@@ -29,7 +29,9 @@ def depths(graph: Pag, root: int, limit: int | None = None) -> dict[int, int]:
     """
     steps_to: dict[int, int] = {}
     frontier = {(root, child) for child in members(graph.adjacent[root])}
-    seen, depth, joined = set(frontier), 0, graph.joined(root).bit_count()
+    seen = set(frontier)
+    depth = 0
+    joined = graph.joined(root).bit_count()
     # Stop early: in a dense graph there are many more steps than nodes.
     while frontier and len(steps_to) < joined and (limit is None or depth < limit):
         depth += 1

@@ -1,0 +1,111 @@
+"""The data that a look runs a model on: a text in windows, or batches of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from keyquery.capture import text_batches
+from keyquery.capture.batches import LENGTH, TOKENS, read_lines, with_decoder_ids
+from keyquery.capture.hooks import Batch
+from keyquery.capture.load import load_model
+from keyquery.checkpoints import Heads
+from keyquery.instruments.look.on_data import PAIRS, OnData
+from keyquery.instruments.look.sample import take
+from keyquery.support.checks import check_choice, check_count, checked_integers
+from keyquery.support.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The arguments of `look` that concern data; checked when created, before a model is built."""
+
+    text: str | Path | None = None
+    inputs: Batch | Iterable[Batch] | None = None
+    tokenizer: Any = None
+    length: int = LENGTH
+    lengths: Sequence[int] | None = ()
+    tokens: int = TOKENS
+    pairs: str = PAIRS[0]
+    sample: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("sample", self.sample, least=0)
+        check_count("length", self.length, least=2)
+        check_count("tokens", self.tokens, least=2)
+        check_choice("pairs", self.pairs, PAIRS)
+        object.__setattr__(self, "lengths", checked_integers("lengths", self.lengths or (), least=2))
+        if self.lengths and self.text is None:
+            raise ValueError("lengths are windows of a text: pass text as well")
+        if self.text is not None and self.inputs is not None:
+            raise ValueError("pass either text or inputs, not both")
+        if self.text is not None and not isinstance(self.text, (str, Path)):
+            raise TypeError(f"text must be the path of a text file, got a {type(self.text).__name__}")
+
+    def prepare(self, source: Any, watching: Progress) -> Prepared | None:
+        """The model and its batches, none of which has run; None without data."""
+        if self.text is None and self.inputs is None:
+            return None
+        lines = None if self.text is None else read_lines(self.text)
+        batches = _checked(self.inputs) if lines is None else []
+        live = isinstance(source, nn.Module)
+        [(model, own_tokenizer)] = [
+            (path, None) if live else load_model(path) for path in watching([source], "building the model", 1)
+        ]
+        tokenizer = self.tokenizer or own_tokenizer
+        if lines is None:
+            return Prepared(self, model, tokenizer, {self.length: batches}, "inputs")
+        argument = getattr(model, "main_input_name", "input_ids")
+        if argument != "input_ids":
+            raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
+        if tokenizer is None:
+            raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
+        seq2seq = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        windows: dict[int, list[Batch]] = {}
+        for length in (self.length, *(self.lengths or ())):
+            cut: list[Batch] = list(text_batches(lines, tokenizer, length, self.tokens))
+            windows[length] = with_decoder_ids(cut) if seq2seq else cut
+        return Prepared(self, model, tokenizer, windows, Path(str(self.text)).name)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A live model, and the batches to run it on by the length of their windows."""
+
+    options: Data
+    model: nn.Module
+    tokenizer: Any
+    windows: Mapping[int, list[Batch]]
+    origin: str  # name of the text, or "inputs"
+
+    def run(self, heads: Heads, watching: Progress) -> tuple[OnData, dict[int, OnData]]:
+        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`."""
+        options = self.options
+        sample = take(self.model, self.windows[options.length], heads, options.sample, self.tokenizer)
+        facts = {"from": self.origin, "pairs": options.pairs}
+
+        def at(length: int, sample: Any = None) -> OnData:
+            described = {"longest": length, **facts}
+            return OnData.of(self.model, self.windows[length], heads, described, sample, watching)
+
+        main = at(options.length, sample)
+        return main, {length: at(length) for length in options.lengths or ()}
+
+
+def _checked(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
+    """Inputs as a list of batches."""
+    batches: Any = [inputs] if isinstance(inputs, Mapping) else inputs
+    wrong = batches
+    if isinstance(batches, Iterable) and not isinstance(batches, (Tensor, str)):
+        batches = list(batches)
+        wrong = next((batch for batch in batches if not isinstance(batch, Mapping)), None)
+    if wrong is not None:
+        raise TypeError(f"inputs must be batches: mappings of argument names to tensors, got a {type(wrong).__name__}")
+    if not batches:
+        raise ValueError("inputs must hold at least one batch, got none")
+    checked: list[Batch] = batches
+    return checked
