@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from keyquery_studies.common.jobs import finish
 from keyquery_studies.common.language_models import INITS, Tokenizer, Training, begin, first_below, prepare
+from keyquery_studies.common.runner import run_jobs
 from keyquery_studies.kernels.study import Kernels, Plan, starts
 from keyquery_studies.kernels.study import run as run_kernels
 from keyquery_studies.kernels.synthetic import (
@@ -291,9 +291,9 @@ class Small:
 
 def test_a_job_that_fails_beside_others_does_not_stop_them(tmp_path):
     with pytest.raises(FloatingPointError, match="the loss is nan"):
-        finish([Small(number) for number in range(4)], tmp_path, "cpu", workers=2)
+        run_jobs([Small(number) for number in range(4)], tmp_path, "cpu", workers=2)
     assert {path.name for path in (tmp_path / "results").iterdir()} == {"0.json", "2.json", "3.json"}
-    assert finish([Small(3), Small(0)], tmp_path, "cpu", workers=2) == [{"number": 3}, {"number": 0}]
+    assert run_jobs([Small(3), Small(0)], tmp_path, "cpu", workers=2) == [{"number": 3}, {"number": 0}]
 
 
 def test_tokens_are_kept_and_never_mixed(corpus, tmp_path):

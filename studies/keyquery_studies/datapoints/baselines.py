@@ -19,7 +19,7 @@ from keyquery.data.tables import Table
 from keyquery.estimators.inputs.sequences import statistics
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.extras import optional
-from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.store import result_name
 from keyquery_studies.datapoints.folds import Fold
 from keyquery_studies.datapoints.predictions import figures
 from keyquery_studies.datapoints.tables import TABLES, load_kept, split_of, target_of
@@ -68,7 +68,7 @@ class Baseline:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of((self.table, self.model, self.fold), self._settings())
+        return result_name((self.table, self.model, self.fold), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         grid = {"boosting": BOOSTING, "neighbours": NEIGHBOURS, "perceptron": PERCEPTRON}[self.model]

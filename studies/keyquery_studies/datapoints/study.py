@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
@@ -20,8 +18,8 @@ from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
 from keyquery_studies.common.rows import firsts
+from keyquery_studies.common.runner import Job, device_name, run_parts, study_folder
 from keyquery_studies.datapoints.baselines import MODELS, Baseline, require_sklearn
 from keyquery_studies.datapoints.lookups import VARIANTS, LookUp
 from keyquery_studies.datapoints.tables import SMALL, TABLES, prepare_tables
@@ -290,9 +288,7 @@ def run(
     if plan.has("baselines"):
         require_sklearn()
     deadline = None if plan.minutes is None else time() + 60 * plan.minutes
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
-        check_folder(folder)
+    with study_folder(out) as folder:
         facts = {} if plan.part == "lookup" else prepare_tables(data, folder, plan.tables)
         jobs: dict[str, Sequence[Job]] = {
             "npt": plan.trainings(facts, deadline) if plan.has("npt") else [],
@@ -300,10 +296,13 @@ def run(
             "lookup": plan.lookups(deadline) if plan.has("lookup") else [],
             "baselines": plan.fitted(facts, deadline) if plan.has("baselines") else [],
         }
-        rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
+        rows = run_parts(jobs, folder, chosen, workers, progress)
     results: dict[str, Any] = {
-        part: sorted(({**next(rows), "name": job.name, "part_of": part} for job in of_part), key=_place)
-        for part, of_part in jobs.items()
+        part: sorted(
+            ({**row, "name": job.name, "part_of": part} for row, job in zip(rows[part], jobs[part], strict=True)),
+            key=_place,
+        )
+        for part in jobs
     }
     return DatapointStudy(
         **results,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +18,7 @@ from keyquery.data.tables import Table, load_table
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery.support.files import csv_text, find_packed, write_all
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json
 from keyquery_studies.datapoints.folds import Fold, fold_of
 
 BREAST = "breast_cancer.csv"
@@ -80,7 +79,7 @@ def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] =
     cancer comes with scikit-learn; it is also left as a file, for machines that have no scikit-learn.
     """
     kept = folder / "tables.json"
-    known: dict[str, dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    known: dict[str, dict[str, Any]] = read_json(kept, {})
     for name in names:
         check_choice("table", name, tuple(TABLES))
     files = {name: _files(name, None if data is None else Path(data)) for name in names or TABLES}
@@ -95,7 +94,7 @@ def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] =
         if paths:
             table = _breast() if paths == ["sklearn"] else _read(name, [Path(file) for file in paths])
             known[name], packed = _pack(name, table)
-            contents[folder / _file(name, known[name]["digest"])] = packed
+            contents[folder / array_file(name, known[name]["digest"])] = packed
             if paths == ["sklearn"]:
                 contents[folder / BREAST] = csv_text(_records(table))
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,22 +209,16 @@ def _as_names(table: Table, number: int) -> Table:
 def _pack(name: str, table: Table) -> tuple[dict[str, Any], bytes]:
     header = json.dumps([table.columns, table.kinds, table.categories, table.target])
     arrays = {f"column{number}": values for number, values in enumerate(table.values)}
-    packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, said=np.array(header), **arrays)
-    digest = hashlib.sha256(header.encode() + b"".join(values.tobytes() for values in table.values)).hexdigest()[:16]
     assert table.target is not None
     sizes = {"rows": len(table), "features": len(table.columns) - 1, "classes": len(table.categories[table.target])}
-    return {"table": name, "digest": digest, **sizes}, packed.getvalue()
-
-
-def _file(name: str, digest: str) -> str:
-    return f"{name}-{digest}.npz"
+    contents = npz_bytes({"said": np.array(header), **arrays})  # "said": the header's name in users' files
+    return {"table": name, "digest": digest_of(header, *table.values), **sizes}, contents
 
 
 @lru_cache(maxsize=4)
 def load_kept(folder: Path, name: str, digest: str) -> Table:
     """A table that `prepare_tables` has put into a folder."""
-    with np.load(folder / _file(name, digest)) as arrays:
+    with np.load(folder / array_file(name, digest)) as arrays:
         columns, kinds, categories, target = json.loads(str(arrays["said"]))
         values = tuple(arrays[f"column{number}"] for number in range(len(columns)))
     return Table(tuple(columns), tuple(kinds), values, tuple(map(tuple, categories)), int(target))

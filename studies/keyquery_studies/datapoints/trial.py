@@ -25,7 +25,8 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.reading import short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import checkpoint_path, result_name
 from keyquery_studies.datapoints.folds import Fold
 from keyquery_studies.datapoints.predictions import figures, row_heads, tell, tell_corrupted
 from keyquery_studies.datapoints.tables import TABLES, load_kept, split_of, target_of
@@ -98,7 +99,7 @@ class TableTrial:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of((self.table, self.protocol, self.kernel, self.fold), self._settings())
+        return result_name((self.table, self.protocol, self.kernel, self.fold), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self).items() if key != "deadline"}
@@ -156,9 +157,7 @@ class TableTrial:
             done[0] = step
             return self.deadline is not None and time() >= self.deadline
 
-        kept = folder / "checkpoints"
-        kept.mkdir(exist_ok=True)
-        path = (kept / self.name).with_suffix(".pt")
+        path = checkpoint_path(folder, self.name)
         draw = drawing(samples, network.sizes, plan, self.steps, plan.batch)
         before = perf_counter()
         log = train(network, draw, table_loss, recipe, validate=validate, until=until, checkpoint=path, spare=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
@@ -24,10 +22,10 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import student
-from keyquery_studies.common.jobs import check_folder, finish
 from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.objectives import SHARES
 from keyquery_studies.common.rows import FORMER, firsts, over_seeds
+from keyquery_studies.common.runner import run_jobs, study_folder
 from keyquery_studies.depth.trial import ShapedTraining
 
 NEAR = 2  # depths on either side of the best that a parabola is laid through
@@ -254,13 +252,11 @@ def run(
         raise ValueError("data must be a text file, or a folder with one")
     until = None if minutes is None else time() + 60 * minutes
     chosen = pick_device(device)
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
-        check_folder(folder)
+    with study_folder(out) as folder:
         facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
         common: dict[str, Any] = {"text": facts["digest"], "until": until, "compiled": compiled}
-        first = finish(plan.first(**common), folder, chosen, workers, progress)
-        results = first + finish(plan.then(first, **common), folder, chosen, workers, progress)
+        first = run_jobs(plan.first(**common), folder, chosen, workers, progress)
+        results = first + run_jobs(plan.then(first, **common), folder, chosen, workers, progress)
     rows = [row for row in results if "loss" in row]
     lost = [row for row in results if row.get("diverged")]
     planned = len(first) + len(plan.depths) * len(plan.budgets) * (len(plan.seeds) - 1)

@@ -6,7 +6,6 @@ on the same sequences.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,14 +23,13 @@ from keyquery.data import read_corpus, unwrap
 from keyquery.forms.parts import PARTS
 from keyquery.reading import Reading, digest, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.files import write_text
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import Interval, paired, together
 from keyquery.surgery.dial.dial import Means, dial
 from keyquery.surgery.rewriting.attach import sites_of
-from keyquery_studies.common.jobs import check_folder
-from keyquery_studies.common.jobs import name_of as file_name
 from keyquery_studies.common.rows import FORMER, firsts
+from keyquery_studies.common.runner import check_folder, resumed
+from keyquery_studies.common.store import Store, result_name
 from keyquery_studies.dial.abilities import ABILITIES, Ability
 from keyquery_studies.dial.sequences import Material, Sequences
 
@@ -175,7 +173,7 @@ class Trial:
 
     ability: Ability
     source: Any
-    given: Sequences
+    measured: Sequences
     others: Sequences
 
 
@@ -262,39 +260,41 @@ def study(
     progress: Progress | None = None,
     out: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one model; those of trials that `out` holds already are read."""
+    """The rows of one model; those of trials whose results `out` holds are read from there."""
     length = min(length, subject.places() or length)
     trials = list(trials_of(subject, texts, seeds, sequences, length))
-    files = _files(subject, trials, by, out)
-    done = {trial: json.loads(path.read_text(encoding="utf-8")) for trial, path in files.items() if path.exists()}
-    settings = [setting for trial in trials if trial not in done for setting in settings_of(subject, trial, by)]
+    store = None if out is None else store_of(out)
+    names = {} if store is None else result_names(subject, trials, by)
+    todo = [trial for trial in trials if store is None or not store.done(names[trial])]
+    settings = [setting for trial in todo for setting in settings_of(subject, trial, by)]
     watched = (progress or silent)(settings, subject.facts["name"], len(settings))
     groups = groupby(watched, lambda setting: setting.trial)
+
+    def measure(trial: Trial) -> list[dict[str, Any]]:
+        before = trial.ability.measure(subject.model, trial.measured)
+        by_means = groupby(next(groups)[1], lambda setting: setting.means)
+        return [row for means, same in by_means for row in _measured(subject, trial, before, means, same)]
+
     with evaluating(subject.model):
-        for trial in trials:
-            if trial in done:
-                yield from done[trial]
-                continue
-            before = trial.ability.measure(subject.model, trial.given)
-            by_means = groupby(next(groups)[1], lambda setting: setting.means)
-            rows = [row for means, same in by_means for row in _measured(subject, trial, before, means, same)]
-            if trial in files:
-                write_text(files[trial], json.dumps(rows))  # whole: a run may be killed at any time
+        for rows in resumed(trials, names.__getitem__, measure, store):
             yield from rows
 
 
-def _files(subject: Subject, trials: Sequence[Trial], by: str, folder: Path | None) -> dict[Trial, Path]:
-    """Where the rows of each trial are kept, named by all that they depend on; nowhere without a folder."""
-    if folder is None:
-        return {}
+def store_of(folder: Path) -> Store:
+    """The store of a study's folder, which is created."""
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    return Store(folder, list)
+
+
+def result_names(subject: Subject, trials: Sequence[Trial], by: str) -> dict[Trial, str]:
+    """The name of each trial's result file: a digest of everything its rows depend on."""
     settings = {"weights": digests(subject.model.state_dict()), "by": by, "parts": PARTS, "means": list(MEANS)}
     names = {}
     for trial in trials:
-        measured, others = (digest(some.inputs["input_ids"]) for some in (trial.given, trial.others))
+        measured, others = (digest(sequences.inputs["input_ids"]) for sequences in (trial.measured, trial.others))
         words = (subject.facts["name"], trial.ability.name, trial.source)
-        names[trial] = folder / file_name(words, {**settings, "given": measured, "others": others})
+        names[trial] = result_name(words, {**settings, "given": measured, "others": others})
     return names
 
 
@@ -307,7 +307,7 @@ def _measured(
     with dial(model, data=Means(model, _pieces(trial.others.inputs), kind) if kind else None) as dialled:
         for setting in settings:
             dialled.turn(setting.selection(), **setting.gains())
-            after = ability.measure(model, trial.given)
+            after = ability.measure(model, trial.measured)
             row = {
                 "model": subject.facts["name"],
                 "ability": ability.name,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from keyquery.layers import Attention
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.store import result_name
 
 TASKS = ("smoothing", "look-up")
 WIDTH = 16  # of x
@@ -123,7 +123,7 @@ class Trial:
         """The name of its result file."""
         design = (WIDTH, SEEN, HEAD, TOKENS, SHARPNESS, NOISE, CHECKED, BATCH, TEST)
         settings = {**asdict(self), "design": design, "recipe": asdict(self.recipe())}
-        return name_of((self.task, self.kernel, self.samples, self.seed), settings)
+        return result_name((self.task, self.kernel, self.samples, self.seed), settings)
 
     def recipe(self) -> Recipe:
         """How it is trained: until what was held back gets no better for 200 steps."""

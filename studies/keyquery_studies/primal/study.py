@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
 from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.common.runner import Job, device_name, run_jobs, run_parts, study_folder
 from keyquery_studies.primal.arena.model import ATTENTIONS
 from keyquery_studies.primal.arena.speed import Speed
 from keyquery_studies.primal.arena.tasks import GENERATORS, TASKS, prepare_arena
@@ -219,9 +217,8 @@ def run(
     plan = plan or Plan()
     check_count("workers", workers)
     chosen = pick_device(device)
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder, source = Path(place), None if data is None else Path(data)
-        check_folder(folder)
+    with study_folder(out) as folder:
+        source = None if data is None else Path(data)
         sets: dict[str, dict[str, Any]] = {}
         if plan.has("series") or plan.has("ablation"):
             sets = {facts["dataset"]: facts for facts in prepare_series(source, folder, plan.datasets)}
@@ -231,11 +228,10 @@ def run(
             "ablation": plan.ablation(sets) if plan.has("ablation") else [],
             "arena": plan.trainings(facts) if facts else [],
         }
-        rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
-        results = {part: list(islice(rows, len(of_part))) for part, of_part in jobs.items()}
+        results = run_parts(jobs, folder, chosen, workers, progress)
         where = device_name(chosen)
         timed = [Speed(task=t, where=where, repeats=plan.repeats, batch=plan.batch) for t in plan.tasks]
-        speed = finish(timed, folder, chosen, 1, progress) if plan.has("speed") else []
+        speed = run_jobs(timed, folder, chosen, 1, progress) if plan.has("speed") else []
     return PrimalStudy(
         **results,
         speed=speed,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -29,7 +27,8 @@ from keyquery.layers import Attention, PrimalAttention
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json, result_name
 from keyquery_studies.primal.released_code import published_regularizer, start_as_published
 
 ATTENTIONS = ("primal", "primal+", "general")
@@ -80,8 +79,7 @@ def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str]
     `names`. Without a `source`, what earlier runs left in `folder` is used.
     """
     kept = folder / "series.json"
-    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
-    known = {facts["dataset"]: facts for facts in earlier}
+    known = {facts["dataset"]: facts for facts in read_json(kept, [])}
     if source is None and not known:
         raise ValueError("series need a folder of .ts files: pass it as data (--data), or the out of an earlier run")
     pairs = {} if source is None else _pairs(Path(source))
@@ -94,7 +92,7 @@ def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str]
     for name in chosen:
         described, packed = _pack(name, *map(load_ts, pairs[name]))
         facts.append(described)
-        contents[folder / _file(name, described["digest"])] = packed
+        contents[folder / array_file(name, described["digest"])] = packed
     folder.mkdir(parents=True, exist_ok=True)
     known |= {fact["dataset"]: fact for fact in facts}
     write_all({**contents, kept: json.dumps(list(known.values())) + "\n"})
@@ -132,16 +130,9 @@ def _pack(name: str, learned: Series, test: Series) -> tuple[dict[str, Any], byt
         arrays[f"{part}_values"] = np.concatenate(series.values)
         arrays[f"{part}_lengths"] = np.array([len(values) for values in series.values])
         arrays[f"{part}_labels"] = np.array([classes.index(label) for label in series.labels])
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()[:16]
-    packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, **arrays)
     sizes = {"train": len(learned), "test": len(test), "classes": len(classes), "dims": dims}
     length = int(max(arrays["train_lengths"].max(), arrays["test_lengths"].max()))
-    return {"dataset": name, "digest": digest, **sizes, "length": length}, packed.getvalue()
-
-
-def _file(name: str, digest: str) -> str:
-    return f"{name}-{digest}.npz"
+    return {"dataset": name, "digest": digest_of(*arrays.values()), **sizes, "length": length}, npz_bytes(arrays)
 
 
 @lru_cache(maxsize=8)
@@ -206,7 +197,7 @@ class SeriesTrial:
             "sample": SAMPLE,
             "values": VALUES,
         }
-        return name_of(words, {**asdict(self), **fixed, "recipe": asdict(self.recipe(1))})
+        return result_name(words, {**asdict(self), **fixed, "recipe": asdict(self.recipe(1))})
 
     def recipe(self, every: int) -> Recipe:
         """As published, where an epoch has `every` steps."""
@@ -247,7 +238,7 @@ class SeriesTrial:
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, and test the epoch selected by the protocol, and the last one."""
-        everything, test = _load(folder / _file(self.dataset, self.digest), device)
+        everything, test = _load(folder / array_file(self.dataset, self.digest), device)
         learned, checked = everything, test
         if self.protocol == "held out":
             learned, checked = map(everything.take, hold_out(everything.target.cpu().numpy(), HELD_OUT, self.seed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.support.extras import optional
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 from keyquery_studies.rerank.embeddings import image_vectors, load_dino, text_vectors
 
 WORDS = 60  # of a passage, where a text is cut into some
@@ -84,7 +84,7 @@ def prepare(sources: Sources, folder: Path, device: str, progress: Progress | No
             keys[name] = [_digest(texts), _digest(encoder), sources.items, WORDS, *[STRETCH] * (name == "stretches")]
             makers[name] = partial(_text_set, name, texts, encoder, sources.items, device, progress)
     for name, make in makers.items():
-        digest = hashlib.sha256(repr(keys[name]).encode()).hexdigest()[:16]
+        digest = digest_of(repr(keys[name]))
         path = folder / _file(name, digest)
         if not path.exists():
             _keep(path, *make())
@@ -125,10 +125,8 @@ def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"]
 
 
 def _keep(path: Path, features: np.ndarray, labels: np.ndarray) -> None:
-    packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, features=features.astype(np.float32), labels=labels)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_all({path: packed.getvalue()})
+    write_all({path: npz_bytes({"features": features.astype(np.float32), "labels": labels}, compressed=False)})
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -152,7 +150,7 @@ def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"
 
 
 def _file(name: str, digest: str) -> str:
-    return f"vectors-{name}-{digest}.npz"
+    return array_file(f"vectors-{name}", digest)
 
 
 def _digest(path: Path | None) -> str:
@@ -163,7 +161,7 @@ def _digest(path: Path | None) -> str:
         contents = sorted(
             (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
         )
-        return hashlib.sha256(repr(contents).encode()).hexdigest()
+        return digest_of(repr(contents), length=64)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -266,11 +264,9 @@ def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{source} has {truth.name}, but neither {name}.npz nor {name}.mat")
         benchmark = load_revisited(truth, features)
         arrays_ = {**learned, "queries": benchmark.queries, "database": benchmark.database, **_groups(benchmark)}
-        packed = io.BytesIO()
-        np.savez(packed, allow_pickle=False, **arrays_)
-        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays_.values())).hexdigest()[:16]
+        digest = digest_of(*arrays_.values())
         folder.mkdir(parents=True, exist_ok=True)
-        write_all({folder / _file(name, digest): packed.getvalue()})
+        write_all({folder / _file(name, digest): npz_bytes(arrays_, compressed=False)})
         sizes = {
             "items": len(benchmark.database),
             "dim": benchmark.database.shape[1],

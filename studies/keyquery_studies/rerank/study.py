@@ -7,12 +7,10 @@ queries, k-reciprocal neighbours and diffusion.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -29,8 +27,9 @@ from keyquery.instruments.rankings.rankings import score_rankings, score_revisit
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import device_name, finish, name_of
 from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.common.runner import device_name, run_jobs, study_folder
+from keyquery_studies.common.store import result_name
 from keyquery_studies.rerank.datasets import Sources, Split, load_split, prepare
 from keyquery_studies.rerank.diffusion import Diffusion
 
@@ -96,7 +95,7 @@ class RerankTrial:
         learned = asdict(Reranker.plan) if self.method in LEARNED else {}
         own = asdict(self) if self.method in LEARNED else {**asdict(self), "width": 0, "steps": 0}
         del own["shared"]
-        return name_of((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
+        return result_name((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Learn where there is something to learn, put lists in order, and score them."""
@@ -200,8 +199,7 @@ def run(
         check_count(name, value)
     chosen = pick_device(device)
     sizes: dict[str, Any] = {"top": top, "anchors": anchors, "width": width, "steps": steps}
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
+    with study_folder(out) as folder:
         facts = prepare(sources, folder, chosen, progress)
         trials = [
             RerankTrial(
@@ -216,6 +214,6 @@ def run(
             for dataset in facts
             for method in METHODS
         ]
-        results = finish(trials, folder, chosen, workers, progress)
+        results = run_jobs(trials, folder, chosen, workers, progress)
     rows = [{**result, **row} for result in results for row in result.pop("rows")]
     return RerankStudy(rows=rows, provenance=provenance(sets=facts, **sizes, device=device_name(chosen)))

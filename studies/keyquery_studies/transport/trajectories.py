@@ -18,7 +18,7 @@ from keyquery.estimators.transport.alignment import centres
 from keyquery.instruments.transport.lens import TransportLens
 from keyquery.instruments.transport.transport import transport
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.store import result_name
 from keyquery_studies.transport.baselines import STEPS, Labelled, Transformer, class_loss, recipe_of, standardised
 from keyquery_studies.transport.datasets import LEARN, TEST, bayes, named, simulated
 
@@ -71,7 +71,7 @@ class CourseTrial:
     def name(self) -> str:
         """The name of its result file."""
         words = ("course", self.network, self.classes, self.i, self.seed)
-        return name_of(words, {**asdict(self), "length": LENGTH, "learn": LEARN[LENGTH], "steps": STEPS})
+        return result_name(words, {**asdict(self), "length": LENGTH, "learn": LEARN[LENGTH], "steps": STEPS})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, and compare the trajectories with optimal transport."""
@@ -142,7 +142,7 @@ class StartTrial:
             "enough": [ENOUGH, ROW],
             "length": LENGTH,
         }
-        return name_of(("start", self.start, self.classes, self.i, self.seed), settings)
+        return result_name(("start", self.start, self.classes, self.i, self.seed), settings)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Pre-train, train, and see after how many epochs it is nearly as good as can be."""

@@ -23,7 +23,8 @@ from keyquery.estimators.vision_language.parser import VisualParser
 from keyquery.instruments.ablation.ablate import ablate
 from keyquery.instruments.flow.flow import flow
 from keyquery.support.extras import optional
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import array_file, result_name
 from keyquery_studies.rerank.embeddings import load_dino
 from keyquery_studies.vision_language.scenes import DIRECTED, GRIDS, Said, Scene, Things, digits, drawn, scenes
 
@@ -99,7 +100,7 @@ def asked_of(things: Things, seed: int) -> Tested:
 def _things(folder: Path, dataset: str, digest: str | None) -> Things:
     if dataset != "cifar":
         return digits()
-    with np.load(folder / f"{dataset}-{digest}.npz") as arrays:
+    with np.load(folder / array_file(dataset, digest or "")) as arrays:
         return Things(arrays["pixels"], arrays["labels"], tuple(map(str, arrays["names"])))
 
 
@@ -145,7 +146,7 @@ class ParserTrial:
         settings = {name: value for name, value in asdict(self).items() if name != "weights"}
         design = {**LEARNED, **SIZES[self.dataset], **VARIANTS[self.variant], "checks": CHECKS, "tested": TESTED}
         design |= {"grids": GRIDS, "parts": TURNED}
-        return name_of((self.dataset, self.variant, self.seed), {**settings, "design": design})
+        return result_name((self.dataset, self.variant, self.seed), {**settings, "design": design})
 
     def estimator(self, device: str) -> VisualParser:
         """The estimator at initialisation."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from keyquery_studies.common.jobs import Job, finish
+from keyquery_studies.common.runner import Job, run_jobs
 from keyquery_studies.datapoints import baselines
 from keyquery_studies.datapoints import trial as trainings
 from keyquery_studies.datapoints.lookups import LookUp
@@ -63,23 +63,23 @@ def test_a_training_that_is_broken_off_ends_as_if_it_had_not_been(facts, tmp_pat
     asked = iter([0.0] * 7 + [10.0] * 9)  # once before the training, once before its first step
     monkeypatch.setattr(trainings, "time", lambda: next(asked))
     one = trial(facts, protocol=protocol, deadline=5.0)
-    broken = finish([one], tmp_path, "cpu")[0]
+    broken = run_jobs([one], tmp_path, "cpu")[0]
     assert (broken["partial"], broken["steps_run"]) == (True, 6)
     assert "rmse" not in broken
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
     monkeypatch.setattr(trainings, "time", lambda: 0.0)
-    found = finish([one], tmp_path, "cpu")[0]
+    found = run_jobs([one], tmp_path, "cpu")[0]
     changing = ("seconds",)
     assert {k: v for k, v in found.items() if k not in changing} == {
         k: v for k, v in whole.items() if k not in changing
     }
     assert not list((tmp_path / "checkpoints").iterdir())
     monkeypatch.setattr(trainings, "train", None)
-    assert finish([one], tmp_path, "cpu")[0] == found  # is done, and not done again
+    assert run_jobs([one], tmp_path, "cpu")[0] == found  # is done, and not done again
 
 
 def test_what_begins_too_late_is_not_begun(facts, tmp_path):
-    row = finish([trial(facts, deadline=1.0)], tmp_path, "cpu")[0]
+    row = run_jobs([trial(facts, deadline=1.0)], tmp_path, "cpu")[0]
     assert (row["partial"], row["steps_run"]) == (True, 0)
 
 

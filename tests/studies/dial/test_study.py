@@ -85,7 +85,7 @@ def test_a_row_is_what_a_dial_of_its_heads_does():
             torch.no_grad(),
             kq.dial(own.model, **{part: 0}, heads=heads, data=[trial.others.inputs], means="position"),
         ):
-            value = float(next_token_loss(own.model, trial.given.inputs).mean())
+            value = float(next_token_loss(own.model, trial.measured.inputs).mean())
         assert rows[part, layer, head]["value"] == pytest.approx(value, abs=1e-6)
 
 
@@ -93,7 +93,9 @@ def test_means_are_of_enough_other_sequences_for_means_by_position():
     for causal in (True, False):
         for trial in trials_of(subject(causal=causal), {"tale": TALE}, [0], 4, 256):
             assert len(trial.others.inputs["input_ids"]) >= 32
-            rows = [{tuple(row) for row in some.inputs["input_ids"].tolist()} for some in (trial.given, trial.others)]
+            rows = [
+                {tuple(row) for row in some.inputs["input_ids"].tolist()} for some in (trial.measured, trial.others)
+            ]
             assert not rows[0] & rows[1]
 
 

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from keyquery.layers import regularizer
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training.optimisers import make_optimiser
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import result_name
 from keyquery_studies.primal.arena.model import ATTENTIONS, EAGER, Classifier
 from keyquery_studies.primal.arena.tasks import TASKS
 
@@ -47,7 +48,7 @@ class Speed:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of(("speed", self.task), asdict(self))
+        return result_name(("speed", self.task), asdict(self))
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """`rows`, one an attention: ms a step, median, lowest and highest; peak memory; how often fused is faster."""

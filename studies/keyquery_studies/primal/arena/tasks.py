@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +19,7 @@ from keyquery.data import load_images, read_column
 from keyquery.support.arrays import read_arrays
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress, silent
+from keyquery_studies.common.store import digest_of, npz_bytes, read_json
 from keyquery_studies.primal.arena.listops import listops
 from keyquery_studies.primal.arena.pathfinder import pathfinder
 
@@ -136,7 +135,7 @@ def prepare_arena(
     """
     known = TASKS[task]
     kept = folder / "arena" / f"{task}.json"
-    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    facts: dict[str, Any] = read_json(kept, {})
     wanted = list(examples or known.examples)
     named = None if source is None or task in GENERATORS else Path(source).name
     there = facts.get("version") == VERSION and named in (None, facts["source"])
@@ -148,20 +147,15 @@ def prepare_arena(
         raise ValueError(f"task {task!r} needs {known.source}: {folder} holds no sequences of an earlier run")
     else:
         arrays = (_texts if task == "text" else _images)(Path(source), wanted[1])
-    digest = hashlib.sha256()
-    for array in arrays.values():
-        digest.update(array.tobytes())
     facts = {
         "task": task,
         "version": VERSION,
-        "digest": digest.hexdigest()[:16],
+        "digest": digest_of(*arrays.values()),
         "source": named,
         "examples": [len(arrays[f"{split}_labels"]) for split in SPLITS],
     }
-    packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **arrays)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    write_all({kept.with_suffix(".npz"): packed.getvalue(), kept: json.dumps(facts) + "\n"})
+    write_all({kept.with_suffix(".npz"): npz_bytes(arrays, compressed=False), kept: json.dumps(facts) + "\n"})
     return facts
 
 

@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import checkpoint_path, result_name
 from keyquery_studies.primal.arena.model import ATTENTIONS, DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH, Classifier
 from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena
 from keyquery_studies.primal.released_code import published_regularizer, start_as_published
@@ -71,7 +72,7 @@ class ArenaTraining:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of((self.task, self.attention, self.share, self.seed), self._settings())
+        return result_name((self.task, self.attention, self.share, self.seed), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self).items() if key != "minutes"}
@@ -81,9 +82,7 @@ class ArenaTraining:
         """A run stopped early resumes from the checkpoint of any shorter one."""
         settings = self._settings()
         del settings["share"]
-        name = name_of((self.task, self.attention, self.seed), settings)
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        return folder / "checkpoints" / f"{name.removesuffix('.json')}.pt"
+        return checkpoint_path(folder, result_name((self.task, self.attention, self.seed), settings))
 
     def primal(self) -> dict[str, Any] | None:
         """Rank and eta, as published."""
