@@ -16,6 +16,14 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def few_windows():
+    """Language models tested on 64 windows instead of 1,024."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keyquery_studies.common.language_models.EXAM", 64)
+        yield
+
+
+@pytest.fixture(scope="module")
 def series(tmp_path_factory):
     """Two sets, each of two classes, as .ts files."""
     folder, rng = tmp_path_factory.mktemp("series"), np.random.default_rng(0)

@@ -146,7 +146,7 @@ def test_bad_plans_are_refused(given, message):
 def study(sheets, tmp_path_factory):
     pytest.importorskip("sklearn")
     out = tmp_path_factory.mktemp("out")
-    plan = Plan(tables=("yacht", "boston"), folds=(0, 1), steps=6, embedding=8, depth=2, kernels=("general", "psd"))
+    plan = Plan(tables=("yacht", "boston"), folds=(0, 1), steps=2, embedding=8, depth=2, kernels=("general", "psd"))
     with pytest.MonkeyPatch.context() as patch:
         few = {"learning_rate": (0.1,), "max_leaf_nodes": (8,), "min_samples_leaf": (5,), "iterations": 20}
         patch.setattr(baselines, "BOOSTING", few)
@@ -273,7 +273,7 @@ def test_what_is_not_finished_is_told():
 
 def test_the_command_line_runs_it(study, sheets, tmp_path):
     _, out, _ = study
-    sizes = ["--steps", "6", "--embedding", "8", "--depth", "2", "--table", "yacht", "--fold", "0", "--device", "cpu"]
+    sizes = ["--steps", "2", "--embedding", "8", "--depth", "2", "--table", "yacht", "--fold", "0", "--device", "cpu"]
     files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--picture", str(tmp_path / "a.svg")]
     given = ["study", "datapoints", "--data", str(sheets), "--out", str(out), "--part", "npt", *sizes, *files]
     run = CliRunner().invoke(cli.app, given)

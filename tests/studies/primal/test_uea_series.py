@@ -152,7 +152,7 @@ def test_the_head_flattens_tokens_or_stretches(study):
 
 def test_it_learns(study):
     folder, facts = study
-    assert trial(facts, epochs=60, attention="primal").run(folder, "cpu")["accuracy"] > 0.8
+    assert trial(facts, epochs=30, attention="primal").run(folder, "cpu")["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
