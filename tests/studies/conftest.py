@@ -4,6 +4,7 @@ import lzma
 
 import numpy as np
 import pytest
+from keyquery_studies.common.objectives import Task
 
 import keyquery as kq
 
@@ -17,9 +18,16 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def few_windows():
-    """Language models tested on 64 windows instead of 1,024."""
+    """Language models that are trained on batches of 16 and evaluated on 64 windows, instead of 128 and 256 or more."""
+
+    class Small(Task):
+        def __init__(self, *data, batch=16, checks=64):
+            super().__init__(*data, batch=batch, checks=checks)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keyquery_studies.common.language_models.EXAM", 64)
+        for module in ("common.language_models", "objectives.study"):
+            patch.setattr(f"keyquery_studies.{module}.Task", Small)
         yield
 
 

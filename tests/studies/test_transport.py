@@ -153,8 +153,9 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in small.items():
             patch.setattr(f"keyquery_studies.transport.study.{name}", value)
-        patch.setattr("keyquery_studies.transport.trajectories.LEARN", {20: 16})
-        patch.setattr("keyquery_studies.transport.trajectories.TEST", {20: 100})
+        for module in ("trajectories", "datasets"):
+            patch.setattr(f"keyquery_studies.transport.{module}.LEARN", {1: 120, 20: 16})
+            patch.setattr(f"keyquery_studies.transport.{module}.TEST", {1: 200, 20: 100})
         patch.setattr("keyquery_studies.transport.trajectories.FIRST", 20)
 
         def run():

@@ -22,7 +22,9 @@ TALE = kq.models.TEXT.read_text()
 
 @pytest.fixture(scope="module")
 def reading():
-    return run_dial([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], **SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keyquery_studies.dial.study.OTHERS", 32)
+        return run_dial([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], **SHORT)
 
 
 class Few(Subject):
@@ -98,6 +100,12 @@ def test_a_row_is_what_a_dial_of_its_heads_does():
         ):
             value = float(next_token_loss(own.model, trial.measured.inputs).mean())
         assert rows[part, layer, head]["value"] == pytest.approx(value, abs=1e-6)
+
+
+def test_every_ability_is_tried_on_every_text_or_every_seed():
+    trials = trials_of(subject(causal=True), {"tale": TALE}, [0, 1], 2, 16)
+    on_seeds = dict.fromkeys(("repeated tokens", "copying", "look-ups", "duplicates"), 2)
+    assert Counter(trial.ability.name for trial in trials) == {"next token": 1, "first-token mass": 1, **on_seeds}
 
 
 def test_means_are_of_enough_other_sequences_for_means_by_position():
