@@ -26,6 +26,7 @@ def few_windows():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keyquery_studies.common.language_models.EXAM", 64)
+        patch.setattr("keyquery_studies.common.objectives.LOOKED_AT", 32)
         for module in ("common.language_models", "objectives.study"):
             patch.setattr(f"keyquery_studies.{module}.Task", Small)
         yield

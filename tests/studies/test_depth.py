@@ -233,9 +233,9 @@ def test_the_picture_has_three_panels():
     figure = DepthStudy(rows=planted(5.0)).plot()
     losses, optima, mix = figure.axes
     assert [axis.get_title() for axis in figure.axes] == [
-        "loss less the best of the budget",
-        "best depth (hollow: of those tried)",
-        "symmetric share of the pairwise parts",
+        "loss minus the best of each size",
+        "best depth (hollow: best trained)",
+        "symmetric share of the heads",
     ]
     law = optima.get_lines()[0]
     assert law.get_ydata() == pytest.approx([Law().layers(params) for params in law.get_xdata()])

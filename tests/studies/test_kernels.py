@@ -326,9 +326,9 @@ def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study
     assert titles == [
         "symmetric truth: smoothing",
         "skew truth: look-up",
-        "masked, all text",
+        "masked, full corpus",
         "masked, 50% of it",
-        "next token, all text",
+        "next token, full corpus",
         "next token, 50% of it",
     ]
     assert [line.get_label() for line in figure.get_axes()[0].get_lines()[: len(KERNELS)]] == list(COLOURS)

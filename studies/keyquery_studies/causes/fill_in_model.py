@@ -219,7 +219,7 @@ def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: f
 
     def validate(model: nn.Module) -> float:
         parts = zip(*(x.split(250) for x in checked), strict=True)
-        return float(torch.stack([cross_entropy(model(some).float(), truth) for some, truth in parts]).mean())
+        return float(torch.stack([cross_entropy(model(inputs).float(), truth) for inputs, truth in parts]).mean())
 
     train(model, draw, loss, recipe, validate=validate)
 

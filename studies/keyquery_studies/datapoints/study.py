@@ -29,7 +29,7 @@ PARTS = ("npt", "kernels", "baselines", "lookup", "all")
 KERNELS = ("general", "symmetric", "psd", "skew", "split")
 ORDER = (*PROTOCOLS, *MODELS, *KERNELS, *VARIANTS)
 FIGURES = ("rmse", "accuracy", "auroc", "nll")
-FEW = {"yacht": 3, "concrete": 3}  # folds without a word, of tables that are trained for 10,000 steps
+FEW = {"yacht": 3, "concrete": 3}  # default folds of tables that are trained for 10,000 steps
 COMPARED: dict[str, Any] = {
     "tables": ("boston", "breast"),
     "folds": (0, 1, 2),
@@ -183,7 +183,7 @@ class Plan:
     folds: tuple[int, ...] = ()  # none: all ten of Boston and breast cancer, three of Yacht and Concrete
     protocols: tuple[str, ...] = PROTOCOLS
     kernels: tuple[str, ...] = KERNELS
-    steps: int | None = None  # None: as the protocol says
+    steps: int | None = None  # None: set by the protocol
     embedding: int | None = None
     depth: int = 8
     precision: str | None = None
@@ -191,7 +191,7 @@ class Plan:
     minutes: float | None = None  # after which all trainings are interrupted
 
     def __post_init__(self) -> None:
-        for name in ("tables", "folds", "protocols", "kernels"):  # a fold given twice is one
+        for name in ("tables", "folds", "protocols", "kernels"):  # duplicates are dropped
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         check_choice("part", self.part, PARTS)
         for table in self.tables:
@@ -204,19 +204,20 @@ class Plan:
             check_choice("precision", self.precision, PRECISIONS)
         if self.minutes is not None and not self.minutes >= 0:
             raise ValueError(f"minutes must be at least 0, got {self.minutes}")
-        self.trainings({table: {"digest": "", "rows": 1, "features": 1} for table in self.tables}, None)  # are checked
+        facts = {table: {"digest": "", "rows": 1, "features": 1} for table in self.tables}
+        self.trainings(facts, None)  # validates the settings
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
         return self.part in (part, "all")
 
     def folds_of(self, table: str) -> tuple[int, ...]:
-        """Those asked for, as far as the table has them."""
+        """The requested folds that the table has."""
         count = TABLES[table].folds
         return tuple(fold for fold in self.folds if fold < count) or tuple(range(FEW.get(table, count)))
 
     def trainings(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[TableTrial]:
-        """Every protocol on every fold; what takes longest comes first, so that it is not waited for alone."""
+        """Every protocol on every fold; the longest first, so that no worker is left waiting for it."""
         trials = [
             self._trial(facts, deadline, table=table, fold=fold, protocol=protocol, **settings_of(table, protocol))
             for table in self.tables
@@ -263,7 +264,7 @@ class Plan:
 
 
 def _cost(trial: TableTrial, facts: Mapping[str, Any]) -> float:
-    """About how many seconds a GPU takes."""
+    """Approximate seconds on a GPU."""
     weights = trial.depth / 2 * 13 * ((facts["features"] + 1) * trial.embedding) ** 2
     return weights * trial.steps * (BYTES + PRODUCTS * facts["rows"])
 

@@ -40,16 +40,16 @@ class DepthStudy(Reading, kind="depth study"):
     former = FORMER
 
     rows: Sequence[Mapping[str, Any]]  # one per training; `mix` has the means over heads of each layer
-    diverged: Sequence[Mapping[str, Any]] = ()  # what was given up: a learning rate too high for its shape
+    diverged: Sequence[Mapping[str, Any]] = ()  # trainings that diverged: the learning rate was too high
 
     def records(self) -> list[dict[str, Any]]:
         """One row per training; curves and layers are in the JSON only."""
         return [{key: value for key, value in row.items() if key not in ("curve", "mix")} for row in self.rows]
 
     def chosen(self) -> list[dict[str, Any]]:
-        """Of every shape the trainings with the learning rate that was best on text set apart to choose by.
+        """The trainings of every shape at its best learning rate on the validation split.
 
-        `edge` says that it is the lowest or the highest that was tried.
+        `edge` marks a rate that is the lowest or the highest of those tried.
         """
         groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
         for row in self.rows:
@@ -117,7 +117,7 @@ class DepthStudy(Reading, kind="depth study"):
 
 
 def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The learning rate with the lowest loss on text set apart, of the seed that has tried most of them."""
+    """The learning rate with the lowest validation loss, of the seed with the most rates."""
     rates: dict[int, dict[float, float]] = {}
     for row in rows:
         rates.setdefault(row["seed"], {})[row["rate"]] = row["validation"]
@@ -193,7 +193,7 @@ class Plan:
     length: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("budgets", "depths", "rates", "seeds"):  # what is given twice is one
+        for name in ("budgets", "depths", "rates", "seeds"):  # duplicates are dropped
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one")

@@ -41,8 +41,8 @@ class Kernels(Reading, kind="kernels"):
     former = FORMER
 
     starts: Sequence[Mapping[str, Any]]  # one per fresh layer and seed: the skew share of its heads' energy
-    synthetic: Sequence[Mapping[str, Any]]  # one a task, kernel, sample size and seed
-    language: Sequence[Mapping[str, Any]]  # one a language model
+    synthetic: Sequence[Mapping[str, Any]]  # one per task, kernel, sample size and seed
+    language: Sequence[Mapping[str, Any]]  # one per language model
 
     def records(self) -> list[dict[str, Any]]:
         """One row per untrained layer and per training, named by its part; curves are in the JSON only."""

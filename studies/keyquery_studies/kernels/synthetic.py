@@ -33,7 +33,7 @@ SEEN = 4  # directions of x that matter
 HEAD = 8  # the head's r: a split kernel can hold either truth in its half
 TOKENS = 16  # a sequence
 SHARPNESS = 8.0  # b: a successor weighs e⁸ times as much as what is at right angles to it
-NOISE = 1.0  # of the targets that are learned from, in standard deviations of the true ones
+NOISE = 1.0  # of the training targets, in standard deviations of the true ones
 CHECKED = 0.25  # of the sequences are held back to stop early
 BATCH = 32
 TEST = 512  # fresh sequences without noise
@@ -41,7 +41,7 @@ TEST = 512  # fresh sequences without noise
 
 @dataclass(frozen=True)
 class Sequences:
-    """Tokens, the last number of each its label, and what every token should tell."""
+    """Tokens, each with its label as last entry, and the target of every token."""
 
     tokens: Float[Tensor, "count n width"]
     targets: Float[Tensor, "count n"]

@@ -113,7 +113,7 @@ def run(
 
     `corpus` is a text file, packed by xz or not. With `out`, the models of the first seed, their tokenizer, cards and
     logs are written there, and an interrupted study is resumed; models of another study in that folder are
-    kept unless `force`. `about` is what the cards say of the text.
+    kept unless `force`. `about` describes the text in the model cards.
     """
     shape = shape or Shape(vocab_size=4096)
     chosen = pick_device(device)
@@ -134,7 +134,7 @@ def run(
             write_model(place.folder / NAMES[run.task.objective], model, tokenizer, card)
         return {"heads": run.rows, "result": run.result}
 
-    results = list(resumed(runs, lambda run: f"{run.name}.done.json", trained, place and place.store))
+    results = list(resumed(runs, lambda run: f"{run.name}.done.json", trained, None if place is None else place.store))
     columns = ("objective", "seed", "loss", "tokens")
     return Objectives(
         heads=[row for result in results for row in result["heads"]],
@@ -155,9 +155,9 @@ class Place:
         settings = json.dumps([digest_of(text, length=64), shape.to_dict(), steps, SHARES, LOOKED_AT])
         self.folder = folder
         self.work = folder / "work" / digest_of(settings, length=12)
-        there = [name for name in NAMES.values() if (folder / name).exists()]
-        if there and not self.work.exists() and not force:
-            raise FileExistsError(f"{folder / there[0]} belongs to another study; --force replaces it")
+        existing = [name for name in NAMES.values() if (folder / name).exists()]
+        if existing and not self.work.exists() and not force:
+            raise FileExistsError(f"{folder / existing[0]} belongs to another study; --force replaces it")
         self.work.mkdir(parents=True, exist_ok=True)
         self.store = Store(self.work, dict | list)
 

@@ -24,7 +24,7 @@ MEANS = {2: ((0.0, -1.0), (0.0, 1.0)), 3: ((-SIDE, 0.0), (SIDE, 0.0), (0.0, SIDE
 LEARN = {1: 400, 20: 45}  # sequences of so many steps; 45 of 20 steps as published
 TEST = {1: 10_000, 20: 2000}
 HELD_OUT = 0.3  # of a public table, to test on
-ROWS = 4000  # of Adult to learn from, drawn anew for every seed
+ROWS = 4000  # training rows of Adult, resampled for every seed
 
 
 class Split(NamedTuple):
@@ -81,7 +81,7 @@ SETS = (*SIMULATED, *SCIKIT, "adult")
 
 
 def split_of(dataset: str, seed: int, folder: Path, digest: str | None = None) -> Split:
-    """What a seed learns from and is tested on; Adult lies in `folder` under its digest."""
+    """Training and test data of a seed; Adult is in `folder` under its digest."""
     if dataset in SIMULATED:
         classes, i, steps = SIMULATED[dataset]
         fresh = simulated(classes, i, steps, TEST[steps], 10_000 + seed)

@@ -84,7 +84,7 @@ class TransportStudy(Reading, kind="transport study"):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodTrial:
-    """One method learns one set."""
+    """One method trained on one dataset."""
 
     dataset: str
     method: str
@@ -103,7 +103,7 @@ class MethodTrial:
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Fit, once on a little to have all that is needed set up, and test."""
         data = split_of(self.dataset, self.seed, folder, self.digest)
-        with warnings.catch_warnings():  # of classes that are matched in mini-batches, which the page tells
+        with warnings.catch_warnings():  # about classes matched in mini-batches, as documented
             warnings.filterwarnings("ignore", "a class of")
             few = slice(0, 60)
             learn(self.method, data.x[few], data.y[few], self.seed, device, epochs=1)

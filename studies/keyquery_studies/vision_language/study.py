@@ -40,7 +40,7 @@ SCORES = (
 )
 RANKS = tuple(f"{way}_at_{most}" for way in ("texts", "images") for most in (1, 5, 10))
 FLOWS = (*READINGS, "to_text")
-SCENES = {"digits": 20_000, "fine digits": 30_000, "cifar": 60_000}  # that are learned from
+SCENES = {"digits": 20_000, "fine digits": 30_000, "cifar": 60_000}  # training scenes
 EPOCHS = 10
 SEEDS = (0, 1, 2, 3, 4)
 FEWEST = 3  # trainings of a set, for an interval
@@ -204,7 +204,7 @@ def backbone_digest(weights: str | Path) -> str:
 
 
 def keep_images(source: str | Path, folder: Path) -> str:
-    """Put some images of each class into `folder`, and say their digest."""
+    """Cache images of each class in `folder`, and return their digest."""
     things = cifar(source)
     digest = digest_of(things.pixels, things.labels)
     arrays = {"pixels": things.pixels, "labels": things.labels, "names": np.array(things.names)}

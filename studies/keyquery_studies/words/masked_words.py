@@ -103,10 +103,10 @@ class Blanks:
         return torch.cat((self.before, self.after), 1)
 
 
-def told_ranks(scores: Float[Tensor, "count words"], truth: Int[Tensor, " count"]) -> dict[str, float]:
+def rank_metrics(scores: Float[Tensor, "count words"], truth: Int[Tensor, " count"]) -> dict[str, float]:
     """Median rank of the true words (from 1, ties averaged), mean reciprocal rank, and top-10 accuracy.
 
-    >>> told_ranks(torch.tensor([[0.1, 0.7, 0.2]]), torch.tensor([2]))
+    >>> rank_metrics(torch.tensor([[0.1, 0.7, 0.2]]), torch.tensor([2]))
     {'median': 2.0, 'reciprocal': 0.5, 'ten': 1.0}
     """
     own = scores.gather(1, truth[:, None])
@@ -200,7 +200,7 @@ class Ranking:
             "Transformer": filled(model, blanks, self.mask, REACH),
             "Transformer, more": filled(model, blanks, self.mask, WIDE),
         }
-        ways = {way: told_ranks(scores, blanks.truth) for way, scores in ranks.items()}
+        ways = {way: rank_metrics(scores, blanks.truth) for way, scores in ranks.items()}
         symmetry = {kind: counts.symmetry(kind) for kind in KINDS}
         settings = {**asdict(self), "model": Path(self.model).name}
         return {**settings, "ways": ways, "symmetry": symmetry, "pairs": counts.total}

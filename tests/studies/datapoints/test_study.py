@@ -181,7 +181,7 @@ def test_runs_that_were_made_apart_are_joined(study):
         DatapointStudy(npt=reading.npt[::2], kernels=[], baselines=reading.baselines, lookup=[]),
         DatapointStudy(npt=reading.npt[1::2], kernels=reading.kernels, baselines=[], lookup=reading.lookup),
     ]
-    unfinished = {**reading.npt[0], "partial": True, "steps_run": 3}
+    unfinished = {**reading.npt[0], "partial": True, "steps_run": 1}
     more = DatapointStudy(npt=[unfinished], kernels=[], baselines=[], lookup=[])
     joined = DatapointStudy.joined(more, *halves)
     assert (joined.npt, joined.kernels, joined.baselines, joined.lookup) == (
@@ -246,13 +246,13 @@ def shown(reading):
 def test_the_study_is_shown_and_drawn(study):
     reading, _, _ = study
     text = shown(reading)
-    for words in ("rows: published", "rows: inductive", "boosted trees", "error grows %", "psd", "nearest neighbour"):
+    for words in ("NPT, published", "NPT, inductive", "boosted trees", "error grows %", "psd", "nearest neighbour"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     figure = reading.plot()
     titles = [axis.get_title() for axis in figure.axes]
-    assert titles == ["Boston", "Yacht", "Other rows corrupted", "Heads between rows", "Kernels between rows: Boston"]
+    assert titles == ["Boston", "Yacht", "Other rows corrupted", "Cross-row heads", "Cross-row kernels: Boston"]
 
 
 @pytest.mark.parametrize(("part", "panels"), [("npt", 4), ("baselines", 2), ("kernels", 1)])
@@ -278,7 +278,7 @@ def test_the_command_line_runs_it(study, sheets, tmp_path):
     given = ["study", "datapoints", "--data", str(sheets), "--out", str(out), "--part", "npt", *sizes, *files]
     run = CliRunner().invoke(cli.app, given)
     assert run.exit_code == 0, run.output
-    assert "rows: inductive" in run.output
+    assert "NPT, inductive" in run.output
     reading = kq.Reading.load(tmp_path / "a.json")
     assert [(row["table"], row["fold"], row["protocol"]) for row in reading.npt] == [
         ("yacht", 0, "published"),
