@@ -4,6 +4,7 @@ import lzma
 
 import numpy as np
 import pytest
+from keyquery_studies.common.objectives import Task
 
 import keyquery as kq
 
@@ -13,6 +14,22 @@ def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "tale.txt"
     path.write_text(kq.models.TEXT.read_text() * 6)
     return path
+
+
+@pytest.fixture(scope="module")
+def few_windows():
+    """Language models that are trained on batches of 16 and evaluated on 64 windows, instead of 128 and 256 or more."""
+
+    class Small(Task):
+        def __init__(self, *data, batch=16, checks=64):
+            super().__init__(*data, batch=batch, checks=checks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keyquery_studies.common.language_models.EXAM", 64)
+        patch.setattr("keyquery_studies.common.objectives.LOOKED_AT", 32)
+        for module in ("common.language_models", "objectives.study"):
+            patch.setattr(f"keyquery_studies.{module}.Task", Small)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,11 @@ def test_gradient_times_input_is_what_a_change_of_length_does():
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("causes")
     sources = {"sentiment": films(folder, 300), "recommendation": bills(folder)}
-    return run_causes(sources, folder / "out", seeds=(0,), count=8, steps=60), sources, folder / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("WIDTH", 32), ("BATCH", 32)):
+            patch.setattr(f"keyquery_studies.causes.study.{name}", value)
+        patch.setattr("keyquery_studies.causes.searches.CALLS", 200)  # all sets of 1, 2 and 3 of 10 words
+        yield run_causes(sources, folder / "out", seeds=(0,), count=6, steps=45), sources, folder / "out"
 
 
 def test_models_learn_and_the_word_that_tells_is_found(study):
@@ -208,7 +212,7 @@ def test_models_learn_and_the_word_that_tells_is_found(study):
 def test_results_are_kept_and_not_made_again(study):
     reading, sources, out = study
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
-    again = run_causes(sources, out, seeds=(0,), count=8, steps=60)
+    again = run_causes(sources, out, seeds=(0,), count=6, steps=45)
     assert again.rows == reading.rows
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
 
@@ -258,9 +262,9 @@ def test_the_command_line_runs_it(study, tmp_path):
         "--seed",
         "0",
         "--count",
-        "8",
+        "6",
         "--steps",
-        "60",
+        "45",
     ]
     run = CliRunner().invoke(cli.app, ["study", "causes", *options, "--json", str(tmp_path / "a.json")])
     assert run.exit_code == 0, run.output

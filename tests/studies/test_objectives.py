@@ -12,19 +12,20 @@ import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel, Shape
 
+pytestmark = pytest.mark.usefixtures("few_windows")
 TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16)
 
 
 @pytest.fixture(scope="module")
 def study(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    return run_objectives(corpus, out, seeds=(0, 1), steps=20, shape=TINY, device="cpu", about="A tale."), out
+    return run_objectives(corpus, out, seeds=(0, 1), steps=12, shape=TINY, device="cpu", about="A tale."), out
 
 
 def test_every_head_is_recorded_at_every_step_asked_for(study):
     reading, _ = study
     places = {(r["objective"], r["seed"], r["step"], r["layer"], r["head"]) for r in reading.heads}
-    assert len(places) == len(reading.heads) == 2 * 2 * len(recorded(20)) * 2 * 2
+    assert len(places) == len(reading.heads) == 2 * 2 * len(recorded(12)) * 2 * 2
     for row in reading.heads:
         assert sum(row[name] for name in SHARES) == pytest.approx(1)
 
@@ -39,7 +40,7 @@ def test_the_summary_is_mean_and_spread_over_seeds(study):
     row = next(r for r in reading.summary() if (r["objective"], r["layer"]) == ("next token", 1))
     each = [
         sum(r["symmetry"] for r in reading.heads if (r["objective"], r["layer"], r["step"], r["seed"]) == key) / 2
-        for key in [("next token", 1, 20, 0), ("next token", 1, 20, 1)]
+        for key in [("next token", 1, 12, 0), ("next token", 1, 12, 1)]
     ]
     assert row["symmetry"] == pytest.approx(sum(each) / 2)
     assert row["symmetry_sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
@@ -91,7 +92,7 @@ def test_the_models_written_stand_alone(study):
             "tokenizer.json",
         }
         assert "A tale." in (folder / "README.md").read_text()
-        reading = kq.look(folder, text=kq.models.TEXT, length=16)
+        reading = kq.look(folder, text=kq.models.TEXT, length=16, tokens=1024)
         assert len(reading.heads) == 4
     assert not list(out.rglob("*.checkpoint"))
 

@@ -133,7 +133,7 @@ def test_the_picture_has_a_panel_a_set(reading):
         "Mercer, concatenated",
         "Mercer, additive",
         "Mercer, interaction",
-        "Mercer, by the calendar",
+        "Mercer, calendar time",
     ]
 
 

@@ -120,13 +120,13 @@ def test_optimality_without_the_means_is_that_of_the_shape():
     labels = np.repeat([0, 1], 30)
     moved = start + 50.0  # far, and straight ahead
     trial = CourseTrial(network="published", classes=2, i=1, seed=0)
-    told = trial._told(torch.stack((start, moved)), labels)
+    told = trial._metrics(torch.stack((start, moved)), labels)
     assert told["optimality"] == told["shape"] == pytest.approx(1, abs=1e-4)
     assert told["by_lot"] > 0.99  # a class that goes far goes well whoever goes where
     assert told["shape_by_lot"] < 1e-3  # which its shape does not
     swapped = moved.clone()
     swapped[:30] = moved[:30].flip(0)
-    told = trial._told(torch.stack((start, swapped)), labels)
+    told = trial._metrics(torch.stack((start, swapped)), labels)
     assert told["optimality"] > 0.99
     assert told["shape"] < 1e-3
 
@@ -153,11 +153,13 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in small.items():
             patch.setattr(f"keyquery_studies.transport.study.{name}", value)
-        patch.setattr("keyquery_studies.transport.trajectories.TEST", {20: 100})
+        for module in ("trajectories", "datasets"):
+            patch.setattr(f"keyquery_studies.transport.{module}.LEARN", {1: 120, 20: 16})
+            patch.setattr(f"keyquery_studies.transport.{module}.TEST", {1: 200, 20: 100})
         patch.setattr("keyquery_studies.transport.trajectories.FIRST", 20)
 
         def run():
-            return run_transport(None, folder / "out", seeds=(0,), sets=(named(2, 1, 1),), epochs=2)
+            return run_transport(None, folder / "out", seeds=(0,), sets=(named(2, 1, 1),), epochs=1)
 
         yield run(), folder / "out", run
 
@@ -225,7 +227,7 @@ def test_bad_input(tmp_path):
 
 def test_the_command_line_runs_it(study, tmp_path):
     reading, out, _ = study
-    options = ["--part", "accuracy", "--dataset", named(2, 1, 1), "--seed", "0", "--epochs", "2", "--device", "cpu"]
+    options = ["--part", "accuracy", "--dataset", named(2, 1, 1), "--seed", "0", "--epochs", "1", "--device", "cpu"]
     files = ["--out", str(out), "--json", str(tmp_path / "a.json")]
     run = CliRunner().invoke(cli.app, ["study", "transport", *options, *files])
     assert run.exit_code == 0, run.output

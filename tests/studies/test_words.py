@@ -8,7 +8,7 @@ import torch
 from keyquery_studies.common import language_models as language
 from keyquery_studies.words import masked_words as blanked
 from keyquery_studies.words import planted_models as planted
-from keyquery_studies.words.masked_words import Blanks, counting, told_ranks
+from keyquery_studies.words.masked_words import Blanks, counting, rank_metrics
 from keyquery_studies.words.planted_models import PlantedTraining, plant
 from keyquery_studies.words.study import Plan, WordsStudy
 from keyquery_studies.words.study import run as run_words
@@ -98,7 +98,7 @@ def test_every_start_is_another_training(folder):
 
 def test_ranks_are_from_one_with_ties_in_the_middle():
     scores = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 1.0]])
-    found = told_ranks(scores, torch.tensor([2, 0]))
+    found = rank_metrics(scores, torch.tensor([2, 0]))
     assert found == {"median": 2.0, "reciprocal": pytest.approx((1 / 3 + 1 / 2) / 2), "ten": 1.0}
 
 
@@ -107,8 +107,8 @@ def test_counting_knows_what_follows_what(folder, monkeypatch):
     monkeypatch.setattr(blanked, "COUNT", 60)
     counts, blanks = blanked.learned_from(folder, SIZE, 2), Blanks.of(folder, 0)
     found = counting(counts, blanks)
-    assert told_ranks(found["directed"], blanks.truth)["median"] <= 2
-    assert told_ranks(found["unigram"], blanks.truth)["median"] > 10
+    assert rank_metrics(found["directed"], blanks.truth)["median"] <= 2
+    assert rank_metrics(found["unigram"], blanks.truth)["median"] > 10
     near = counts.symmetric()
     for way, normed in (("published", False), ("normed", True)):
         expected = torch.tensor(near.project(blanks.context[7], normed=normed).e)
@@ -171,7 +171,7 @@ def test_tables_show_what_was_found():
     study = WordsStudy(ranks=ranks, trainings=trainings, heads=heads, symmetry={"ppmi": 0.25})
     out = io.StringIO()
     terminal.show(study, Console(file=out, width=100))
-    assert "how frequent it is" in out.getvalue()
+    assert "unigram frequency" in out.getvalue()
     assert "+2 (" in out.getvalue()
     assert "-0.20" in out.getvalue()
     assert study.plot() is not None

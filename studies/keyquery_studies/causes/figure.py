@@ -7,15 +7,15 @@ from typing import Any
 from keyquery_studies.causes.searches import ORDERS
 from keyquery_studies.causes.study import CausesStudy
 
-TITLES = {"sentiment": "Sentiment of reviews", "recommendation": "The next item of a customer"}
+TITLES = {"sentiment": "Sentiment of reviews", "recommendation": "Next item of a customer"}
 CALLED = {
     "causes": "causal graph",
     "attention": "attention",
     "gradient": "gradient × input",
-    "place": "place",
+    "place": "position",
     "random": "random",
 }
-FOUND = {"sets": "small sets first", "prefix": "one more at a time"}
+FOUND = {"sets": "smallest sets first", "prefix": "growing prefix"}
 COLOURS = {"causes": "#d6701c", "attention": "#b03a8c", "gradient": "#2166ac", "place": "#2a9d8f", "random": "#8c959f"}
 
 
@@ -32,8 +32,9 @@ def changed(reading: CausesStudy, pyplot: Any) -> Any:
             _steps(column[0], [row["size"] for row in rows if row["search"] == "prefix"], order)
             sets = [row for row in rows if row["search"] == "sets"]
             _steps(column[1], [row["calls"] if row["size"] is not None else None for row in sets], order)
-        column[0].set(title=TITLES[name], xlabel=f"tokens hidden, {FOUND['prefix']}")
-        column[1].set(xlabel=f"calls of the model, {FOUND['sets']}", xscale="log")
+        column[0].set(title=TITLES[name], xlabel=f"masked tokens, {FOUND['prefix']}")
+        column[1].set(xlabel=f"model queries, {FOUND['sets']}", xscale="log")
+        column[1].xaxis.set_major_formatter("{x:g}")
         for axis in column:
             axis.spines[["top", "right"]].set_visible(False)
     for row in axes:
@@ -45,7 +46,7 @@ def changed(reading: CausesStudy, pyplot: Any) -> Any:
 
 def _steps(axis: Any, values: list[int | None], order: str) -> None:
     """The empirical distribution function; None counts as infinite."""
-    there = sorted(value for value in values if value is not None)
-    x = [1, *sorted(set(there) - {1})]
-    y = [sum(value <= limit for value in there) / len(values) for limit in x]
+    finite = sorted(value for value in values if value is not None)
+    x = [1, *sorted(set(finite) - {1})]
+    y = [sum(value <= limit for value in finite) / len(values) for limit in x]
     axis.plot(x, y, drawstyle="steps-post", color=COLOURS[order], linewidth=1.4, label=CALLED[order])

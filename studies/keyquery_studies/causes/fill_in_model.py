@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +19,7 @@ from keyquery.data import read_column
 from keyquery.layers import Encoder
 from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 from keyquery_studies.time.event_files import retail_rows, retail_time
 
 PADDING, BLANK, FIRST = 0, 1, 2  # ids; from FIRST on the candidates for the masked token, then all other words
@@ -129,19 +128,17 @@ READERS: dict[str, Callable[[str | Path], Blanks]] = {"sentiment": reviews, "rec
 
 def keep(blanks: Blanks, folder: Path, name: str) -> dict[str, Any]:
     """Write sequences into a study's folder; their facts."""
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in (blanks.ids, blanks.answers, blanks.parts)))
-    facts = {"digest": digest.hexdigest()[:16], "choices": blanks.choices, "words": len(blanks.words)}
-    packed = io.BytesIO()
+    digest = digest_of(blanks.ids, blanks.answers, blanks.parts)
+    facts = {"digest": digest, "choices": blanks.choices, "words": len(blanks.words)}
     arrays = {"ids": blanks.ids, "answers": blanks.answers, "parts": blanks.parts, "words": np.array(blanks.words)}
-    np.savez_compressed(packed, allow_pickle=False, choices=blanks.choices, **arrays)
     folder.mkdir(parents=True, exist_ok=True)
-    write_all({folder / f"{name}-{facts['digest']}.npz": packed.getvalue()})
+    write_all({folder / array_file(name, digest): npz_bytes({"choices": blanks.choices, **arrays})})
     return {**facts, "sequences": [int((blanks.parts == part).sum()) for part in (LEARN, CHOOSE, TEST)]}
 
 
 def load(folder: Path, name: str, digest: str) -> Blanks:
     """Sequences that were kept there."""
-    with np.load(folder / f"{name}-{digest}.npz", allow_pickle=False) as file:
+    with np.load(folder / array_file(name, digest), allow_pickle=False) as file:
         ids, answers, parts, words = (file[key] for key in ("ids", "answers", "parts", "words"))
         return Blanks(ids, answers, parts, words.tolist(), int(file["choices"]))
 
@@ -222,7 +219,7 @@ def learn(model: BlankModel, blanks: Blanks, recipe: Recipe, batch: int, most: f
 
     def validate(model: nn.Module) -> float:
         parts = zip(*(x.split(250) for x in checked), strict=True)
-        return float(torch.stack([cross_entropy(model(some).float(), truth) for some, truth in parts]).mean())
+        return float(torch.stack([cross_entropy(model(inputs).float(), truth) for inputs, truth in parts]).mean())
 
     train(model, draw, loss, recipe, validate=validate)
 

@@ -7,11 +7,9 @@ sequences never seen, words or items are hidden until another choice comes first
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -28,7 +26,8 @@ from keyquery.support.statistics import Interval, paired
 from keyquery.training import Recipe
 from keyquery_studies.causes.fill_in_model import LEARN, READERS, TEST, BlankModel, Blanks, keep, learn, load, right
 from keyquery_studies.causes.searches import BEST, CALLS, LARGEST, NODES, ORDERS, SEARCHES, explained
-from keyquery_studies.common.jobs import device_name, finish, name_of
+from keyquery_studies.common.runner import device_name, run_jobs, study_folder
+from keyquery_studies.common.store import result_name
 
 FIGURES = ("size", "calls", "rank", "kept")
 WIDTH, DEPTH, HEADS, BATCH = 64, 2, 4, 64
@@ -105,7 +104,7 @@ class BlankTrial:
     def name(self) -> str:
         """The name of its result file."""
         design = (WIDTH, DEPTH, HEADS, BATCH, NODES, CALLS, LARGEST, *SETTINGS[self.application])
-        return name_of((self.application, self.seed), {**asdict(self), "design": list(design)})
+        return result_name((self.application, self.seed), {**asdict(self), "design": list(design)})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, test, explain; an existing trained model is reused."""
@@ -130,7 +129,7 @@ class BlankTrial:
         """Training time; None if the weights existed already."""
         _, lr, _, hidden = SETTINGS[self.application]
         settings = [WIDTH, DEPTH, HEADS, BATCH, *SETTINGS[self.application], self.steps, self.digest]
-        name = name_of((self.application, self.seed), {"seed": self.seed, "settings": settings})
+        name = result_name((self.application, self.seed), {"seed": self.seed, "settings": settings})
         kept = (folder / "models" / name).with_suffix(".safetensors")
         if kept.exists():
             model.load_state_dict(load_file(kept))
@@ -187,8 +186,8 @@ def run(
     check_count("steps", steps, optional=True)
     check_count("workers", workers)
     chosen = pick_device(device)
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder, facts = Path(place), dict[str, Any]()
+    with study_folder(out) as folder:
+        facts = dict[str, Any]()
         for name, path in sources.items():
             check_choice("application", name, tuple(READERS))
             facts[name] = keep(READERS[name](path), folder, name)
@@ -203,7 +202,7 @@ def run(
             for seed in dict.fromkeys(seeds)
             for name in facts
         ]
-        models = finish(trials, folder, chosen, workers, progress)
+        models = run_jobs(trials, folder, chosen, workers, progress)
     rows = [row for model in models for row in model.pop("rows")]
     limits = {"nodes": NODES, "largest": LARGEST, "calls": CALLS, "orders": ORDERS, "searches": SEARCHES}
     return CausesStudy(

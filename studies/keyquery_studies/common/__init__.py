@@ -1,1 +1,1 @@
-"""What several studies share: jobs, rows of results, language models and their objectives."""
+"""What several studies share: the store and runner of results, their rows, language models and objectives."""

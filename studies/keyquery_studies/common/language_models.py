@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -23,8 +21,9 @@ from keyquery.layers import Attention, LanguageModel, Shape
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
 from keyquery_studies.common.objectives import BATCH, HELD_OUT, OBJECTIVES, Task
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import checkpoint_path, digest_of, npy_bytes, read_json, result_name
 
 INITS = ("default", "tied", "matched", "small")
 SMALL = 0.02  # standard deviation of BERT's initialisation
@@ -38,8 +37,7 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
     the tokens in `folder`.
     """
     check_count("vocabulary", vocabulary, least=260, most=65536)
-    kept = folder / "tokens.json"
-    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    facts: dict[str, Any] = read_json(folder / "tokens.json", {})
     if corpus is None:
         if not facts:
             raise ValueError(f"corpus must be a text file: {folder} has no tokens of an earlier run")
@@ -50,7 +48,7 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
         return facts
     documents = read_documents(Path(corpus))
     text = "\n".join(documents)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = digest_of(text)
     if (facts.get("digest"), facts.get("vocabulary")) == (digest, vocabulary):
         return facts
     if facts and not force:
@@ -60,11 +58,9 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
     tokenizer = train_tokenizer(text, vocabulary)
     ids = torch.cat([encode_corpus(document + "\n", tokenizer) for document in documents])
     facts = {"corpus": Path(corpus).name, "digest": digest, "vocabulary": vocabulary, "tokens": len(ids)}
-    packed = io.BytesIO()
-    np.save(packed, ids.numpy().astype(np.uint16))
     folder.mkdir(parents=True, exist_ok=True)
     contents: dict[str | Path, str | bytes] = {
-        folder / "tokens.npy": packed.getvalue(),
+        folder / "tokens.npy": npy_bytes(ids.numpy().astype(np.uint16)),
         folder / "tokenizer.json": json.dumps(tokenizer.facts, ensure_ascii=False),
         folder / "tokens.json": json.dumps(facts) + "\n",
     }
@@ -131,7 +127,7 @@ class Training:
         """The name of its result file."""
         marks = [word for word, there in (("rope", self.rope), ("wide", self.wide)) if there]
         words = (self.objective, self.kernel, *marks, self.init, self.share, self.steps, self.seed)
-        return name_of(words, {**asdict(self), "batch": BATCH, "exam": EXAM, "recipe": asdict(self.recipe())})
+        return result_name(words, {**asdict(self), "batch": BATCH, "exam": EXAM, "recipe": asdict(self.recipe())})
 
     def shape(self) -> Shape:
         """The shape of the model."""
@@ -156,10 +152,8 @@ class Training:
         model = LanguageModel(self.shape())
         begin(model, self.init)
         model = model.to(device)
-        start = perf_counter()
-        kept = folder / "checkpoints" / self.name.replace(".json", ".pt")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate, checkpoint=kept)
+        start, path = perf_counter(), checkpoint_path(folder, self.name)
+        log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate, checkpoint=path)
         return {
             **asdict(self),
             "batch": BATCH,

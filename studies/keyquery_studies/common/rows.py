@@ -24,9 +24,9 @@ def over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Se
         row_of_means: dict[str, Any] = {**dict(zip(keys, place, strict=True)), "seeds": len(alike)}
         for name in names:
             values = [row[name] for row in alike]
-            there = None not in values
-            row_of_means[name] = mean(values) if there else None
-            row_of_means[f"{name}_sd"] = stdev(values) if there and len(values) > 1 else None
+            complete = None not in values
+            row_of_means[name] = mean(values) if complete else None
+            row_of_means[f"{name}_sd"] = stdev(values) if complete and len(values) > 1 else None
         means.append(row_of_means)
     return means
 

@@ -18,13 +18,13 @@ from keyquery.data.tables import Table
 from keyquery.estimators.inputs.sequences import statistics
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.extras import optional
-from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.store import result_name
 from keyquery_studies.datapoints.folds import Fold
-from keyquery_studies.datapoints.predictions import figures
+from keyquery_studies.datapoints.predictions import metrics_of
 from keyquery_studies.datapoints.tables import TABLES, load_kept, split_of, target_of
 
 MODELS = ("boosting", "neighbours", "perceptron")
-LEAST = 1e-6  # probability: of none the logarithm would be infinite
+LEAST = 1e-6  # lower bound on probabilities, so that logarithms are finite
 BOOSTING: dict[str, Any] = {
     "learning_rate": (0.05, 0.1),
     "max_leaf_nodes": (8, 31),
@@ -36,20 +36,20 @@ PERCEPTRON: dict[str, Any] = {"hidden": ((100,), (100, 100)), "alpha": (1e-4, 1e
 
 
 class Parts(NamedTuple):
-    """Features and targets of what is learned from, held out and tested on; of trees, which features are categories."""
+    """Features and targets of the training, validation and test split; for trees, which features are categorical."""
 
     features: list[Float64[np.ndarray, "n d"]]
     targets: list[Shaped[np.ndarray, " n"]]
     categorical: list[bool]
 
 
-Found = tuple[dict[str, Any], Float64[np.ndarray, "held k"], Float64[np.ndarray, "test k"]]
+Fitted = tuple[dict[str, Any], Float64[np.ndarray, "held k"], Float64[np.ndarray, "test k"]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """One kind of model on one fold: every setting is fitted to what is learned from, and the best on what is held out
-    is tested, without being fitted again.
+    """One kind of model on one fold: every setting is fitted on the training split, and the best on validation is
+    tested, without refitting.
     """
 
     table: str
@@ -67,7 +67,7 @@ class Baseline:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of((self.table, self.model, self.fold), self._settings())
+        return result_name((self.table, self.model, self.fold), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         grid = {"boosting": BOOSTING, "neighbours": NEIGHBOURS, "perceptron": PERCEPTRON}[self.model]
@@ -84,17 +84,17 @@ class Baseline:
         mean, scale = (0.0, 1.0) if classes else _units(parts.targets[0])
         parts = parts._replace(targets=parts.targets if classes else [(y - mean) / scale for y in parts.targets])
         before, best = perf_counter(), (np.inf, dict[str, Any](), np.empty((0, 1)))
-        threads = optional("threadpoolctl", "a baseline")  # others share the CPU
+        threads = optional("threadpoolctl", "a baseline")  # other workers share the CPU
         with threads.threadpool_limits(torch.get_num_threads()):
             for settings, held, test in FITTED[self.model](parts, classes, self.seed):
-                metrics = figures(held, parts.targets[1], scale)
+                metrics = metrics_of(held, parts.targets[1], scale)
                 cost = metrics["nll" if classes else "rmse"]
                 assert cost is not None
                 if cost < best[0]:
                     best = (cost, settings, test)
         sizes = {"learned": len(fold.learned), "held": len(fold.held), "test": len(fold.test)}
-        figured = figures(best[2], parts.targets[2], scale)
-        return {**self._settings(), **sizes, "chosen": best[1], **figured, "seconds": perf_counter() - before}
+        test_metrics = metrics_of(best[2], parts.targets[2], scale)
+        return {**self._settings(), **sizes, "chosen": best[1], **test_metrics, "seconds": perf_counter() - before}
 
 
 def _units(target: Float64[np.ndarray, " n"]) -> tuple[float, float]:
@@ -103,7 +103,7 @@ def _units(target: Float64[np.ndarray, " n"]) -> tuple[float, float]:
 
 
 def trees_of(table: Table, fold: Fold) -> Parts:
-    """Features as trees take them: numbers and codes, NaN where missing."""
+    """Features for trees: numbers and codes, NaN where missing."""
     kept = [number for number in range(len(table.columns)) if number != table.target]
     columns = [
         np.where(table.values[number] < 0, np.nan, table.values[number])
@@ -120,7 +120,7 @@ def trees_of(table: Table, fold: Fold) -> Parts:
 
 
 def numbers_of(table: Table, fold: Fold) -> Parts:
-    """Features as distances and products take them: standardised by what is learned from, categories as 0 and 1."""
+    """Features for distances and products: standardised over training rows, categories one-hot."""
     columns = []
     for number, values in enumerate(table.values):
         if number == table.target:
@@ -129,25 +129,25 @@ def numbers_of(table: Table, fold: Fold) -> Parts:
             columns += [(values == code).astype(np.float64) for code in range(len(table.categories[number]))]
         else:
             mean, scale = _units(values[fold.learned])
-            columns.append(np.nan_to_num((values - mean) / scale))  # what is missing is the mean
+            columns.append(np.nan_to_num((values - mean) / scale))  # missing values become the mean
     features = np.stack(columns, 1)
     return Parts([features[places] for places in fold], [target_of(table)[places] for places in fold], [])
 
 
 def _likely(model: Any, classes: int, probabilities: Float64[np.ndarray, "n some"]) -> Float64[np.ndarray, "n k"]:
-    """Logarithms of probabilities, of classes that training did not have too."""
+    """Log-probabilities of all classes, including those absent from training."""
     whole = np.zeros((len(probabilities), classes))
     whole[:, model.classes_] = probabilities
     return np.log(whole.clip(LEAST, 1.0))
 
 
-def _said(model: Any, classes: int, features: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n k"]:
+def _predictions(model: Any, classes: int, features: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n k"]:
     if classes:
         return _likely(model, classes, model.predict_proba(features))
     return np.asarray(model.predict(features), dtype=np.float64)[:, None]
 
 
-def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
+def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Fitted]:
     """Histogram gradient boosting; the number of trees is selected on the validation split."""
     ensemble = optional("sklearn.ensemble", "a baseline")
     kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
@@ -168,17 +168,17 @@ def _boosting(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
             yield {**settings, "iterations": count}, predictions[0], predictions[1]
 
 
-def _neighbours(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
+def _neighbours(parts: Parts, classes: int, seed: int) -> Iterator[Fitted]:
     neighbours = optional("sklearn.neighbors", "a baseline")
     kind = neighbours.KNeighborsClassifier if classes else neighbours.KNeighborsRegressor
     for count, weights in product(NEIGHBOURS["count"], NEIGHBOURS["weights"]):
         if count <= len(parts.features[0]):
             model = kind(count, weights=weights).fit(parts.features[0], parts.targets[0])
-            held, test = (_said(model, classes, features) for features in parts.features[1:])
+            held, test = (_predictions(model, classes, features) for features in parts.features[1:])
             yield {"count": count, "weights": weights}, held, test
 
 
-def _perceptron(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
+def _perceptron(parts: Parts, classes: int, seed: int) -> Iterator[Fitted]:
     networks, unfinished = (optional(f"sklearn.{part}", "a baseline") for part in ("neural_network", "exceptions"))
     kind = networks.MLPClassifier if classes else networks.MLPRegressor
     for hidden, alpha in product(PERCEPTRON["hidden"], PERCEPTRON["alpha"]):
@@ -186,11 +186,11 @@ def _perceptron(parts: Parts, classes: int, seed: int) -> Iterator[Found]:
             warnings.simplefilter("ignore", unfinished.ConvergenceWarning)  # it may stop at the last epoch
             model = kind(hidden_layer_sizes=hidden, alpha=alpha, max_iter=PERCEPTRON["epochs"], random_state=seed)
             model.fit(parts.features[0], parts.targets[0])
-        held, test = (_said(model, classes, features) for features in parts.features[1:])
+        held, test = (_predictions(model, classes, features) for features in parts.features[1:])
         yield {"hidden": list(hidden), "alpha": alpha, "epochs": model.n_iter_}, held, test
 
 
-FITTED: dict[str, Callable[[Parts, int, int], Iterator[Found]]] = {
+FITTED: dict[str, Callable[[Parts, int, int], Iterator[Fitted]]] = {
     "boosting": _boosting,
     "neighbours": _neighbours,
     "perceptron": _perceptron,

@@ -20,11 +20,11 @@ TITLES = {
     "higgs": "HIGGS",
 }
 CALLED = {
-    "published": "rows: published",
-    "inductive": "rows: inductive",
+    "published": "NPT, published",
+    "inductive": "NPT, inductive",
     "boosting": "boosted trees",
-    "neighbours": "neighbours",
-    "perceptron": "perceptron",
+    "neighbours": "nearest neighbours",
+    "perceptron": "MLP",
 }
 COLOURS = {
     "published": "#8250df",
@@ -39,7 +39,7 @@ TICKS = (0.5, 1, 2, 3, 5, 10, 20)
 
 
 def between(reading: DatapointStudy, pyplot: Any) -> Any:
-    """Above, errors table by table; below, what corruption costs and how symmetric heads are; kernels, if compared."""
+    """Top: errors per table; below: effect of corrupted rows, and symmetry of heads; kernels, if compared."""
     rows = reading.summary()
     errors = [row for row in rows if row["part"] in ("npt", "baselines")]
     ours = [row for row in rows if row["part"] == "npt"]
@@ -63,17 +63,17 @@ def between(reading: DatapointStudy, pyplot: Any) -> Any:
     return figure
 
 
-def error_of(figures: dict[str, Any]) -> tuple[float, float] | None:
-    """RMSE, or per cent of classes that are wrong, and its standard error."""
-    if figures.get("rmse") is not None:
-        return figures["rmse"], figures["rmse_se"] or 0.0
-    if figures.get("accuracy") is None:
+def error_of(metrics: dict[str, Any]) -> tuple[float, float] | None:
+    """RMSE, or classification error in percent, and its standard error."""
+    if metrics.get("rmse") is not None:
+        return metrics["rmse"], metrics["rmse_se"] or 0.0
+    if metrics.get("accuracy") is None:
         return None
-    return 100 * (1 - figures["accuracy"]), 100 * (figures["accuracy_se"] or 0.0)
+    return 100 * (1 - metrics["accuracy"]), 100 * (metrics["accuracy_se"] or 0.0)
 
 
 def claimed(table: str, model: str) -> dict[str, Any]:
-    """Published figures of a model, as a summary has them."""
+    """Published metrics of a model, with the keys of a summary."""
     published = CLAIMS.get(table, {}).get(model, {})
     return {
         key: value for name, pair in published.items() for key, value in zip((name, f"{name}_se"), pair, strict=True)
@@ -81,7 +81,7 @@ def claimed(table: str, model: str) -> dict[str, Any]:
 
 
 def _errors(figure: Any, names: list[str], rows: list[dict[str, Any]]) -> None:
-    """A panel a table; hollow: the published figure."""
+    """One panel per table; hollow: published."""
     models = [model for model in CALLED if any(row["model"] == model for row in rows)][::-1]
     lines = -(-len(names) // ACROSS)
     axes = figure.subplots(lines, min(len(names), ACROSS), sharey=True, squeeze=False).flatten()
@@ -94,12 +94,12 @@ def _errors(figure: Any, names: list[str], rows: list[dict[str, Any]]) -> None:
         for place, model in enumerate(models):
             _dot(axis, error_of(claimed(name, model)), place - 0.28, COLOURS[model], "none")
         wrong = TABLES[name].classes
-        axis.set(title=TITLES[name], xlabel="% wrong" if wrong else "RMSE", ylim=(-0.7, len(models) - 0.5))
+        axis.set(title=TITLES[name], xlabel="error (%)" if wrong else "RMSE", ylim=(-0.7, len(models) - 0.5))
         axis.set_yticks(range(len(models)), [CALLED[model] for model in models])
         axis.margins(x=0.12)
         if wrong:
             axis.locator_params(axis="x", nbins=4)
-        else:  # neighbours may be far off
+        else:  # nearest neighbours may be far off
             axis.set_xscale("log")
             low, high = axis.get_xlim()
             axis.set_xticks([tick for tick in TICKS if low <= tick <= high])
@@ -107,7 +107,7 @@ def _errors(figure: Any, names: list[str], rows: list[dict[str, Any]]) -> None:
             axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="x", color="#d0d7de", linewidth=0.4)
-    figure.supxlabel("test error, mean ± standard error over folds; hollow: as published", fontsize=7)
+    figure.supxlabel("Test error per table (mean ± s.e. over folds; hollow: published)", fontsize=7)
 
 
 def _dot(axis: Any, at: tuple[float, float] | None, place: float, colour: str, fill: str) -> None:
@@ -117,7 +117,7 @@ def _dot(axis: Any, at: tuple[float, float] | None, place: float, colour: str, f
 
 
 def _growth(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """How much the error grows when other rows are corrupted."""
+    """Increase in error when all other rows are corrupted."""
     names = [name for name in TABLES if any(row["table"] == name for row in rows)][::-1]
     for row in rows:
         place = names.index(row["table"]) + (0.17 if row["model"] == "published" else -0.17)
@@ -129,14 +129,14 @@ def _growth(axis: Any, rows: list[dict[str, Any]]) -> None:
             axis.plot([100 * GROWTH[name]] * 2, [place - 0.4, place + 0.4], color="#24292f", linewidth=1.2)
     axis.axvline(0, color=GREY, linewidth=0.6)
     axis.set_yticks(range(len(names)), [TITLES[name] for name in names])
-    axis.set(title="Other rows corrupted", xlabel="error grows by %; of classes, points. Line: as published")
+    axis.set(title="Other rows corrupted", xlabel="increase in error (%; classes: points); line: published")
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def _heads(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """The symmetric share of heads between rows, in weights and on data, beside what it was before training."""
-    there = [row for row in rows if row.get("symmetric") is not None]
-    order = sorted(there, key=lambda row: (list(TABLES).index(row["table"]), row["model"] != "published"))[::-1]
+    """Symmetric share of cross-row heads, in weights and on data, compared with initialisation."""
+    analysed = [row for row in rows if row.get("symmetric") is not None]
+    order = sorted(analysed, key=lambda row: (list(TABLES).index(row["table"]), row["model"] != "published"))[::-1]
     for place, row in enumerate(order):
         for name, marker, colour in (("symmetric", "s", LIGHT["symmetric"]), ("on_data", "o", LIGHT["skew"])):
             axis.plot([row[f"{name}_at_start"], row[name]], [place] * 2, color=colour, linewidth=1, alpha=0.5)
@@ -146,7 +146,7 @@ def _heads(axis: Any, rows: list[dict[str, Any]]) -> None:
             axis.errorbar(row[name], place, xerr=spread, fmt=marker, color=colour, markersize=4, label=label, capsize=2)
     axis.axvline(0.5, color=GREY, linewidth=0.6, linestyle=":")
     axis.set_yticks(range(len(order)), [f"{TITLES[row['table']]}, {row['model']}" for row in order])
-    axis.set(title="Heads between rows", xlabel="symmetric share; grey: before training", xlim=(0, 1.02))
+    axis.set(title="Cross-row heads", xlabel="symmetric share (grey: at initialisation)", xlim=(0, 1.02))
     axis.legend(frameon=False, fontsize=7, loc="center left")
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -160,7 +160,7 @@ def _kernels(figure: Any, rows: list[dict[str, Any]]) -> None:
             if row["table"] == name:
                 _dot(axis, error_of(row), kernels.index(row["model"]), KERNELS[row["model"]], "full")
         wrong = TABLES[name].classes
-        axis.set(title=f"Kernels between rows: {TITLES[name]}", xlabel="% wrong" if wrong else "RMSE")
+        axis.set(title=f"Cross-row kernels: {TITLES[name]}", xlabel="error (%)" if wrong else "RMSE")
         axis.set_yticks(range(len(kernels)), kernels)
         axis.margins(x=0.15, y=0.15)
         axis.spines[["top", "right"]].set_visible(False)

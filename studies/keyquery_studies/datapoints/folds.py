@@ -21,16 +21,16 @@ class Fold(NamedTuple):
     """Row indices, each part in ascending order."""
 
     learned: Int[np.ndarray, " learned"]
-    held: Int[np.ndarray, " held"]  # what chooses among models, or among steps of one
+    held: Int[np.ndarray, " held"]  # validation split
     test: Int[np.ndarray, " test"]
 
 
 def fold_of(
     number: int, count: int, test: float, held: float, classes: Int[np.ndarray, " n"] | None = None, seed: int = SEED
 ) -> Fold:
-    """Fold `number` of int(1/test), of `count` rows; `held` is a share of all rows, too.
+    """Fold `number` of int(1/test) of `count` rows; `held`, like `test`, is a share of all rows.
 
-    With `classes`, every part has each class in its share.
+    With `classes`, the split is stratified.
 
     >>> fold = fold_of(0, 10, test=0.1, held=0.2)
     >>> [part.tolist() for part in fold]

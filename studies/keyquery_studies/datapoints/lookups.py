@@ -18,7 +18,8 @@ from keyquery.estimators.inputs.tables import Rows
 from keyquery.estimators.npt.network import TableNetwork
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import result_name
 
 # Whether some features are noise in both copies, and whether shown targets are 1 too high.
 VARIANTS = {"plain": (False, False), "random": (True, False), "add one": (False, True), "both": (True, True)}
@@ -83,7 +84,7 @@ class LookUp:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of(("lookup", self.variant, self.rows, self.seed), self._settings())
+        return result_name(("lookup", self.variant, self.rows, self.seed), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         design = [ROWS, FEATURES, NOISE, EMBEDDING, DEPTH, HEADS, TABLES, TESTED]

@@ -16,15 +16,17 @@ from keyquery.estimators.npt.training import Plan, Samples, answers, context_of,
 from keyquery.forms.shares import Visible, shares
 from keyquery.layers.datapoints import Between, DatapointAttention
 
-ENTRIES = 2**24  # numbers that corrupted tables are made of at a time, one for each of their entries' dimensions
+ENTRIES = 2**24  # limit on the embedded values of corrupted tables in one batch
 
 
 @torch.no_grad()
-def tell(network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.ndarray, " some"]) -> Float[Tensor, "n k"]:
+def predict(
+    network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.ndarray, " some"]
+) -> Float[Tensor, "n k"]:
     """Predictions of a network for the targets of rows.
 
-    Under a published plan all rows stand in one table without any target, those that are told among them. Otherwise
-    each row is told by itself, in the context of those that were learned from.
+    Under a published plan, all rows are in one table without targets, including the predicted ones. Otherwise each row
+    is predicted by itself, with the training rows as context.
     """
     if plan.published:
         table = network(*seen_by(plan, samples.rows).within())
@@ -34,34 +36,34 @@ def tell(network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.nda
 
 
 @torch.no_grad()
-def tell_corrupted(
+def predict_corrupted(
     network: TableNetwork, samples: Samples, plan: Plan, places: Int[np.ndarray, " some"], seed: int
 ) -> Float[Tensor, "n k"]:
-    """The same, where each row is told with every column of all other rows shuffled, by itself, anew for every row.
+    """The same, with every column of all other rows permuted independently, anew for every predicted row.
 
-    What one column holds stays as it is, but no other row is a row any more.
+    Marginal distributions of columns are preserved, but no other row stays intact.
     """
     generator = torch.Generator(samples.rows.hidden.device).manual_seed(seed)
     bare = samples.without_target(np.arange(len(samples.rows.hidden)))
     context = seen_by(plan, bare if plan.published else context_of(samples, samples.learned))
     predictions = []
     count = max(ENTRIES // (context.values.numel() * network.index.shape[1]), 1)
-    for some in np.array_split(places, math.ceil(len(places) / count)):
-        own = Rows(*(part.unsqueeze(1) for part in bare.take(some)))
+    for batch in np.array_split(places, math.ceil(len(places) / count)):
+        own = Rows(*(part.unsqueeze(1) for part in bare.take(batch)))
         if plan.published:
             others = torch.arange(len(context.hidden) - 1, device=context.hidden.device)
-            kept = others + (others >= torch.from_numpy(some).to(others).unsqueeze(1))
+            kept = others + (others >= torch.from_numpy(batch).to(others).unsqueeze(1))
             tables = shuffled(context.take(kept), generator)
             output = network(*(torch.cat(pair, 1) for pair in zip(tables, own, strict=True)))
             predictions.append(network.target(output)[:, -1])
         else:
-            tables = shuffled(context.take(torch.arange(len(context.hidden)).expand(len(some), -1)), generator)
+            tables = shuffled(context.take(torch.arange(len(context.hidden)).expand(len(batch), -1)), generator)
             predictions.append(network.target(network(*own, network.memories(tables)))[:, 0])
     return torch.cat(predictions)
 
 
 def shuffled(tables: Rows, generator: torch.Generator) -> Rows:
-    """Every column of every table in an order of its own.
+    """Every column of every table, permuted independently.
 
     >>> rows = Rows(torch.arange(6.0).view(1, 3, 2), torch.zeros(1, 3, 2).long(), torch.zeros(1, 3, 2).bool())
     >>> shuffled(rows, torch.Generator().manual_seed(0)).values.sort(1).values.equal(rows.values)
@@ -71,14 +73,14 @@ def shuffled(tables: Rows, generator: torch.Generator) -> Rows:
     return Rows(*(part.gather(1, order) for part in tables))
 
 
-def figures(
+def metrics_of(
     predicted: Float64[np.ndarray, "n k"], truth: Shaped[np.ndarray, " n"], scale: float = 1.0
 ) -> dict[str, float | None]:
-    """How good predictions are: of numbers the RMSE in their own units, of classes accuracy, NLL and, of two, AUROC.
+    """Metrics of predictions: RMSE in the target's units, or accuracy, NLL and, for two classes, AUROC.
 
-    `predicted` has log-probabilities or logits of classes, or one standardised number, whose unit is `scale`.
+    `predicted` holds log-probabilities or logits of classes, or one number standardised by `scale`.
 
-    >>> figures(np.array([[0.5], [1.0]]), np.array([0.5, 0.0]), scale=2.0)["rmse"] == math.sqrt(2)
+    >>> metrics_of(np.array([[0.5], [1.0]]), np.array([0.5, 0.0]), scale=2.0)["rmse"] == math.sqrt(2)
     True
     """
     if predicted.shape[1] == 1:
@@ -93,7 +95,7 @@ def figures(
 
 
 def auroc(scores: Float64[np.ndarray, " n"], positive: Shaped[np.ndarray, " n"]) -> float | None:
-    """How often a positive scores above a negative, ties counted half; None where one of the two is not there.
+    """Probability that a positive scores above a negative, ties counted half; None if either class is absent.
 
     >>> auroc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
@@ -107,29 +109,30 @@ def auroc(scores: Float64[np.ndarray, " n"], positive: Shaped[np.ndarray, " n"])
 
 @torch.no_grad()
 def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
-    """Every head between rows: how symmetric its weights are, and what its scores on a table are made of.
+    """Every cross-row head: symmetry of its weights, and the parts of its scores on a table.
 
-    `symmetric` is ‖S‖²/‖M‖² of the weights, M = S + A: a half at random, but for 1/(2·width). `on_data` is
+    `symmetric` is ‖S‖²/‖M‖² of the weights, M = S + A: about a half at random, plus 1/(2·width). `on_data` is
     symmetric/(symmetric + skew) of the scores of the table, over independent rows.
     """
     layers = [layer.block.attention for layer in network.encoder.layers if isinstance(layer, DatapointAttention)]
     between = [layer for layer in layers if isinstance(layer, Between)]
-    heard: list[tuple[Tensor, Tensor]] = []
+    captured: list[tuple[Tensor, Tensor]] = []
 
-    def hear(layer: Any, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-        source = options.get("source")  # published keys are of other vectors than queries
-        heard.append((layer.queries(inputs[0]), layer.memory(inputs[0] if source is None else source).key))
+    def capture(layer: Any, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        source = options.get("source")  # published keys come from other vectors than queries
+        captured.append((layer.queries(inputs[0]), layer.memory(inputs[0] if source is None else source).key))
 
-    hooks = [layer.register_forward_pre_hook(hear, with_kwargs=True) for layer in between]
+    hooks = [layer.register_forward_pre_hook(capture, with_kwargs=True) for layer in between]
     network(*rows.within())
     for hook in hooks:
         hook.remove()
     heads = []
-    for depth, (layer, (query, key)) in enumerate(zip(between, heard, strict=True)):
+    for depth, (layer, (query, key)) in enumerate(zip(between, captured, strict=True)):
         parts = _parts(query[0].double(), key[0].double(), layer.scale)
         columns = {"symmetric": (1 + layer.form().symmetry) / 2, **parts}
         for head in range(layer.heads):
-            heads.append({"layer": depth, "head": head, **{name: float(of[head]) for name, of in columns.items()}})
+            metrics = {name: float(values[head]) for name, values in columns.items()}
+            heads.append({"layer": depth, "head": head, **metrics})
     return heads
 
 
@@ -137,6 +140,6 @@ def _parts(query: Float[Tensor, "h n r"], key: Float[Tensor, "h n r"], scale: fl
     joint = torch.cat((query, key), -1).cpu()
     mean = joint.mean(1)
     apart = joint - mean.unsqueeze(1)
-    parts = shares(mean, apart.mT @ apart / joint.shape[1], scale, Visible(2, False))  # no place counts: any length
+    parts = shares(mean, apart.mT @ apart / joint.shape[1], scale, Visible(2, False))  # without positions: any length
     both = parts["symmetric"] + parts["skew"]
     return {"on_data": parts["symmetric"] / both.where(both > 0, 1.0), "popularity": parts["popularity"]}

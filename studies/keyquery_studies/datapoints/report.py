@@ -48,7 +48,7 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], models: Mapping[str, str], what: str) -> list[Any]:
-    """A table of numbers that are told, and one of classes; each with what was published, where there is any."""
+    """One table of regression and one of classification, each with published results where there are any."""
     shown: list[Any] = []
     for classes in (False, True):
         names = [name for name in TABLES if TABLES[name].classes == classes and any(r["table"] == name for r in rows)]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
@@ -20,8 +18,8 @@ from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
 from keyquery_studies.common.rows import firsts
+from keyquery_studies.common.runner import Job, device_name, run_parts, study_folder
 from keyquery_studies.datapoints.baselines import MODELS, Baseline
 from keyquery_studies.datapoints.lookups import VARIANTS, LookUp
 from keyquery_studies.datapoints.tables import SMALL, TABLES, prepare_tables
@@ -31,7 +29,7 @@ PARTS = ("npt", "kernels", "baselines", "lookup", "all")
 KERNELS = ("general", "symmetric", "psd", "skew", "split")
 ORDER = (*PROTOCOLS, *MODELS, *KERNELS, *VARIANTS)
 FIGURES = ("rmse", "accuracy", "auroc", "nll")
-FEW = {"yacht": 3, "concrete": 3}  # folds without a word, of tables that are trained for 10,000 steps
+FEW = {"yacht": 3, "concrete": 3}  # default folds of tables that are trained for 10,000 steps
 COMPARED: dict[str, Any] = {
     "tables": ("boston", "breast"),
     "folds": (0, 1, 2),
@@ -185,7 +183,7 @@ class Plan:
     folds: tuple[int, ...] = ()  # none: all ten of Boston and breast cancer, three of Yacht and Concrete
     protocols: tuple[str, ...] = PROTOCOLS
     kernels: tuple[str, ...] = KERNELS
-    steps: int | None = None  # None: as the protocol says
+    steps: int | None = None  # None: set by the protocol
     embedding: int | None = None
     depth: int = 8
     precision: str | None = None
@@ -193,7 +191,7 @@ class Plan:
     minutes: float | None = None  # after which all trainings are interrupted
 
     def __post_init__(self) -> None:
-        for name in ("tables", "folds", "protocols", "kernels"):  # a fold given twice is one
+        for name in ("tables", "folds", "protocols", "kernels"):  # duplicates are dropped
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         check_choice("part", self.part, PARTS)
         for table in self.tables:
@@ -206,19 +204,20 @@ class Plan:
             check_choice("precision", self.precision, PRECISIONS)
         if self.minutes is not None and not self.minutes >= 0:
             raise ValueError(f"minutes must be at least 0, got {self.minutes}")
-        self.trainings({table: {"digest": "", "rows": 1, "features": 1} for table in self.tables}, None)  # are checked
+        facts = {table: {"digest": "", "rows": 1, "features": 1} for table in self.tables}
+        self.trainings(facts, None)  # validates the settings
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
         return self.part in (part, "all")
 
     def folds_of(self, table: str) -> tuple[int, ...]:
-        """Those asked for, as far as the table has them."""
+        """The requested folds that the table has."""
         count = TABLES[table].folds
         return tuple(fold for fold in self.folds if fold < count) or tuple(range(FEW.get(table, count)))
 
     def trainings(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[TableTrial]:
-        """Every protocol on every fold; what takes longest comes first, so that it is not waited for alone."""
+        """Every protocol on every fold; the longest first, so that no worker is left waiting for it."""
         trials = [
             self._trial(facts, deadline, table=table, fold=fold, protocol=protocol, **settings_of(table, protocol))
             for table in self.tables
@@ -265,7 +264,7 @@ class Plan:
 
 
 def _cost(trial: TableTrial, facts: Mapping[str, Any]) -> float:
-    """About how many seconds a GPU takes."""
+    """Approximate seconds on a GPU."""
     weights = trial.depth / 2 * 13 * ((facts["features"] + 1) * trial.embedding) ** 2
     return weights * trial.steps * (BYTES + PRODUCTS * facts["rows"])
 
@@ -288,9 +287,7 @@ def run(
     check_count("workers", workers)
     chosen = pick_device(device)
     deadline = None if plan.minutes is None else time() + 60 * plan.minutes
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
-        check_folder(folder)
+    with study_folder(out) as folder:
         facts = {} if plan.part == "lookup" else prepare_tables(data, folder, plan.tables)
         jobs: dict[str, Sequence[Job]] = {
             "npt": plan.trainings(facts, deadline) if plan.has("npt") else [],
@@ -298,10 +295,13 @@ def run(
             "lookup": plan.lookups(deadline) if plan.has("lookup") else [],
             "baselines": plan.fitted(facts, deadline) if plan.has("baselines") else [],
         }
-        rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
+        rows = run_parts(jobs, folder, chosen, workers, progress)
     results: dict[str, Any] = {
-        part: sorted(({**next(rows), "name": job.name, "part_of": part} for job in of_part), key=_place)
-        for part, of_part in jobs.items()
+        part: sorted(
+            ({**row, "name": job.name, "part_of": part} for row, job in zip(rows[part], jobs[part], strict=True)),
+            key=_place,
+        )
+        for part in jobs
     }
     return DatapointStudy(
         **results,

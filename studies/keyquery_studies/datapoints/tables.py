@@ -1,9 +1,7 @@
-"""Tables for the study of attention between datapoints: what they are called, how they are read, and how split."""
+"""Tables for the study of cross-row attention: their files, how they are read, and their splits."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +17,7 @@ from keyquery.data.tables import Table, load_table
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery.support.files import csv_text, find_packed, write_all
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json
 from keyquery_studies.datapoints.folds import Fold, fold_of
 
 BREAST = "breast_cancer.csv"
@@ -26,19 +25,19 @@ BREAST = "breast_cancer.csv"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a table comes from: files whose rows stand one below the other, and which column is the target."""
+    """Where a table comes from: files whose rows are concatenated, and which column is the target."""
 
     files: tuple[str, ...]
     target: int = -1
-    classes: bool = False  # what is told is a class
-    named: tuple[int, ...] = ()  # columns that are categories, as published, though files have numbers
-    apart: tuple[str, ...] = ()  # categories, each of several columns of 0 and 1 that begin so
+    classes: bool = False  # classification
+    named: tuple[int, ...] = ()  # numeric columns that are categorical, as published
+    apart: tuple[str, ...] = ()  # prefixes of one-hot columns, each decoded to one categorical column
     test: float = 0.1
     held: float = 0.2
 
     @property
     def folds(self) -> int:
-        """How many there are; large tables have one split."""
+        """Number of folds; large tables have a single split."""
         return int(1 / self.test) if self.test < 0.2 else 1
 
 
@@ -67,19 +66,19 @@ def split_of(name: str, table: Table, fold: int) -> Fold:
 
 
 def target_of(table: Table) -> Shaped[np.ndarray, " rows"]:
-    """The column that is told: numbers, or codes of classes."""
+    """The target column: numbers, or class codes."""
     assert table.target is not None
     return table.values[table.target]
 
 
 def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Facts of tables out of a folder of files, by name; the tables themselves are put into `folder`.
+    """Facts by name of the tables in a folder of files; the tables themselves are cached in `folder`.
 
-    Files may be packed (.xz, .gz). Without `data`, what earlier runs left in `folder` is used, and the table of breast
-    cancer comes with scikit-learn; it is also left as a file.
+    Files may be compressed (.xz, .gz). Default `data`: the cache of earlier runs, and scikit-learn for breast cancer,
+    which is also written as a file.
     """
-    kept = folder / "tables.json"
-    known: dict[str, dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    index = folder / "tables.json"
+    known: dict[str, dict[str, Any]] = read_json(index, {})
     for name in names:
         check_choice("table", name, tuple(TABLES))
     files = {name: _files(name, None if data is None else Path(data)) for name in names or TABLES}
@@ -94,16 +93,16 @@ def prepare_tables(data: str | Path | None, folder: Path, names: Sequence[str] =
         if paths:
             table = _breast() if paths == ["sklearn"] else _read(name, [Path(file) for file in paths])
             known[name], packed = _pack(name, table)
-            contents[folder / _file(name, known[name]["digest"])] = packed
+            contents[folder / array_file(name, known[name]["digest"])] = packed
             if paths == ["sklearn"]:
                 contents[folder / BREAST] = csv_text(_records(table))
     folder.mkdir(parents=True, exist_ok=True)
-    write_all({**contents, kept: json.dumps(known) + "\n"})
+    write_all({**contents, index: json.dumps(known) + "\n"})
     return {name: known[name] for name in files}
 
 
 def _files(name: str, data: Path | None) -> list[str]:
-    """The files of a table, all or none; of breast cancer, scikit-learn where there is no file."""
+    """The files of a table, all or none; for breast cancer without a file, scikit-learn."""
     if data is not None and not data.is_dir():
         raise NotADirectoryError(f"data must be a folder of tables, got {data}")
     if data is not None:
@@ -124,7 +123,7 @@ def _breast() -> Table:
 
 
 def _records(table: Table) -> list[dict[str, Any]]:
-    """Rows as a file has them; numbers so that they read back as they are."""
+    """Rows as in a file; numbers round-trip exactly."""
     columns = [
         [table.categories[number][code] for code in values] if table.categories[number] else values.tolist()
         for number, values in enumerate(table.values)
@@ -137,20 +136,20 @@ def _read(name: str, paths: Sequence[Path]) -> Table:
     parts = [load_table(path, target=source.target) for path in paths]
     table = parts[0]
     for other in parts[1:]:
-        table = _below(table, other)
+        table = _concatenated(table, other)
     for prefix in source.apart:
-        table = _together(table, prefix)
+        table = _decoded(table, prefix)
     target = table.target
     assert target is not None
     for number in (*source.named, *([target] if source.classes else [])):
-        table = _as_names(table, number)
+        table = _as_categories(table, number)
     if not source.classes and table.kinds[target] != "numeric":
         raise ValueError(f"table {name!r} must have a target of numbers, got {table.categories[target][:3]}")
     return table
 
 
-def _below(table: Table, other: Table) -> Table:
-    """Rows of one file below those of another; categories may end in a dot, as in the test file of Adult."""
+def _concatenated(table: Table, other: Table) -> Table:
+    """Rows of two files concatenated; categories may end in a dot, as in the test file of Adult."""
     if table.kinds != other.kinds:
         raise ValueError("two files of one table must have the same columns, and theirs differ in type")
     values, categories = [], []
@@ -171,16 +170,16 @@ def _below(table: Table, other: Table) -> Table:
     return Table(table.columns, table.kinds, tuple(values), tuple(categories), table.target)
 
 
-def _together(table: Table, prefix: str) -> Table:
-    """Columns of 0 and 1 that begin with `prefix` as one category; a row that has none of them is missing there."""
+def _decoded(table: Table, prefix: str) -> Table:
+    """One-hot columns that begin with `prefix`, decoded to one categorical column; a row of zeros is missing."""
     assert table.target is not None
-    mine = [number for number, column in enumerate(table.columns) if column.startswith(prefix)]
-    if not mine:
+    one_hot = [number for number, column in enumerate(table.columns) if column.startswith(prefix)]
+    if not one_hot:
         raise ValueError(f"no column begins with {prefix!r}")
-    ones = np.stack([table.values[number] for number in mine], 1) == 1
+    ones = np.stack([table.values[number] for number in one_hot], 1) == 1
     codes = np.where(ones.any(1), ones.argmax(1), -1).astype(np.int64)
-    rest = [number for number in range(len(table.columns)) if number not in mine]
-    names = tuple(table.columns[number].removeprefix(prefix) for number in mine)
+    rest = [number for number in range(len(table.columns)) if number not in one_hot]
+    names = tuple(table.columns[number].removeprefix(prefix) for number in one_hot)
     return Table(
         (prefix, *(table.columns[number] for number in rest)),
         ("categorical", *(table.kinds[number] for number in rest)),
@@ -190,14 +189,14 @@ def _together(table: Table, prefix: str) -> Table:
     )
 
 
-def _as_names(table: Table, number: int) -> Table:
-    """Numbers of a column taken as categories, in the order of the numbers."""
+def _as_categories(table: Table, number: int) -> Table:
+    """A numeric column as categories, in numerical order."""
     if table.kinds[number] == "categorical":
         return table
-    there = np.unique(table.values[number][~np.isnan(table.values[number])])
-    codes = np.searchsorted(there, table.values[number])
+    levels = np.unique(table.values[number][~np.isnan(table.values[number])])
+    codes = np.searchsorted(levels, table.values[number])
     codes[np.isnan(table.values[number])] = -1
-    names = tuple(f"{value:g}" for value in there)
+    names = tuple(f"{value:g}" for value in levels)
 
     def changed(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
         return (*old[:number], new, *old[number + 1 :])
@@ -209,22 +208,16 @@ def _as_names(table: Table, number: int) -> Table:
 def _pack(name: str, table: Table) -> tuple[dict[str, Any], bytes]:
     header = json.dumps([table.columns, table.kinds, table.categories, table.target])
     arrays = {f"column{number}": values for number, values in enumerate(table.values)}
-    packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, said=np.array(header), **arrays)
-    digest = hashlib.sha256(header.encode() + b"".join(values.tobytes() for values in table.values)).hexdigest()[:16]
     assert table.target is not None
     sizes = {"rows": len(table), "features": len(table.columns) - 1, "classes": len(table.categories[table.target])}
-    return {"table": name, "digest": digest, **sizes}, packed.getvalue()
-
-
-def _file(name: str, digest: str) -> str:
-    return f"{name}-{digest}.npz"
+    contents = npz_bytes({"said": np.array(header), **arrays})  # "said": the header's name in users' files
+    return {"table": name, "digest": digest_of(header, *table.values), **sizes}, contents
 
 
 @lru_cache(maxsize=4)
 def load_kept(folder: Path, name: str, digest: str) -> Table:
-    """A table that `prepare_tables` has put into a folder."""
-    with np.load(folder / _file(name, digest)) as arrays:
+    """A table that `prepare_tables` has cached in a folder."""
+    with np.load(folder / array_file(name, digest)) as arrays:
         columns, kinds, categories, target = json.loads(str(arrays["said"]))
         values = tuple(arrays[f"column{number}"] for number in range(len(columns)))
     return Table(tuple(columns), tuple(kinds), values, tuple(map(tuple, categories)), int(target))

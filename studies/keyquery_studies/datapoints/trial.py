@@ -1,4 +1,4 @@
-"""One training of cross-row attention on one fold of one table; resumable."""
+"""One training run of cross-row attention on one fold of one table; resumable."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.reading import short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import checkpoint_path, result_name
 from keyquery_studies.datapoints.folds import Fold
-from keyquery_studies.datapoints.predictions import figures, row_heads, tell, tell_corrupted
+from keyquery_studies.datapoints.predictions import metrics_of, predict, predict_corrupted, row_heads
 from keyquery_studies.datapoints.tables import TABLES, load_kept, split_of, target_of
 
 PROTOCOLS = ("published", "inductive")
 PRECISIONS = ("bf16", "tf32", "full")
-CORRUPTED = 200  # rows of a large table that are told beside corrupted ones; of a small one, all
-CHECKS = 100  # of a published run
-PARTS = ("symmetric", "on_data", "popularity")  # what is said of a head
-DIGITS = 5  # of curves and heads, of which there are many
-# Embedding, steps and learning rate as published; flat for half of the steps, then a cosine.
+CORRUPTED = 200  # test rows of a large table predicted with corrupted rows; of a small one, all
+CHECKS = 100  # evaluations of a published run
+PARTS = ("symmetric", "on_data", "popularity")  # metrics of a head
+DIGITS = 5  # precision of curves and heads, of which there are many
+# Embedding, steps and learning rate as published; constant for half of the steps, then cosine decay.
 PUBLISHED = {
     "boston": (128, 2000, 1e-3),
     "yacht": (128, 10_000, 1e-3),
@@ -46,7 +47,7 @@ PUBLISHED = {
 
 
 def settings_of(table: str, protocol: str) -> dict[str, Any]:
-    """What a protocol trains with: as published for a table, or as `kq.NPTRegressor` does without a word.
+    """Hyperparameters of a protocol: as published for the table, or the defaults of `kq.NPTRegressor`.
 
     >>> settings_of("yacht", "published")["steps"], settings_of("yacht", "inductive")["steps"]
     (10000, 2000)
@@ -56,25 +57,25 @@ def settings_of(table: str, protocol: str) -> dict[str, Any]:
         check_choice("table of the published protocol", table, tuple(PUBLISHED))
         embedding, steps, lr = PUBLISHED[table]
         return {"embedding": embedding, "steps": steps, "lr": lr, "flat": 0.5, "precision": "tf32"}
-    usual = NPTRegressor()
-    return {"embedding": usual.embedding, "steps": usual.steps, "lr": None, "flat": Plan.flat, "precision": "bf16"}
+    default = NPTRegressor()
+    return {"embedding": default.embedding, "steps": default.steps, "lr": None, "flat": Plan.flat, "precision": "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableTrial:
     """One network on one fold.
 
-    Under "published" test rows stand in the table from the start, without targets; every target is hidden at every
-    step and in predicting, so that nothing is ever read off the target of another row; the step that is best on what is
-    held out is taken. Under "inductive" test rows are not there in training; half of the targets are hidden at a step,
-    and a test row is told by itself, in the context of the rows that were learned from, with their targets.
+    Under "published" (transductive), test rows are part of the training table, without targets; every target is masked
+    at every step and in prediction, so that no row can read another row's target; the step with the best validation
+    loss is used. Under "inductive", test rows are absent from training; half of the targets are masked at each step,
+    and each test row is predicted by itself, with the training rows and their targets as context.
     """
 
     table: str
     digest: str  # of the data
     fold: int
     protocol: str = "inductive"
-    kernel: str = "general"  # between rows; between columns it is general
+    kernel: str = "general"  # of attention between rows; between columns it is general
     embedding: int = 64
     depth: int = 8
     heads: int = 8
@@ -98,19 +99,19 @@ class TableTrial:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of((self.table, self.protocol, self.kernel, self.fold), self._settings())
+        return result_name((self.table, self.protocol, self.kernel, self.fold), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self).items() if key != "deadline"}
         return {**settings, "plan": asdict(self.plan()), "most_corrupted": CORRUPTED}
 
     def plan(self) -> Plan:
-        """How it is trained."""
-        short = None if self.precision == "bf16" else False
+        """The training plan."""
+        bf16 = None if self.precision == "bf16" else False
         if self.protocol == "published":
-            hidden: dict[str, Any] = {"target_share": 1.0, "checks": CHECKS, "patience": None, "published": True}
-            return Plan(lr=self.lr, flat=self.flat, bf16=short, **hidden)
-        return Plan(lr=self.lr, flat=self.flat, bf16=short)
+            published: dict[str, Any] = {"target_share": 1.0, "checks": CHECKS, "patience": None, "published": True}
+            return Plan(lr=self.lr, flat=self.flat, bf16=bf16, **published)
+        return Plan(lr=self.lr, flat=self.flat, bf16=bf16)
 
     def network(self, sizes: list[int]) -> TableNetwork:
         """The network at initialisation."""
@@ -121,7 +122,7 @@ class TableTrial:
         return TableNetwork(sizes, self.embedding, self.depth, self.heads, **options)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, test, test beside corrupted rows, and look at the heads between rows."""
+        """Train, test with clean and with corrupted rows, and analyse the cross-row heads."""
         if self.deadline is not None and time() >= self.deadline:
             return {**self._settings(), "partial": True, "steps_run": 0}
         table = load_kept(folder, self.table, self.digest)
@@ -150,15 +151,13 @@ class TableTrial:
         done = [0]
 
         def validate(model: nn.Module) -> float:
-            return float(target_cost(tell(model, samples, plan, held), truth))  # type: ignore[arg-type]
+            return float(target_cost(predict(model, samples, plan, held), truth))  # type: ignore[arg-type]
 
         def until(step: int) -> bool:
             done[0] = step
             return self.deadline is not None and time() >= self.deadline
 
-        kept = folder / "checkpoints"
-        kept.mkdir(exist_ok=True)
-        path = (kept / self.name).with_suffix(".pt")
+        path = checkpoint_path(folder, self.name)
         draw = drawing(samples, network.sizes, plan, self.steps, plan.batch)
         before = perf_counter()
         log = train(network, draw, table_loss, recipe, validate=validate, until=until, checkpoint=path, spare=True)
@@ -177,31 +176,31 @@ class TableTrial:
     def _tested(
         self, network: TableNetwork, samples: Samples, fold: Fold, field: Field, table: Table
     ) -> dict[str, Any]:
-        """Figures on test rows, and on the same with others corrupted."""
-        few = min(CORRUPTED, len(fold.test)) if TABLES[self.table].folds == 1 else len(fold.test)
-        some = np.linspace(0, len(fold.test) - 1, few).astype(int)
+        """Metrics on test rows, and on a subset of them with all other rows corrupted."""
+        count = min(CORRUPTED, len(fold.test)) if TABLES[self.table].folds == 1 else len(fold.test)
+        subset = np.linspace(0, len(fold.test) - 1, count).astype(int)
         plan, truth = self.plan(), _standardised(table, field)[fold.test]
-        predicted = tell(network, samples, plan, fold.test).double().cpu().numpy()
-        spoilt = tell_corrupted(network, samples, plan, fold.test[some], seed=self.fold).double().cpu().numpy()
+        predicted = predict(network, samples, plan, fold.test).double().cpu().numpy()
+        corrupted = predict_corrupted(network, samples, plan, fold.test[subset], seed=self.fold).double().cpu().numpy()
         return {
-            **figures(predicted, truth, field.scale),
-            "clean": figures(predicted[some], truth[some], field.scale),
-            "corrupted": figures(spoilt, truth[some], field.scale),
-            "corrupted_rows": few,
+            **metrics_of(predicted, truth, field.scale),
+            "clean": metrics_of(predicted[subset], truth[subset], field.scale),
+            "corrupted": metrics_of(corrupted, truth[subset], field.scale),
+            "corrupted_rows": count,
         }
 
 
 def samples_of(table: Table, fold: Fold, protocol: str) -> tuple[Samples, list[Field]]:
-    """A table as rows, with what its columns are; target columns come last.
+    """A table as encoded rows, and its fields; the target column comes last.
 
-    As published, columns are standardised by all rows, those to test on among them; otherwise by what is learned from
-    or held out. The target is standardised by what is learned from.
+    As published, columns are standardised over all rows, including test rows; otherwise over training and validation
+    rows. The target is standardised over training rows.
     """
     columns = columns_of(table)
     known = np.arange(len(table)) if protocol == "published" else np.concatenate((fold.learned, fold.held))
     fields = fields_of(Columns(columns.names, [values[known] for values in columns.values]))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a category that is met in testing alone is missing there
+        warnings.simplefilter("ignore", UserWarning)  # categories that only test rows have are encoded as missing
         rows = encode(columns, fields)
     assert table.target is not None
     target, names = target_of(table), table.categories[table.target]
@@ -210,8 +209,8 @@ def samples_of(table: Table, fold: Fold, protocol: str) -> tuple[Samples, list[F
     else:
         mean, scale = statistics([target[fold.learned, None]])
         field = Field("target", float(mean[0]), float(scale[0]))
-    own = _standardised(table, field)
-    numbers, codes = (np.zeros(len(table)), own) if names else (own, np.zeros(len(table), dtype=np.int64))
+    targets = _standardised(table, field)
+    numbers, codes = (np.zeros(len(table)), targets) if names else (targets, np.zeros(len(table), dtype=np.int64))
     last = (torch.from_numpy(numbers).float(), torch.from_numpy(codes), torch.zeros(len(table), dtype=torch.bool))
     whole = Rows(*(torch.cat((part, of.unsqueeze(1)), 1) for part, of in zip(rows, last, strict=True)))
     bare = np.concatenate((fold.held, fold.test)) if protocol == "published" else fold.test[:0]
@@ -219,12 +218,12 @@ def samples_of(table: Table, fold: Fold, protocol: str) -> tuple[Samples, list[F
 
 
 def _standardised(table: Table, field: Field) -> Any:
-    """Targets as a network tells them: codes, or numbers in units of `field`."""
+    """Targets as a network predicts them: codes, or numbers standardised by `field`."""
     return target_of(table) if field.categories else (target_of(table) - field.mean) / field.scale
 
 
 def _looked_at(samples: Samples, plan: Plan) -> Rows:
-    """The rows whose attention to each other is looked at: the table as it is when test rows are told."""
+    """The rows whose mutual attention is analysed: the table as it is at prediction."""
     if plan.published:
         return samples.without_target(np.arange(len(samples.rows.hidden)))
     return samples.rows.take(samples.learned[: plan.batch])
@@ -232,7 +231,7 @@ def _looked_at(samples: Samples, plan: Plan) -> Rows:
 
 @contextmanager
 def multiplying(precision: str) -> Iterator[None]:
-    """Products of single-precision matrices on a GPU: with "tf32" by its matrix units, otherwise in full."""
+    """Precision of float32 matrix products on a GPU: TF32 with "tf32", otherwise full."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:

@@ -54,7 +54,7 @@ def _losses(axis: Any, rows: Sequence[dict[str, Any]], optima: Sequence[dict[str
                 color=colour,
                 linewidth=1.2,
             )
-    axis.set(title="loss less the best of the budget", ylabel="nats a token")
+    axis.set(title="loss minus the best of each size", ylabel="nats per token")
 
 
 def _optima(axis: Any, optima: Sequence[dict[str, Any]], colours: Any) -> None:
@@ -71,7 +71,7 @@ def _optima(axis: Any, optima: Sequence[dict[str, Any]], colours: Any) -> None:
                 optimum["budget"], optimum["layers"], [[end] for end in ends], fmt="o", color=colour, capsize=2, ms=4
             )
     axis.set(
-        xscale="log", yscale="log", title="best depth (hollow: of those tried)", xlabel="parameters", ylabel="layers"
+        xscale="log", yscale="log", title="best depth (hollow: best trained)", xlabel="parameters", ylabel="layers"
     )
     axis.set_ylim(0.5, 40)
     axis.set_xticks(
@@ -89,4 +89,4 @@ def _mixes(axis: Any, rows: Sequence[dict[str, Any]], colours: Any) -> None:
         y = [row["pairwise_symmetric"] for row in at]
         axis.errorbar(x, y, spread, fmt="o-", color=colour, markersize=3.5, linewidth=1)
     axis.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
-    axis.set(title="symmetric share of the pairwise parts", ylim=(0, 1), ylabel="symmetric/(symmetric + skew), on text")
+    axis.set(title="symmetric share of the heads", ylim=(0, 1), ylabel="symmetric/(symmetric + skew), on text")

@@ -15,7 +15,7 @@ from keyquery_studies.kernels.report import seeds_of
 
 
 def tables(reading: DepthStudy) -> list[Any]:
-    """Losses by depth and budget, the best depth beside the law's, and what heads are made of."""
+    """Loss by depth and parameter count, the best depth compared with the law, and score parts of the heads."""
     rows = reading.summary()
     if not rows:
         return ["No shape has been trained at all its learning rates yet."]

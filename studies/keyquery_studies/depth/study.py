@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
@@ -24,10 +22,10 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import student
-from keyquery_studies.common.jobs import check_folder, finish
 from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.objectives import SHARES
 from keyquery_studies.common.rows import FORMER, firsts, over_seeds
+from keyquery_studies.common.runner import run_jobs, study_folder
 from keyquery_studies.depth.trial import ShapedTraining
 
 NEAR = 2  # depths on either side of the best that a parabola is laid through
@@ -42,16 +40,16 @@ class DepthStudy(Reading, kind="depth study"):
     former = FORMER
 
     rows: Sequence[Mapping[str, Any]]  # one per training; `mix` has the means over heads of each layer
-    diverged: Sequence[Mapping[str, Any]] = ()  # what was given up: a learning rate too high for its shape
+    diverged: Sequence[Mapping[str, Any]] = ()  # trainings that diverged: the learning rate was too high
 
     def records(self) -> list[dict[str, Any]]:
         """One row per training; curves and layers are in the JSON only."""
         return [{key: value for key, value in row.items() if key not in ("curve", "mix")} for row in self.rows]
 
     def chosen(self) -> list[dict[str, Any]]:
-        """Of every shape the trainings with the learning rate that was best on text set apart to choose by.
+        """The trainings of every shape at its best learning rate on the validation split.
 
-        `edge` says that it is the lowest or the highest that was tried.
+        `edge` marks a rate that is the lowest or the highest of those tried.
         """
         groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
         for row in self.rows:
@@ -119,7 +117,7 @@ class DepthStudy(Reading, kind="depth study"):
 
 
 def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The learning rate with the lowest loss on text set apart, of the seed that has tried most of them."""
+    """The learning rate with the lowest validation loss, of the seed with the most rates."""
     rates: dict[int, dict[float, float]] = {}
     for row in rows:
         rates.setdefault(row["seed"], {})[row["rate"]] = row["validation"]
@@ -195,7 +193,7 @@ class Plan:
     length: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("budgets", "depths", "rates", "seeds"):  # what is given twice is one
+        for name in ("budgets", "depths", "rates", "seeds"):  # duplicates are dropped
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one")
@@ -254,13 +252,11 @@ def run(
         raise ValueError("data must be a text file, or a folder with one")
     until = None if minutes is None else time() + 60 * minutes
     chosen = pick_device(device)
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
-        check_folder(folder)
+    with study_folder(out) as folder:
         facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
         common: dict[str, Any] = {"text": facts["digest"], "until": until, "compiled": compiled}
-        first = finish(plan.first(**common), folder, chosen, workers, progress)
-        results = first + finish(plan.then(first, **common), folder, chosen, workers, progress)
+        first = run_jobs(plan.first(**common), folder, chosen, workers, progress)
+        results = first + run_jobs(plan.then(first, **common), folder, chosen, workers, progress)
     rows = [row for row in results if "loss" in row]
     lost = [row for row in results if row.get("diverged")]
     planned = len(first) + len(plan.depths) * len(plan.budgets) * (len(plan.seeds) - 1)

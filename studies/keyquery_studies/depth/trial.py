@@ -16,9 +16,10 @@ from keyquery.instruments.depth.law import count
 from keyquery.layers import LanguageModel, Shape
 from keyquery.support.checks import check_count
 from keyquery.training import Log, Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
 from keyquery_studies.common.language_models import EXAM, tasks
 from keyquery_studies.common.objectives import BATCH, SHARES, Task
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import checkpoint_path, result_name
 
 HEAD = 32  # about how wide a head is
 USUAL = 128  # the width whose learning rate is the rate itself
@@ -59,7 +60,7 @@ class ShapedTraining:
     def name(self) -> str:
         """The name of its result file."""
         fixed = {"batch": BATCH, "exam": EXAM, "head": HEAD, "recipe": asdict(self.recipe()), "shares": SHARES}
-        return name_of((self.budget, self.layers, self.rate, self.seed), {**self._settings(), **fixed})
+        return result_name((self.budget, self.layers, self.rate, self.seed), {**self._settings(), **fixed})
 
     def _settings(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key not in ("until", "compiled")}
@@ -120,8 +121,7 @@ class ShapedTraining:
         }
 
     def _train(self, model: nn.Module, task: Task, folder: Path) -> Log:
-        path = folder / "checkpoints" / self.name.replace(".json", ".pt")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = checkpoint_path(folder, self.name)
         options: dict[str, Any] = {"validate": task.validate, "until": lambda step: self._late(), "checkpoint": path}
         return train(model, task.draw, task.loss, self.recipe(), **options)
 

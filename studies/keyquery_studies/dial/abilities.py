@@ -120,7 +120,7 @@ def accuracy(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
 
 
 def probe(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
-    """How often a linear reader of the last hidden state tells 1 from 0, fitted on the other half of the sequences."""
+    """Accuracy of a linear probe of the last hidden state, fitted on the other half of the sequences."""
     assert sequences.targets is not None
     return read_out(last_hidden(model, sequences.inputs), sequences.targets)
 
@@ -157,7 +157,7 @@ def neighbours(model: nn.Module, sequences: Sequences) -> Float[Tensor, " passag
 def first_token_mass(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
     """Attention-sink mass: attention of later tokens to the first, mean over layers, heads and tokens.
 
-    Without rewrites nothing is heard, so a model that is not dialled gets a dial of ones.
+    Without rewrites nothing is captured, so a model that is not dialled gets a dial of ones.
     """
     masses: list[Tensor] = []
 

@@ -12,17 +12,17 @@ from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery_studies.dial.study import Abilities
 
-# The two abilities of each kind of model that are set side by side, and what stands above them.
+# The two abilities shown for each kind of model, and their titles.
 SHOWN = {
     "decoders": {"next token": "plain text", "repeated tokens": "repeated random tokens"},
     "encoders": {"masked words": "masked words", "sentence halves": "sentence halves"},
 }
-CHANGE = {"decoders": "rise in loss (nats per token)", "encoders": "change of accuracy"}
+CHANGE = {"decoders": "Δ loss (nats per token)", "encoders": "Δ accuracy"}
 GREY = "#59636e"
 
 
 def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
-    """One row per model, two abilities side by side: the change without each part in all heads, and its interval."""
+    """One row per model, two abilities side by side: the change when each part is ablated in all heads."""
     of, models, shown = _chosen(reading, of)
     figure, axes = _panels(pyplot, models, shown, 0.34 + 0.24 * len(LIGHT))
     summary = [row for row in reading.summary() if row["means"] == "data" and row["part"] != "none"]
@@ -30,17 +30,17 @@ def parts(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
         rows = [row for row in summary if row["model"] == model["name"]]
         for axis, ability in zip(line, shown, strict=True):
             own = [row for row in rows if row["ability"] == ability]
-            # Who does worse than a blind guess has nothing to lose by a part.
+            # A model that is worse than a uniform guess has nothing to lose.
             helpless = of == "decoders" and bool(own) and own[0]["before"] > math.log(model["vocabulary"] or math.inf)
             _bars(axis, own, pale=helpless)
             if own:
                 caption = _whole(model, own[0]["before"], of)
                 axis.text(0.5, 1.01, caption, transform=axis.transAxes, ha="center", va="bottom", size=6.5, color=GREY)
         ends = [value for axis in line for value in axis.get_xlim()]
-        for axis in line:  # one scale, or lengths could not be compared
+        for axis in line:  # one scale, so that lengths are comparable
             axis.set_xlim(min(ends), max(ends) * 1.16)
         _label(line, model)
-    figure.supxlabel(f"{CHANGE[of]} without the part in all heads; 95 % intervals", color=GREY, size=8)
+    figure.supxlabel(f"{CHANGE[of]} when the part is ablated in all heads; 95 % intervals", color=GREY, size=8)
     return figure
 
 
@@ -57,13 +57,13 @@ def layers(reading: Abilities, pyplot: Any, of: str | None = None) -> Any:
             rows = [row for row in summary if (row["model"], row["ability"]) == (model["name"], ability)]
             _strips(axis, rows, model["layers"], worse=1 if of == "decoders" else -1)
         _label(line, model)
-    caption = f"layer; each panel has its own scale, its largest {CHANGE[of]} stands at the right"
+    caption = f"layer; colour scale per panel, largest {CHANGE[of]} at the right"
     figure.supxlabel(caption, color=GREY, size=8)
     return figure
 
 
 def _chosen(reading: Abilities, of: str | None) -> tuple[str, list[Mapping[str, Any]], dict[str, str]]:
-    """One kind of models, decoders if there are any, these, and those of its two abilities that were measured."""
+    """The kind of models shown (default: decoders, if any), the models, and the measured ones of its two abilities."""
     kinds = {kind: [m for m in reading.models if m["causal"] == (kind == "decoders")] for kind in SHOWN}
     of = of or ("decoders" if kinds["decoders"] else "encoders")
     check_choice("of", of, tuple(SHOWN))
@@ -82,7 +82,7 @@ def _panels(pyplot: Any, models: list[Mapping[str, Any]], shown: dict[str, str],
 
 
 def _label(line: Any, model: Mapping[str, Any]) -> None:
-    """The model's name and the parts' names, once a row."""
+    """Label a row with the model's name, and its first panel with the parts' names."""
     line[0].set_ylabel(textwrap.fill(model["name"], 15), weight="bold", labelpad=8)
     for axis in line[1:]:
         axis.tick_params(labelleft=False)
@@ -101,7 +101,7 @@ def _bars(axis: Any, rows: list[dict[str, Any]], pale: bool) -> None:
 
 
 def _named(axis: Any, rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each part that was measured, named in its colour."""
+    """One line per measured part, labelled in its colour."""
     shown = [part for part in LIGHT if any(row["part"] == part for row in rows)]
     axis.set_ylim(len(shown) - 0.5, -0.5)
     axis.set_yticks(range(len(shown)), shown)
@@ -112,7 +112,7 @@ def _named(axis: Any, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> None:
-    """A strip a part, in its colour; one scale for all, so that they can be compared."""
+    """One strip per part, in its colour; all on one scale."""
     most = max((worse * row["change"] for row in rows), default=0.0)
     shown = _named(axis, rows)
     colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap
@@ -125,20 +125,20 @@ def _strips(axis: Any, rows: list[dict[str, Any]], count: int, worse: int) -> No
         worst = max(change_of, key=lambda layer: worse * change_of[layer])
         label = f"{_signed(change_of[worst])} in {worst}"
         axis.annotate(label, (1.01, y), xycoords=("axes fraction", "data"), va="center", size=6.5)
-    axis.set(xlim=(-0.5, count - 0.5), ylim=(len(shown) - 0.5, -0.5))  # which each strip has set anew
+    axis.set(xlim=(-0.5, count - 0.5), ylim=(len(shown) - 0.5, -0.5))  # imshow has changed the limits
     axis.locator_params(axis="x", integer=True, nbins=8)
     axis.spines[:].set_visible(False)
 
 
 def _whole(model: Mapping[str, Any], before: float, of: str) -> str:
-    """How well the whole model does, and what a blind guess would: who cannot copy has nothing to lose by a part."""
+    """The metric of the full model, and of a uniform guess: a model that cannot copy has nothing to lose."""
     if of == "encoders":
-        return f"the whole model's accuracy: {before:.2f}"
+        return f"full model's accuracy: {before:.2f}"
     if not model["vocabulary"]:
-        return f"the whole model's loss: {before:.2f}"
+        return f"full model's loss: {before:.2f}"
     guess = math.log(model["vocabulary"])
-    able = "cannot do it: its loss" if before > guess else "the whole model's loss"
-    return f"{able}: {before:.2f}, a blind guess: {guess:.1f}"
+    able = "worse than chance, loss" if before > guess else "full model's loss"
+    return f"{able}: {before:.2f}, uniform guess: {guess:.1f}"
 
 
 def _signed(value: float) -> str:

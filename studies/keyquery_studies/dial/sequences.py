@@ -22,21 +22,21 @@ FEWEST = 3 * SEQUENCES // 2
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sequences that a model is run on, and what is asked of each of their tokens, NOTHING of most."""
+    """Input sequences, and the target of each token, NOTHING for most."""
 
     inputs: Batch
     targets: Int[Tensor, "batch n"] | None = None
 
 
 class Material:
-    """A model's tokens: texts as ids, a pool to draw random ones from, and what stands before and after a sequence."""
+    """A model's tokens: encoded texts, a pool for random sequences, and special tokens around a sequence."""
 
     def __init__(self, texts: Mapping[str, str], tokenizer: Any, causal: bool, vocabulary: int) -> None:
         if tokenizer is None:
             raise ValueError("the model has no tokenizer beside it, so no text can be encoded")
         self.before, self.after = special_tokens(tokenizer, *texts.values())
         if causal:
-            self.after = []  # what ends a text is not what it is measured by
+            self.after = []  # end-of-text tokens are not evaluated
         self.mask: int | None = getattr(tokenizer, "mask_token_id", None)
         known = (*getattr(tokenizer, "all_special_ids", ()), self.mask, getattr(tokenizer, "pad_token_id", None))
         self.special = {number for number in known if number is not None}
@@ -45,10 +45,10 @@ class Material:
         self.vocabulary = vocabulary
 
     def windows(self, text: str, count: int, length: int, second: bool = False) -> Int[Tensor, "some n"]:
-        """Windows of a text, as many as there are up to `count`, evenly spread, no two overlapping; framed.
+        """Up to `count` evenly spaced, non-overlapping windows of a text, with special tokens.
 
-        Every third window of the text is one of the first, and the others are the `second` ones, so that means can be
-        taken of text that is not measured.
+        Every third window of the text is for evaluation; the others (`second`) are for means, which are thus taken over
+        other text.
         """
         ids, room = self.texts[text], length - len(self.before) - len(self.after)
         cut = max(FEWEST, len(ids) // room)
@@ -62,9 +62,9 @@ class Material:
         return self.framed(ids[starts[:, None] + torch.arange(room)])
 
     def random(self, count: int, length: int, seed: int) -> Int[Tensor, "count length"]:
-        """Rows of random tokens, none twice in a row: of those that the texts hold, if they hold enough."""
+        """Rows of random tokens without repetition, from the vocabulary of the texts if it is large enough."""
         pool = self.pool
-        if len(pool) < length:  # a text that short would repeat itself
+        if len(pool) < length:  # too few distinct tokens in the texts
             pool = torch.tensor(sorted(set(range(self.vocabulary)) - self.special))
         if len(pool) < length:
             raise ValueError(f"length must be at most {len(pool)}, the number of tokens there are, got {length}")
@@ -72,8 +72,8 @@ class Material:
         return torch.stack([pool[torch.randperm(len(pool), generator=generator)[:length]] for _ in range(count)])
 
     def framed(self, ids: Int[Tensor, "count n"]) -> Int[Tensor, "count framed"]:
-        """Ids with what the model expects before and after them, such as a token that begins a text."""
+        """Ids with the special tokens the model expects before and after them, such as BOS."""
         before, after = (
-            torch.tensor(some, dtype=torch.long).expand(len(ids), -1) for some in (self.before, self.after)
+            torch.tensor(special, dtype=torch.long).expand(len(ids), -1) for special in (self.before, self.after)
         )
         return torch.cat((before, ids, after), 1)

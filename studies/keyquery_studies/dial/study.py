@@ -1,12 +1,11 @@
 """Study `dial`: which ability depends on which part of the scores?
 
-Each part is left out in all heads, in every layer, in every single head, and every ability is measured before and after
-on the same sequences.
+Each part is ablated in all heads, per layer and per head, and every ability is measured before and after on the same
+sequences.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,21 +23,20 @@ from keyquery.data import read_corpus, unwrap
 from keyquery.forms.parts import PARTS
 from keyquery.reading import Reading, digest, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.files import write_text
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import Interval, paired, together
 from keyquery.surgery.dial.dial import Means, dial
 from keyquery.surgery.rewriting.attach import sites_of
-from keyquery_studies.common.jobs import check_folder
-from keyquery_studies.common.jobs import name_of as file_name
 from keyquery_studies.common.rows import FORMER, firsts
+from keyquery_studies.common.runner import check_folder, resumed
+from keyquery_studies.common.store import Store, result_name
 from keyquery_studies.dial.abilities import ABILITIES, Ability
 from keyquery_studies.dial.sequences import Material, Sequences
 
 LEVELS = ("all", "layer", "head")
-MEANS = {"batch": None, "global": "global", "data": "position"}  # of the batch at hand, or of other sequences
-OTHERS = 64  # sequences that means are measured on; of a short text fewer, but enough for means by position
-PLACE = ("model", "ability", "part", "layer", "head", "means")  # what tells rows apart, beside their text or seed
+MEANS = {"batch": None, "global": "global", "data": "position"}  # over the current batch, or over other sequences
+OTHERS = 64  # sequences for the means; of a short text fewer, but enough for means by position
+PLACE = ("model", "ability", "part", "layer", "head", "means")  # identify a row, together with its text or seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ class Abilities(Reading, kind="dial"):
         return [dict(row) for row in self.rows]
 
     def summary(self, level: str = "all") -> list[dict[str, Any]]:
-        """The rows of a level, mean over texts or seeds: the change, its interval, and the spread between them."""
+        """The rows of a level, averaged over texts or seeds: the change, its interval, and the sd between them."""
         check_choice("level", level, LEVELS)
         groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         for row in self.rows:
@@ -73,7 +71,7 @@ class Abilities(Reading, kind="dial"):
 
     @classmethod
     def joined(cls, *parts: Abilities) -> Abilities:
-        """One reading of separate runs, such as models on another machine; the first row counts."""
+        """One reading of separate runs, such as models on another machine; of duplicate rows the first is kept."""
         rows = firsts((row for part in parts for row in part.rows), (*PLACE, "source"))
         models = firsts((model for part in parts for model in part.models), ("name",))
         abilities = firsts((ability for part in parts for ability in part.abilities), ("name",))
@@ -81,38 +79,38 @@ class Abilities(Reading, kind="dial"):
         return cls(models=models, abilities=abilities, rows=rows, provenance={"runs": runs})
 
     def brief(self) -> Abilities:
-        """What a page needs: single heads as means over texts or seeds, and every figure to four digits."""
+        """What a page needs: single heads averaged over texts or seeds, and all numbers to four digits."""
         rows = [row for row in self.rows if level_of(row) != "head"]
         joined = {"source": "all", "sequences": None}
         for row in self.summary("head"):
-            figures = {name: row[name] for name in (*PLACE, "before", "change", "low", "high")}
-            rows.append({**figures, **joined, "value": row["before"] + row["change"]})
+            metrics = {name: row[name] for name in (*PLACE, "before", "change", "low", "high")}
+            rows.append({**metrics, **joined, "value": row["before"] + row["change"]})
         return replace(self, rows=short(rows, 4))
 
 
 def level_of(row: Mapping[str, Any]) -> str:
-    """In how many heads a row's part was left out: all, those of a layer, or one head."""
+    """Where a row's part was ablated: in all heads, in those of a layer, or in one head."""
     return "all" if row["layer"] is None else "layer" if row["head"] is None else "head"
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model that is studied, its tokenizer, and what is known of it."""
+    """A model under study, its tokenizer, and facts about it."""
 
     model: nn.Module
     tokenizer: Any
     facts: Mapping[str, Any]
-    heads: Mapping[int, int]  # how many each layer has
-    placed: bool  # whether positions enter its scores otherwise than with the tokens
-    biased: bool  # whether something is added to its scores that is in no query or key
+    heads: Mapping[int, int]  # number of heads per layer
+    placed: bool  # whether its scores have a position term, as with RoPE
+    biased: bool  # whether a bias is added to its scores, as with ALiBi
 
     @classmethod
     def load(cls, source: str | Path, device: str) -> Subject:
-        """The model of a folder or a .gguf file, with the head that gives logits if it has one."""
+        """The model of a folder or a .gguf file, with its LM head if it has one."""
         try:
             model, tokenizer = load_model(source, lm_head=True)
             lm_head = True
-        except ValueError:  # a sentence encoder has none; whatever else is wrong is said here again
+        except ValueError:  # a sentence encoder has none; any other error is raised again below
             model, tokenizer = load_model(source)
             lm_head = False
         return cls.of(name_of(source), model.to(device).eval(), tokenizer, lm_head, precision(source))
@@ -129,11 +127,11 @@ class Subject:
         return cls(model, tokenizer, facts, heads, any(site.placed for site in sites.values()), biased)
 
     def parts(self, means: str) -> list[str]:
-        """The parts of its scores; about one mean for all positions, position needs a term of its own, as RoPE is."""
+        """The parts of its scores; with means over all positions, the position part needs a term such as RoPE."""
         return [part for part in PARTS if self.placed or means == "data" or part not in ("position", "query_only")]
 
     def abilities(self) -> list[Ability]:
-        """Those that can be measured of it; attention is read off queries and keys, so only where nothing is added."""
+        """Abilities it can be measured on; attention is computed from queries and keys, so only without a bias."""
         kind = "decoders" if self.facts["causal"] else "encoders"
         return [
             ability
@@ -144,14 +142,14 @@ class Subject:
         ]
 
     def places(self) -> int | None:
-        """How many tokens it has places for, if it says so."""
+        """Its maximum number of positions, if its config has one."""
         config = getattr(self.model, "config", None)
         limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "length"))
         return next((count for count in limits if isinstance(count, int)), None)
 
 
 def name_of(source: str | Path) -> str:
-    """What a model is called by: its folder, or its file.
+    """The display name of a model: that of its folder or file.
 
     >>> name_of("models/SmolLM2.gguf"), name_of("models/gpt-0.1/")
     ('SmolLM2', 'gpt-0.1')
@@ -165,7 +163,7 @@ def precision(source: str | Path) -> str:
     modules, tensors = heads[0].modules, heads.source
     roles = [modules[role] for role in ("query", "fused", "query_down", "module") if role in modules]
     name = next(name for name in tensors.shapes if roles and name.startswith(roles[0]))
-    stored = getattr(tensors, "stored", None)  # quantised files are read as numbers, whatever they hold
+    stored = getattr(tensors, "stored", None)  # quantised files are dequantised on read
     return str(stored(name) if stored else tensors.rows(name, 0, 1).dtype).removeprefix("torch.")
 
 
@@ -175,13 +173,13 @@ class Trial:
 
     ability: Ability
     source: Any
-    given: Sequences
+    measured: Sequences
     others: Sequences
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A part that is left out (none: a dial of ones) in a layer, a head or everywhere, about means of some kind."""
+    """A part that is ablated (none: all gains 1) in a layer, a head or everywhere, with one kind of means."""
 
     trial: Trial
     means: str
@@ -190,7 +188,7 @@ class Setting:
     head: int | None = None
 
     def gains(self) -> dict[str, float]:
-        """Gains; for "none" so near to 1 that scores are really divided into parts and summed again."""
+        """Gains; for "none" so close to 1 that scores are still decomposed into parts and summed again."""
         return {"symmetric": 1 + 1e-15} if self.part == "none" else {self.part: 0.0}
 
     def selection(self) -> str | None:
@@ -225,31 +223,31 @@ def run(
     check_count("length", length, least=16)
     if not models or not texts or not seeds:
         raise ValueError("models, texts and seeds must each hold at least one")
-    _told_apart("models", [name_of(source) for source in models])
-    _told_apart("texts", [Path(path).name for path in texts])
+    _check_distinct("models", [name_of(source) for source in models])
+    _check_distinct("texts", [Path(path).name for path in texts])
     chosen = pick_device(device)
-    read_texts = {Path(path).name: unwrap(read_corpus(path)) for path in texts}
+    contents = {Path(path).name: unwrap(read_corpus(path)) for path in texts}
     seeds, rows, facts = list(dict.fromkeys(seeds)), [], []
     used: dict[str, dict[str, str]] = {}
     folder = None if out is None else Path(out)
     for source in models:
         subject = Subject.load(source, chosen)
-        rows += list(study(subject, read_texts, by, seeds, sequences, length, progress, folder))
+        rows += list(study(subject, contents, by, seeds, sequences, length, progress, folder))
         facts.append(subject.facts)
         used |= {
             ability.name: {"name": ability.name, "unit": ability.unit, "better": ability.better}
             for ability in subject.abilities()
         }
-    settings = {"by": by, "seeds": seeds, "sequences": sequences, "length": length, "texts": list(read_texts)}
+    settings = {"by": by, "seeds": seeds, "sequences": sequences, "length": length, "texts": list(contents)}
     return Abilities(
         models=facts, abilities=list(used.values()), rows=rows, provenance=provenance(**settings, device=chosen)
     )
 
 
-def _told_apart(what: str, names: Sequence[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{what} must have distinct names, got two called {twice}")
+def _check_distinct(what: str, names: Sequence[str]) -> None:
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ValueError(f"{what} must have distinct names, got two called {duplicate}")
 
 
 def study(
@@ -262,52 +260,54 @@ def study(
     progress: Progress | None = None,
     out: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one model; those of trials that `out` holds already are read."""
+    """The rows of one model; those of trials whose results `out` holds are read from there."""
     length = min(length, subject.places() or length)
     trials = list(trials_of(subject, texts, seeds, sequences, length))
-    files = _files(subject, trials, by, out)
-    done = {trial: json.loads(path.read_text(encoding="utf-8")) for trial, path in files.items() if path.exists()}
-    settings = [setting for trial in trials if trial not in done for setting in settings_of(subject, trial, by)]
-    watched = (progress or silent)(settings, subject.facts["name"], len(settings))
-    groups = groupby(watched, lambda setting: setting.trial)
+    store = None if out is None else store_of(out)
+    names = {} if store is None else result_names(subject, trials, by)
+    todo = [trial for trial in trials if store is None or not store.done(names[trial])]
+    settings = [setting for trial in todo for setting in settings_of(subject, trial, by)]
+    tracked = (progress or silent)(settings, subject.facts["name"], len(settings))
+    groups = groupby(tracked, lambda setting: setting.trial)
+
+    def measure(trial: Trial) -> list[dict[str, Any]]:
+        before = trial.ability.measure(subject.model, trial.measured)
+        by_means = groupby(next(groups)[1], lambda setting: setting.means)
+        return [row for means, same in by_means for row in _measured(subject, trial, before, means, same)]
+
     with evaluating(subject.model):
-        for trial in trials:
-            if trial in done:
-                yield from done[trial]
-                continue
-            before = trial.ability.measure(subject.model, trial.given)
-            by_means = groupby(next(groups)[1], lambda setting: setting.means)
-            rows = [row for means, same in by_means for row in _measured(subject, trial, before, means, same)]
-            if trial in files:
-                write_text(files[trial], json.dumps(rows))  # whole: a run may be killed at any time
+        for rows in resumed(trials, names.__getitem__, measure, store):
             yield from rows
 
 
-def _files(subject: Subject, trials: Sequence[Trial], by: str, folder: Path | None) -> dict[Trial, Path]:
-    """Where the rows of each trial are kept, named by all that they depend on; nowhere without a folder."""
-    if folder is None:
-        return {}
+def store_of(folder: Path) -> Store:
+    """The store of a study's folder, which is created."""
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    return Store(folder, list)
+
+
+def result_names(subject: Subject, trials: Sequence[Trial], by: str) -> dict[Trial, str]:
+    """The name of each trial's result file: a digest of everything its rows depend on."""
     settings = {"weights": digests(subject.model.state_dict()), "by": by, "parts": PARTS, "means": list(MEANS)}
     names = {}
     for trial in trials:
-        measured, others = (digest(some.inputs["input_ids"]) for some in (trial.given, trial.others))
+        measured, others = (digest(sequences.inputs["input_ids"]) for sequences in (trial.measured, trial.others))
         words = (subject.facts["name"], trial.ability.name, trial.source)
-        names[trial] = folder / file_name(words, {**settings, "given": measured, "others": others})
+        names[trial] = result_name(words, {**settings, "given": measured, "others": others})
     return names
 
 
 def _measured(
     subject: Subject, trial: Trial, before: Tensor, means: str, settings: Iterator[Setting]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one trial about one kind of means."""
+    """The rows of one trial with one kind of means."""
     model, ability = subject.model, trial.ability
     kind = MEANS[means]
     with dial(model, data=Means(model, _pieces(trial.others.inputs), kind) if kind else None) as dialled:
         for setting in settings:
             dialled.turn(setting.selection(), **setting.gains())
-            after = ability.measure(model, trial.given)
+            after = ability.measure(model, trial.measured)
             row = {
                 "model": subject.facts["name"],
                 "ability": ability.name,
@@ -319,7 +319,7 @@ def _measured(
 
 
 def _pieces(inputs: Batch, rows: int = 16) -> list[Batch]:
-    """A batch as several of few rows: logits of many sequences need much memory."""
+    """A batch as several smaller ones, since logits of many sequences need much memory."""
     count = len(inputs["input_ids"])
     return [{name: tensor[at : at + rows] for name, tensor in inputs.items()} for at in range(0, count, rows)]
 
@@ -329,9 +329,9 @@ def trials_of(
 ) -> Iterator[Trial]:
     """Every ability on every text or seed.
 
-    A score's parts are about the mean query and key of some distribution. Means are taken over sequences of the same
-    kind as those that are measured, and not over these: about the means of plain text, the queries of random tokens
-    are off-centre, what they share would count as pairwise, and without a pairwise part popularity would be gone, too.
+    A score's parts are relative to the mean query and key of some distribution. Means are taken over other sequences of
+    the same kind as the measured ones: relative to the means of plain text, queries of random tokens are off-centre,
+    their common component would count as pairwise, and ablating a pairwise part would also remove popularity.
     """
     material = Material(texts, subject.tokenizer, subject.facts["causal"], subject.facts["vocabulary"] or 0)
     for ability in subject.abilities():
@@ -341,7 +341,7 @@ def trials_of(
 
 
 def settings_of(subject: Subject, trial: Trial, by: str) -> Iterator[Setting]:
-    """All that is left out in a trial: everywhere about each kind of means, then layer by layer and head by head."""
+    """All ablations of a trial: in all heads with each kind of means, then per layer and per head."""
     finest = LEVELS.index(by) if trial.ability.by_head else min(LEVELS.index(by), 1)
     for means in MEANS:
         for part in ("none", *subject.parts(means)):

@@ -13,7 +13,7 @@ TRUTHS = {"smoothing": "symmetric truth: smoothing", "look-up": "skew truth: loo
 
 
 def panels(reading: Kernels, pyplot: Any) -> Any:
-    """Above, the error on both tasks of known truth against the sample size; below, losses less that of general."""
+    """Top: error on both synthetic tasks by sample size; bottom: Δ cross-entropy to the general kernel."""
     rows = reading.summary()
     synthetic = [row for row in rows if row["part"] == "synthetic"]
     usual = {"part": "language", "rope": False, "wide": False, "init": "default"}
@@ -49,7 +49,7 @@ def _errors(figure: Any, rows: list[dict[str, Any]]) -> None:
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].yaxis.set_major_formatter("{x:g}")
-    axes[0].set_ylabel("error (1: knows nothing)")
+    axes[0].set_ylabel("error (1: uninformed)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
 
 
@@ -65,10 +65,10 @@ def _gaps(figure: Any, rows: list[dict[str, Any]]) -> None:
                 look = {"color": KERNELS[row["kernel"]], "fmt": "o", "markersize": 4, "capsize": 2}
                 axis.errorbar(row["gap"], names.index(row["kernel"]), xerr=row["gap_sd"] or 0.0, **look)
         axis.set(
-            title=f"{objective}, {'all text' if share == 1 else f'{share:.0%} of it'}", ylim=(-0.6, len(names) - 0.4)
+            title=f"{objective}, {'full corpus' if share == 1 else f'{share:.0%} of it'}", ylim=(-0.6, len(names) - 0.4)
         )
         axis.set_yticks(range(len(names)), names)
         axis.margins(x=0.2)
         axis.locator_params(axis="x", nbins=4)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("loss less that of general, nats a token (left of the line is better)", fontsize=8)
+    figure.supxlabel("Δ cross-entropy to general, nats per token (negative is better)", fontsize=8)

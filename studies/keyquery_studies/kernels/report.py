@@ -11,7 +11,7 @@ from keyquery_studies.kernels.study import Kernels
 
 
 def tables(reading: Kernels) -> list[Any]:
-    """Fresh heads, then errors by sample size, then losses beside those of general."""
+    """Heads at initialisation, errors by sample size, and losses compared with the general kernel."""
     rows = reading.summary()
     shown: list[Any] = []
     parts = {"start": _starts, "synthetic": _synthetic, "language": _language}

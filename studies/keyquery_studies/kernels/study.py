@@ -7,10 +7,8 @@ the more so with less data; where it is skew, the skew part does the work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,10 +21,10 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import finish
 from keyquery_studies.common.language_models import INITS, Training, first_below, prepare
 from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.common.rows import FORMER, over_seeds
+from keyquery_studies.common.runner import Job, run_parts, study_folder
 from keyquery_studies.kernels.synthetic import TASKS, Trial
 
 PARTS = ("synthetic", "language", "init", "all")
@@ -43,8 +41,8 @@ class Kernels(Reading, kind="kernels"):
     former = FORMER
 
     starts: Sequence[Mapping[str, Any]]  # one per fresh layer and seed: the skew share of its heads' energy
-    synthetic: Sequence[Mapping[str, Any]]  # one a task, kernel, sample size and seed
-    language: Sequence[Mapping[str, Any]]  # one a language model
+    synthetic: Sequence[Mapping[str, Any]]  # one per task, kernel, sample size and seed
+    language: Sequence[Mapping[str, Any]]  # one per language model
 
     def records(self) -> list[dict[str, Any]]:
         """One row per untrained layer and per training, named by its part; curves are in the JSON only."""
@@ -166,19 +164,19 @@ def run(
     chosen = pick_device(device)
     if plan.part != "synthetic" and corpus is None and out is None:
         raise ValueError(f"corpus must be a text file for part {plan.part!r}; only 'synthetic' needs none")
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder, facts = Path(place), None
-        if plan.part != "synthetic":
-            facts = prepare(corpus, folder, plan.vocabulary, force)
-        trials = plan.trials()
-        trainings = plan.trainings(facts["digest"]) if facts else []
-        rows = finish([*trainings, *trials], folder, chosen, workers, progress)
-    language, synthetic = rows[: len(trainings)], rows[len(trainings) :]
+    with study_folder(out) as folder:
+        facts = None if plan.part == "synthetic" else prepare(corpus, folder, plan.vocabulary, force)
+        jobs: dict[str, Sequence[Job]] = {
+            "language": plan.trainings(facts["digest"]) if facts else [],
+            "synthetic": plan.trials(),
+        }
+        rows = run_parts(jobs, folder, chosen, workers, progress)
     return Kernels(
         starts=starts(plan.trial_seeds) if plan.has("synthetic") else [],
-        synthetic=synthetic,
-        language=language,
-        provenance=provenance(corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in language})),
+        **rows,
+        provenance=provenance(
+            corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in rows["language"]})
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from keyquery.layers import Attention
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.store import result_name
 
 TASKS = ("smoothing", "look-up")
 WIDTH = 16  # of x
@@ -33,7 +33,7 @@ SEEN = 4  # directions of x that matter
 HEAD = 8  # the head's r: a split kernel can hold either truth in its half
 TOKENS = 16  # a sequence
 SHARPNESS = 8.0  # b: a successor weighs e⁸ times as much as what is at right angles to it
-NOISE = 1.0  # of the targets that are learned from, in standard deviations of the true ones
+NOISE = 1.0  # of the training targets, in standard deviations of the true ones
 CHECKED = 0.25  # of the sequences are held back to stop early
 BATCH = 32
 TEST = 512  # fresh sequences without noise
@@ -41,7 +41,7 @@ TEST = 512  # fresh sequences without noise
 
 @dataclass(frozen=True)
 class Sequences:
-    """Tokens, the last number of each its label, and what every token should tell."""
+    """Tokens, each with its label as last entry, and the target of every token."""
 
     tokens: Float[Tensor, "count n width"]
     targets: Float[Tensor, "count n"]
@@ -123,7 +123,7 @@ class Trial:
         """The name of its result file."""
         design = (WIDTH, SEEN, HEAD, TOKENS, SHARPNESS, NOISE, CHECKED, BATCH, TEST)
         settings = {**asdict(self), "design": design, "recipe": asdict(self.recipe())}
-        return name_of((self.task, self.kernel, self.samples, self.seed), settings)
+        return result_name((self.task, self.kernel, self.samples, self.seed), settings)
 
     def recipe(self) -> Recipe:
         """How it is trained: until what was held back gets no better for 200 steps."""

@@ -6,7 +6,6 @@ models that ship with the package are the first seed of this study.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,12 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.layers import LanguageModel, Shape
 from keyquery.reading import Reading, provenance
-from keyquery.support.files import write_text
 from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 from keyquery_studies.common.objectives import BATCH, HELD_OUT, LOOKED_AT, OBJECTIVES, SHARES, Task
 from keyquery_studies.common.rows import FORMER
+from keyquery_studies.common.runner import resumed
+from keyquery_studies.common.store import Store, digest_of
 from keyquery_studies.objectives.model_card import write_model
 
 NAMES = {"masked": "encoder", "next token": "decoder"}
@@ -113,7 +113,7 @@ def run(
 
     `corpus` is a text file, packed by xz or not. With `out`, the models of the first seed, their tokenizer, cards and
     logs are written there, and an interrupted study is resumed; models of another study in that folder are
-    kept unless `force`. `about` is what the cards say of the text.
+    kept unless `force`. `about` describes the text in the model cards.
     """
     shape = shape or Shape(vocab_size=4096)
     chosen = pick_device(device)
@@ -123,47 +123,43 @@ def run(
     tokenizer = _tokenizer(text, shape.vocab_size, place)
     ids = encode_corpus(text, tokenizer).to(chosen)
     kept = int(len(ids) * (1 - HELD_OUT))  # the rest is held out
-    heads: list[dict[str, Any]] = []
-    losses = []
-    for seed in seeds:
-        for objective in OBJECTIVES:
-            task = Task(objective, ids[:kept], ids[kept:], shape.length, tokenizer)
-            recipe = Recipe(steps, lr=2e-3, warmup=min(300, steps // 4), seed=seed, weight_decay=0.1)
-            run = Run(task, shape, recipe, place)
-            if not run.done():
-                model = run.train(chosen, progress)
-                if place is not None and seed == seeds[0]:
-                    facts = {"corpus": Path(corpus).name, "about": about, "batch": BATCH, **run.result}
-                    write_model(place.folder / NAMES[objective], model, tokenizer, facts)
-                run.finish()
-            heads += run.rows
-            losses.append({name: run.result[name] for name in ("objective", "seed", "loss", "tokens")})
-    facts = provenance(corpus=Path(corpus).name, digest=_digest(text)[:16], device=chosen, seeds=seeds)
-    return Objectives(heads=heads, losses=losses, shape=shape.to_dict(), recipe=asdict(recipe), provenance=facts)
+    tasks = {name: Task(name, ids[:kept], ids[kept:], shape.length, tokenizer) for name in OBJECTIVES}
+    recipes = [Recipe(steps, lr=2e-3, warmup=min(300, steps // 4), seed=seed, weight_decay=0.1) for seed in seeds]
+    runs = [Run(task, shape, recipe, place) for recipe in recipes for task in tasks.values()]
 
+    def trained(run: Run) -> dict[str, Any]:
+        model = run.train(chosen, progress)
+        if place is not None and run.recipe.seed == seeds[0]:
+            card = {"corpus": Path(corpus).name, "about": about, "batch": BATCH, **run.result}
+            write_model(place.folder / NAMES[run.task.objective], model, tokenizer, card)
+        return {"heads": run.rows, "result": run.result}
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    results = list(resumed(runs, lambda run: f"{run.name}.done.json", trained, None if place is None else place.store))
+    columns = ("objective", "seed", "loss", "tokens")
+    return Objectives(
+        heads=[row for result in results for row in result["heads"]],
+        losses=[{name: result["result"][name] for name in columns} for result in results],
+        shape=shape.to_dict(),
+        recipe=asdict(recipes[-1]),
+        provenance=provenance(corpus=Path(corpus).name, digest=digest_of(text), device=chosen, seeds=seeds),
+    )
 
 
 class Place:
-    """Where a study writes: models in the folder, what a resumed run needs in a part of it that is this study's own.
+    """Where a study writes: models in the folder itself, and what a resumed run needs in a subfolder of its own.
 
-    That part is named by text, shape, steps and what is measured, so that runs of other settings never mix.
+    The subfolder is named by a digest of text, shape, steps and measurements, so that other settings never mix.
     """
 
     def __init__(self, folder: Path, text: str, shape: Shape, steps: int, force: bool) -> None:
-        settings = json.dumps([_digest(text), shape.to_dict(), steps, SHARES, LOOKED_AT])
+        settings = json.dumps([digest_of(text, length=64), shape.to_dict(), steps, SHARES, LOOKED_AT])
         self.folder = folder
-        self.work = folder / "work" / _digest(settings)[:12]
-        there = [name for name in NAMES.values() if (folder / name).exists()]
-        if there and not self.work.exists() and not force:
-            raise FileExistsError(f"{folder / there[0]} belongs to another study; --force replaces it")
+        self.work = folder / "work" / digest_of(settings, length=12)
+        existing = [name for name in NAMES.values() if (folder / name).exists()]
+        if existing and not self.work.exists() and not force:
+            raise FileExistsError(f"{folder / existing[0]} belongs to another study; --force replaces it")
         self.work.mkdir(parents=True, exist_ok=True)
-
-    def file(self, name: str) -> Path:
-        """A file of this study's own part."""
-        return self.work / name
+        self.store = Store(self.work, dict | list)
 
 
 def recorded(steps: int) -> set[int]:
@@ -176,28 +172,20 @@ def recorded(steps: int) -> set[int]:
 
 
 class Run:
-    """One model of the study: trained once, resumed if interrupted, loaded if done."""
+    """One model of the study: its training, and the rows of its heads."""
 
     def __init__(self, task: Task, shape: Shape, recipe: Recipe, place: Place | None) -> None:
-        self.task, self.recipe = task, recipe
+        self.task, self.recipe, self.place = task, recipe, place
         self.shape = Shape(**{**shape.to_dict(), "causal": task.objective == "next token"})
-        name = f"{NAMES[task.objective]}-{recipe.seed}"
-        endings = ("checkpoint", "heads.json", "done.json")
-        self._checkpoint, self._heads, self._done = (
-            None if place is None else place.file(f"{name}.{ending}") for ending in endings
-        )
-        self.rows: list[dict[str, Any]] = _read(self._heads) or []
+        self.name = f"{NAMES[task.objective]}-{recipe.seed}"
+        self.rows: list[dict[str, Any]] = []  # of the heads
         self.result: dict[str, Any] = {}
 
-    def done(self) -> bool:
-        """Whether results of an earlier run exist."""
-        before = _read(self._done)
-        if before is not None:
-            self.rows, self.result = before["heads"], before["result"]
-        return before is not None
-
     def train(self, device: str, progress: Progress | None) -> LanguageModel:
-        """The trained model; heads are analysed during training."""
+        """The trained model; heads are analysed during training, and an interrupted training is resumed."""
+        checkpoint, heads = None, f"{self.name}.heads.json"
+        if self.place is not None:
+            checkpoint, self.rows = self.place.work / f"{self.name}.checkpoint", self.place.store.get(heads, [])
         torch.manual_seed(self.recipe.seed)
         model, wanted = LanguageModel(self.shape).to(device), recorded(self.recipe.steps)
 
@@ -205,33 +193,19 @@ class Run:
             if step in wanted and all(row["step"] != step for row in self.rows):
                 place = {"objective": self.task.objective, "seed": self.recipe.seed, "step": step}
                 self.rows.extend({**place, **row} for row in self.task.look(model))
-                _write(self._heads, self.rows)
+                if self.place is not None:
+                    self.place.store.write(heads, self.rows, allow_nan=True)
 
         task = self.task
-        log = train(
-            model, task.draw, task.loss, self.recipe, after=after, checkpoint=self._checkpoint, progress=progress
-        )
+        log = train(model, task.draw, task.loss, self.recipe, after=after, checkpoint=checkpoint, progress=progress)
         self.result = {"objective": task.objective, "seed": self.recipe.seed, "loss": task.validate(model)}
         self.result |= {"tokens": len(task.ids), "recipe": asdict(self.recipe), "log": log.rows}
         return model
 
-    def finish(self) -> None:
-        """Save the results, so that a resumed study need not train this model again."""
-        _write(self._done, {"heads": self.rows, "result": self.result})
-
-
-def _read(path: Path | None) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else None
-
-
-def _write(path: Path | None, value: Any) -> None:
-    if path is not None:
-        write_text(path, json.dumps(value))  # whole: a run may be killed at any time
-
 
 def _tokenizer(text: str, size: int, place: Place | None) -> Tokenizer:
     """A new tokenizer, or the one that an earlier run of this study made."""
-    if place is not None and place.file("tokenizer.json").exists():
+    if place is not None and (place.work / "tokenizer.json").exists():
         return Tokenizer.load(place.work)
     tokenizer = train_tokenizer(text, size)
     if place is not None:

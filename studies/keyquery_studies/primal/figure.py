@@ -13,29 +13,29 @@ Rows = list[dict[str, Any]]
 
 
 def worth(reading: PrimalStudy, pyplot: Any) -> Any:
-    """Accuracies on series and on the arena, published ones as hollow marks, and how many times as fast as fused."""
+    """Accuracy on time series and on the arena (hollow: published), and speed-up over fused softmax."""
     rows = reading.summary()
     of = {part: [row for row in rows if row["part"] == part] for part in ("series", "arena", "speed")}
     of["series"] = [row for row in of["series"] if row["protocol"] == "held out"]
     of["speed"] = [row for row in of["speed"] if row["ms"] is not None and row["attention"] != "general"]
     draw = {"series": _draw_series, "arena": _draw_arena, "speed": _draw_speed}
-    there = [part for part in draw if of[part]]
-    if not there:
+    drawn = [part for part in draw if of[part]]
+    if not drawn:
         raise ValueError("a study of ablations alone has no figure: it needs the part series, arena or speed")
     figure, axes = pyplot.subplots(
-        1, len(there), figsize=(0.6 + 3.1 * len(there), 3.0), layout="constrained", squeeze=False
+        1, len(drawn), figsize=(0.6 + 3.1 * len(drawn), 3.0), layout="constrained", squeeze=False
     )
-    for axis, part in zip(axes[0], there, strict=True):
+    for axis, part in zip(axes[0], drawn, strict=True):
         draw[part](axis, of[part])
         axis.spines[["top", "right"]].set_visible(False)
-    handles = _legend(axes[0, 0], [row["attention"] for part in there for row in of[part]], "arena" in there)
-    columns = len(handles) if len(there) > 1 else 2  # one panel alone is no wider
+    handles = _legend(axes[0, 0], [row["attention"] for part in drawn for row in of[part]], "arena" in drawn)
+    columns = len(handles) if len(drawn) > 1 else 2  # a single panel has room for two
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
 def _legend(axis: Any, attentions: Sequence[str], published: bool) -> list[Any]:
-    """A mark for each attention that is drawn, and a hollow one."""
+    """Legend handles: one per attention drawn, and a hollow one for published results."""
     shown = [(called(name), colour) for name, colour in ATTENTIONS.items() if name in attentions]
     marks = [axis.plot([], [], "o", color=colour, markersize=4, label=name)[0] for name, colour in shown]
     hollow = {"color": "#6e7781", "markerfacecolor": "none", "markersize": 6, "label": "published"}
@@ -43,9 +43,9 @@ def _legend(axis: Any, attentions: Sequence[str], published: bool) -> list[Any]:
 
 
 def _draw_series(axis: Any, rows: Rows) -> None:
-    rows = told_apart(rows)
+    rows = labelled(rows)
     _dots(axis, rows, "dataset", list(dict.fromkeys(row["dataset"] for row in rows)))
-    axis.set(title="series (held out)", ylabel="accuracy, %")
+    axis.set(title="time series (validation split)", ylabel="accuracy (%)")
     axis.tick_params("x", rotation=25)
 
 
@@ -57,8 +57,8 @@ def _draw_arena(axis: Any, rows: Rows) -> None:
         axis.plot(at, 100 * row["published"], "o", color=colour, markerfacecolor="none", markersize=6)
     labels = [TITLES[name] + _cut([row for row in rows if row["task"] == name]) for name in names]
     axis.set_xticks(range(len(names)), labels)
-    cut = any(row["share_run"] < 1 for row in rows)
-    axis.set(title="Long Range Arena" + " (share of the steps)" * cut, ylabel="accuracy, %")
+    partial = any(row["share_run"] < 1 for row in rows)
+    axis.set(title="Long Range Arena" + " (fraction of steps)" * partial, ylabel="accuracy (%)")
 
 
 def _draw_speed(axis: Any, rows: Rows) -> None:
@@ -69,7 +69,7 @@ def _draw_speed(axis: Any, rows: Rows) -> None:
         axis.errorbar(at, row["faster"], yerr=ends, fmt="o", color=colour, markersize=4, capsize=2)
     axis.axhline(1, color=ATTENTIONS["general"], linewidth=0.8)
     axis.set_xticks(range(len(names)), [TITLES[name] for name in names])
-    axis.set(title="a training step", ylabel="speed over fused softmax", yscale="log")
+    axis.set(title="training step", ylabel="speed-up over fused softmax", yscale="log")
     least, most = axis.get_ylim()
     ticks = [2.0**power for power in range(-8, 9) if least <= 2.0**power <= most]
     axis.set_yticks(ticks, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks])
@@ -78,7 +78,7 @@ def _draw_speed(axis: Any, rows: Rows) -> None:
 
 
 def _dots(axis: Any, rows: Rows, key: str, names: list[str]) -> dict[str, float]:
-    """Accuracies over their names; what each attention stands aside by."""
+    """Draw accuracies by name, and return the horizontal offset of each attention."""
     aside = _aside(rows)
     for row in rows:
         if row["accuracy"] is not None:
@@ -91,7 +91,7 @@ def _dots(axis: Any, rows: Rows, key: str, names: list[str]) -> dict[str, float]
 
 
 def _aside(rows: Rows) -> dict[str, float]:
-    """Attentions that are there stand beside each other, their middle over the name."""
+    """Horizontal offsets of the attentions drawn, centred on the tick."""
     shown = [name for name in ATTENTIONS if any(row["attention"] == name for row in rows)]
     return {name: 0.18 * (place - (len(shown) - 1) / 2) for place, name in enumerate(shown)}
 
@@ -102,7 +102,7 @@ def _cut(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as it is shown, never 0 where there is some.
+    """A share for display, never 0 unless it is 0.
 
     >>> percent(0.2), percent(0.0008)
     ('20%', '0.08%')
@@ -110,13 +110,13 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.01 or share == 0 else f"{100 * share:.1g}%"
 
 
-def told_apart(rows: Rows) -> Rows:
-    """Rows on series, the names of sets with what else differs between the networks: their width, their epochs."""
+def labelled(rows: Rows) -> Rows:
+    """Rows on time series, with width and epochs added to dataset names where they differ."""
     other = [key for key in ("width", "epochs") if len({row[key] for row in rows}) > 1]
     marks = ["".join(f", {key} {row[key]}" for key in other) for row in rows]
     return [{**row, "dataset": row["dataset"] + mark} for row, mark in zip(rows, marks, strict=True)]
 
 
 def called(attention: str) -> str:
-    """How an attention is called where it is shown."""
+    """The display name of an attention."""
     return {"general": "softmax, fused", "eager": "softmax, eager"}.get(attention, attention)

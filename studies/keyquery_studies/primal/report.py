@@ -9,12 +9,12 @@ from rich.text import Text
 
 from keyquery.report.kit.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.primal.figure import TITLES, Rows, called, percent, told_apart
+from keyquery_studies.primal.figure import TITLES, Rows, called, labelled, percent
 from keyquery_studies.primal.study import PrimalStudy
 
 
 def tables(reading: PrimalStudy) -> list[Any]:
-    """Accuracies on series, on the arena beside published ones, and what a step costs."""
+    """Accuracy on time series and, with published results, on the arena; time and memory per step."""
     rows = reading.summary()
     shown: list[Any] = []
     parts = {"series": _series, "ablation": _ablation, "arena": _arena, "speed": _speed}
@@ -27,14 +27,14 @@ def tables(reading: PrimalStudy) -> list[Any]:
 
 def _series(rows: Rows) -> list[Any]:
     table = _left(columns_table("dataset", "attention", "protocol", "accuracy %"), 3)
-    for row in told_apart(rows):
+    for row in labelled(rows):
         table.add_row(row["dataset"], called(row["attention"]), row["protocol"], _percent(row))
     return [Text(f"time series: test accuracy, mean of {seeds_of(rows)}", style="bold"), table]
 
 
 def _ablation(rows: Rows) -> list[Any]:
     table = _left(columns_table("dataset", "variant", "accuracy %"), 2)
-    for row in told_apart(rows):
+    for row in labelled(rows):
         table.add_row(row["dataset"], row["variant"], _percent(row))
     caption = f"ablations of primal attention: test accuracy, validation split, mean of {seeds_of(rows)}"
     return [Text(caption, style="bold"), table]
@@ -67,21 +67,21 @@ def _speed(rows: Rows) -> list[Any]:
         busy = "–" if row["busy_ms"] is None else _three(row["busy_ms"])
         ratios = (_times(row[key]) for key in ("faster", "faster_than_eager", "published_faster"))
         table.add_row(*name, spread, busy, memory, *ratios)
-    caption = f"a training step on {rows[0]['device']}: median (lowest–highest)"
+    caption = f"training step on {rows[0]['device']}: median (lowest–highest)"
     note = "busy: ms that the GPU is busy. fused, eager: speed-up over that softmax; paper: the published "
     note += "one, over a softmax that materialises every score, like eager."
     return [Text(caption, style="bold"), table, note]
 
 
 def _left(table: Table, count: int) -> Table:
-    """The first columns hold words."""
+    """Left-align the first columns, which hold text."""
     for column in table.columns[:count]:
         column.justify, column.no_wrap = "left", True
     return table
 
 
 def _three(value: float) -> str:
-    """To three digits, or all before the point."""
+    """One decimal below 100, else none."""
     return f"{value:.{1 if value < 100 else 0}f}"
 
 

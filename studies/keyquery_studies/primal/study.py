@@ -1,26 +1,24 @@
 """Study `primal`: Primal-Attention compared with fused softmax, on time series and long sequences.
 
-The claims: it does as well as softmax or better (Primal.+, where only the last layer is primal, better on the whole),
-and is two to seven times as fast as a softmax that writes every score.
+The claims: it matches or exceeds the accuracy of softmax (Primal.+, where only the last layer is primal, more so), and
+is two to seven times as fast as a softmax that materialises every score.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import Job, check_folder, device_name, finish
 from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.common.runner import Job, device_name, run_jobs, run_parts, study_folder
 from keyquery_studies.primal.arena.model import ATTENTIONS
 from keyquery_studies.primal.arena.speed import Speed
 from keyquery_studies.primal.arena.tasks import GENERATORS, TASKS, prepare_arena
@@ -28,9 +26,9 @@ from keyquery_studies.primal.arena.training import ArenaTraining
 from keyquery_studies.primal.uea_series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
 PARTS = ("series", "ablation", "arena", "speed", "all")
-SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps, without a word
+SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps; defaults
 SERIES = ("dataset", "attention", "protocol", "variant", "width", "rank", "eta", "epochs", "digest")
-ETA = 0.1  # of ablations where the published one is 0: what is left out must have been there
+ETA = 0.1  # for ablations where the published eta is 0, so that there is a loss to ablate
 ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "data")
 
 
@@ -38,10 +36,10 @@ ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "d
 class PrimalStudy(Reading, kind="primal study"):
     """Results per training for primal attention and softmax, and the time per step."""
 
-    series: Sequence[Mapping[str, Any]]  # one per training on a set of series
-    ablation: Sequence[Mapping[str, Any]]  # the same, of primal attention without one of its parts
+    series: Sequence[Mapping[str, Any]]  # one per training on a time-series dataset
+    ablation: Sequence[Mapping[str, Any]]  # the same, for primal attention with one component ablated
     arena: Sequence[Mapping[str, Any]]  # one per training on a task of the arena
-    speed: Sequence[Mapping[str, Any]]  # one a task, each with `rows`, one an attention
+    speed: Sequence[Mapping[str, Any]]  # one per task, each with `rows`, one per attention
 
     def records(self) -> list[dict[str, Any]]:
         """One row per training and per timed step, named by its part; curves and spectra are in the JSON only."""
@@ -55,8 +53,8 @@ class PrimalStudy(Reading, kind="primal study"):
     def summary(self) -> list[dict[str, Any]]:
         """Mean and sd over seeds of every accuracy, and time per step; the rows of one part have the same keys.
 
-        Accuracies are shares, published ones too. `share_run` is of the published steps, `schedule_run` of a run's own:
-        below 1 it was cut short, and its learning rate had not come down.
+        Accuracies are fractions, published ones too. `share_run` is the fraction of the published steps, `schedule_run`
+        of a run's own: below 1 it was stopped early, before its learning rate had decayed.
         """
         means = over_seeds(self._trials(), ("part", *SERIES), ("accuracy", "last_accuracy"))
         rows = [{key: value for key, value in row.items() if key != "digest"} for row in means]
@@ -66,23 +64,25 @@ class PrimalStudy(Reading, kind="primal study"):
         return rows + [{"part": "speed", **row} for row in self._timed()]
 
     def _trials(self) -> list[dict[str, Any]]:
-        """Rows on series by part: a training that both parts have is a seed of each, not two of one."""
+        """Rows on time series by part: a training shared by both parts counts as one seed of each."""
         parts = {"series": self.series, "ablation": self.ablation}
         return [{"part": part, **row} for part, rows in parts.items() for row in rows]
 
     def _timed(self) -> list[dict[str, Any]]:
-        usual = {"ms": None, "ms_low": None, "ms_high": None, "busy_ms": None, "peak_bytes": None, "note": None}
-        usual |= dict.fromkeys(("faster", "faster_low", "faster_high", "faster_than_eager", "published_faster"))
+        missing = {"ms": None, "ms_low": None, "ms_high": None, "busy_ms": None, "peak_bytes": None, "note": None}
+        missing |= dict.fromkeys(("faster", "faster_low", "faster_high", "faster_than_eager", "published_faster"))
         return [
-            {"task": run["task"], "device": run["device"], **usual, **row} for run in self.speed for row in run["rows"]
+            {"task": run["task"], "device": run["device"], **missing, **row}
+            for run in self.speed
+            for row in run["rows"]
         ]
 
     def decays(self) -> list[dict[str, Any]]:
         """Decay of the singular values of each layer's kernel, on time series: mean and sd over seeds.
 
-        `start` and `trained` are the share of the first value in the sum of all, before and after training: the former
-        is the control, since the kernel is steep by its form. `start_most` and `trained_most` are how many values make
-        nine tenths; None where more are needed than were kept.
+        `start` and `trained` are the first value's share of the sum, before and after training: the former is the
+        control, since the kernel's spectrum decays fast by construction. `start_most` and `trained_most` are the number
+        of values that sum to nine tenths; None if more are needed than were recorded.
         """
         rows = [
             {**row, "layer": layer, **_steep("start", start), **_steep("trained", trained)}
@@ -94,23 +94,23 @@ class PrimalStudy(Reading, kind="primal study"):
 
     @classmethod
     def joined(cls, *parts: PrimalStudy) -> PrimalStudy:
-        """One reading of separate runs; of the same training, the longest run counts."""
+        """One reading of separate runs; of the same training, the longest run is kept."""
         arena = sorted((row for part in parts for row in part.arena), key=lambda row: -row["steps_run"])
-        kept = firsts(arena, (*ARENA, "seed"))
+        longest = firsts(arena, (*ARENA, "seed"))
         order = {task: number for number, task in enumerate(TASKS)} | {name: i for i, name in enumerate(ATTENTIONS)}
-        kept.sort(key=lambda row: (row["seed"], order[row["task"]], order[row["attention"]]))
+        longest.sort(key=lambda row: (row["seed"], order[row["task"]], order[row["attention"]]))
         trial = (*SERIES, "seed")
         return cls(
             series=firsts((row for part in parts for row in part.series), trial),
             ablation=firsts((row for part in parts for row in part.ablation), trial),
-            arena=kept,
+            arena=longest,
             speed=firsts((row for part in parts for row in part.speed), ("task", "where")),
             provenance={"runs": [part.provenance for part in parts]},
         )
 
 
 def _steep(name: str, shares: Sequence[float]) -> dict[str, Any]:
-    """The first share, and how many make nine tenths."""
+    """The first share, and the number of shares that sum to nine tenths."""
     enough = next((count for count, total in enumerate(accumulate(shares), 1) if total >= 0.9), None)
     return {name: shares[0], f"{name}_most": enough}
 
@@ -123,21 +123,21 @@ class Plan:
     tasks: tuple[str, ...] = tuple(TASKS)
     attentions: tuple[str, ...] = ATTENTIONS
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    datasets: tuple[str, ...] = ()  # of series; none: all that lie in the data
+    datasets: tuple[str, ...] = ()  # time series; default: all in the data
     protocols: tuple[str, ...] = PROTOCOLS
-    width: int = 512  # of networks on series
+    width: int = 512  # of networks on time series
     epochs: int = 100
-    share: float | None = None  # of the arena's published steps; None: all of ListOps and Text, a fifth of the others
-    steps: int | None = None  # of a whole training on the arena; None: as published
+    share: float | None = None  # of the arena's published steps; None: 1 for ListOps and Text, 0.2 for the others
+    steps: int | None = None  # of a full training on the arena; None: as published
     batch: int | None = None
     schedule: str = "published"
     start: str = "published"
-    examples: tuple[int, int, int] | None = None  # that are generated; None: as published
-    minutes: float | None = None  # after which a training on the arena is interrupted
-    repeats: int = 7  # of timed steps
+    examples: tuple[int, int, int] | None = None  # to generate; None: as published
+    minutes: float | None = None  # time limit of a training on the arena
+    repeats: int = 7  # of each timing
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "attentions", "seeds", "datasets", "protocols"):  # a seed given twice is one
+        for name in ("tasks", "attentions", "seeds", "datasets", "protocols"):  # duplicates are dropped
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         check_choice("part", self.part, PARTS)
         for task in self.tasks:
@@ -145,7 +145,7 @@ class Plan:
         for attention in self.attentions:
             check_choice("attention", attention, ATTENTIONS)
         check_count("repeats", self.repeats)
-        self.trainings({task: {"digest": ""} for task in self.tasks})  # refuses what no training takes
+        self.trainings({task: {"digest": ""} for task in self.tasks})  # validates the settings
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
@@ -172,7 +172,7 @@ class Plan:
         ]
 
     def series(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
-        """Every attention under both protocols, seed after seed."""
+        """Every attention under both protocols, seed by seed."""
         settings = [(attention, protocol) for attention in self.attentions for protocol in self.protocols]
         return [
             self._trial(facts, dataset, attention, protocol=protocol, seed=seed)
@@ -182,7 +182,7 @@ class Plan:
         ]
 
     def ablation(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
-        """What primal attention is without each of its parts, seed after seed."""
+        """Primal attention with each of its components ablated, seed by seed."""
         return [
             self._trial(facts, dataset, "primal", variant=variant, seed=seed)
             for seed in self.seeds
@@ -219,9 +219,8 @@ def run(
     plan = plan or Plan()
     check_count("workers", workers)
     chosen = pick_device(device)
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder, source = Path(place), None if data is None else Path(data)
-        check_folder(folder)
+    with study_folder(out) as folder:
+        source = None if data is None else Path(data)
         sets: dict[str, dict[str, Any]] = {}
         if plan.has("series") or plan.has("ablation"):
             sets = {facts["dataset"]: facts for facts in prepare_series(source, folder, plan.datasets)}
@@ -231,11 +230,10 @@ def run(
             "ablation": plan.ablation(sets) if plan.has("ablation") else [],
             "arena": plan.trainings(facts) if facts else [],
         }
-        rows = iter(finish([job for part in jobs.values() for job in part], folder, chosen, workers, progress))
-        results = {part: list(islice(rows, len(of_part))) for part, of_part in jobs.items()}
+        results = run_parts(jobs, folder, chosen, workers, progress)
         where = device_name(chosen)
         timed = [Speed(task=t, where=where, repeats=plan.repeats, batch=plan.batch) for t in plan.tasks]
-        speed = finish(timed, folder, chosen, 1, progress) if plan.has("speed") else []
+        speed = run_jobs(timed, folder, chosen, 1, progress) if plan.has("speed") else []
     return PrimalStudy(
         **results,
         speed=speed,
@@ -244,7 +242,7 @@ def run(
 
 
 def _arena(plan: Plan, data: Path | None, folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]:
-    """The sequences of every task that is asked for; all are looked for before one is made."""
+    """Prepare the sequences of every requested task; all sources are located before any is prepared."""
     sources = {task: None if task in GENERATORS else _source(task, data) for task in plan.tasks}
     facts = {}
     for task, source in sources.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -29,17 +27,18 @@ from keyquery.layers import Attention, PrimalAttention
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json, result_name
 from keyquery_studies.primal.released_code import published_regularizer, start_as_published
 
 ATTENTIONS = ("primal", "primal+", "general")
 PROTOCOLS = ("held out", "published")
 VARIANTS = ("default", "ksvd", "no loss", "e only", "data independent", "causal")
 BATCH, DROPOUT, HELD_OUT = 16, 0.1, 0.2
-JUDGED = 64  # series that are judged at a time
-SAMPLE = 16  # test series whose kernels' spectra are taken
-VALUES = 64  # singular values that are kept of each
-# Rank and eta of primal and of primal+, as published, set by set.
+JUDGED = 64  # batch size of evaluation
+SAMPLE = 16  # test series whose kernel spectra are computed
+VALUES = 64  # singular values recorded per kernel
+# Rank and eta of primal and of primal+, as published, per dataset.
 PUBLISHED = {
     "EthanolConcentration": ((30, 0.1), (40, 0.2)),
     "FaceDetection": ((20, 0.1), (40, 0.2)),
@@ -52,14 +51,14 @@ PUBLISHED = {
     "SpokenArabicDigits": ((20, 0.1), (30, 0.2)),
     "UWaveGestureLibrary": ((20, 0.0), (40, 0.1)),
 }
-OTHERS = ((20, 0.1), (20, 0.1))  # for sets that were not published: the lowest rank that was, and the usual eta
+OTHERS = ((20, 0.1), (20, 0.1))  # for unpublished datasets: the lowest published rank, and the most common eta
 
 
 def published_settings(dataset: str, attention: str, width: int = 512, heads: int = 8) -> dict[str, Any]:
-    """Rank and eta as published for a set, the rank no higher than a head is wide; softmax attention has neither.
+    """Published rank and eta of a dataset, the rank at most the head width; softmax attention has neither.
 
-    f(X) has min(10·rank, n) rows. Published are 5·rank for some sets, among them JapaneseVowels, where it is the same,
-    since 5·rank is above its length, and Handwriting (100 or 150 rows of 152).
+    f(X) has min(10·rank, n) rows. The published number is 5·rank for some datasets, among them JapaneseVowels, where it
+    makes no difference, since 5·rank exceeds its length, and Handwriting (100 or 150 rows of 152).
 
     >>> published_settings("JapaneseVowels", "primal+")
     {'rank': 30, 'eta': 0.2}
@@ -74,14 +73,13 @@ def published_settings(dataset: str, attention: str, width: int = 512, heads: in
 
 
 def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Facts of sets in a folder of files NAME_TRAIN.ts and NAME_TEST.ts, whose arrays are put into `folder`.
+    """Facts of the datasets in a folder of files NAME_TRAIN.ts and NAME_TEST.ts, whose arrays are cached in `folder`.
 
-    Files may be packed (.ts.xz, .ts.gz) and their names may begin with "uea_". Of all sets, or of those of these
-    `names`. Without a `source`, what earlier runs left in `folder` is used.
+    Files may be compressed (.ts.xz, .ts.gz), and their names may begin with "uea_". Default `names`: all; default
+    `source`: the cache of earlier runs in `folder`.
     """
-    kept = folder / "series.json"
-    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
-    known = {facts["dataset"]: facts for facts in earlier}
+    index = folder / "series.json"
+    known = {facts["dataset"]: facts for facts in read_json(index, [])}
     if source is None and not known:
         raise ValueError("series need a folder of .ts files: pass it as data (--data), or the out of an earlier run")
     pairs = {} if source is None else _pairs(Path(source))
@@ -94,10 +92,10 @@ def prepare_series(source: str | Path | None, folder: Path, names: Sequence[str]
     for name in chosen:
         described, packed = _pack(name, *map(load_ts, pairs[name]))
         facts.append(described)
-        contents[folder / _file(name, described["digest"])] = packed
+        contents[folder / array_file(name, described["digest"])] = packed
     folder.mkdir(parents=True, exist_ok=True)
     known |= {fact["dataset"]: fact for fact in facts}
-    write_all({**contents, kept: json.dumps(list(known.values())) + "\n"})
+    write_all({**contents, index: json.dumps(list(known.values())) + "\n"})
     return facts
 
 
@@ -118,7 +116,7 @@ def _pairs(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def _pack(name: str, learned: Series, test: Series) -> tuple[dict[str, Any], bytes]:
-    """Facts and arrays of a set; of labels, the numbers."""
+    """Facts and arrays of a dataset; labels are encoded as integers."""
     if learned.labels is None or test.labels is None or not learned.classes:
         raise ValueError(f"{name} has no class labels")
     if unseen := sorted(set(test.labels.tolist()) - set(learned.labels.tolist())):
@@ -132,16 +130,9 @@ def _pack(name: str, learned: Series, test: Series) -> tuple[dict[str, Any], byt
         arrays[f"{part}_values"] = np.concatenate(series.values)
         arrays[f"{part}_lengths"] = np.array([len(values) for values in series.values])
         arrays[f"{part}_labels"] = np.array([classes.index(label) for label in series.labels])
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()[:16]
-    packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, **arrays)
     sizes = {"train": len(learned), "test": len(test), "classes": len(classes), "dims": dims}
     length = int(max(arrays["train_lengths"].max(), arrays["test_lengths"].max()))
-    return {"dataset": name, "digest": digest, **sizes, "length": length}, packed.getvalue()
-
-
-def _file(name: str, digest: str) -> str:
-    return f"{name}-{digest}.npz"
+    return {"dataset": name, "digest": digest_of(*arrays.values()), **sizes, "length": length}, npz_bytes(arrays)
 
 
 @lru_cache(maxsize=8)
@@ -161,11 +152,11 @@ def _load(path: Path, device: str) -> tuple[Labelled, Labelled]:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesTrial:
-    """One network on one set.
+    """One network on one dataset.
 
-    Under "held out" a fifth of each class of the training data chooses the epoch; under "published" all of it is
-    learned from, and the epoch that is best on the test data is taken, as in the published experiments: its accuracy
-    is not that of new data.
+    Under "held out", the epoch is selected on a stratified validation split, a fifth of the training data; under
+    "published", all of it is trained on, and the best epoch on the test data is taken, as in the published experiments:
+    test-set selection, so that its accuracy is optimistic.
     """
 
     dataset: str
@@ -180,7 +171,7 @@ class SeriesTrial:
     rank: int = 20
     eta: float = 0.1
     epochs: int = 100
-    bins: int | None = None  # stretches that the head flattens; None: one a token, as published
+    bins: int | None = None  # pooled segments that the head flattens; None: one per token, as published
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, ATTENTIONS)
@@ -206,10 +197,10 @@ class SeriesTrial:
             "sample": SAMPLE,
             "values": VALUES,
         }
-        return name_of(words, {**asdict(self), **fixed, "recipe": asdict(self.recipe(1))})
+        return result_name(words, {**asdict(self), **fixed, "recipe": asdict(self.recipe(1))})
 
     def recipe(self, every: int) -> Recipe:
-        """As published, where an epoch has `every` steps."""
+        """The published recipe, with `every` steps per epoch."""
         plain: dict[str, Any] = {
             "optimiser": "radam",
             "schedule": "flat",
@@ -220,7 +211,7 @@ class SeriesTrial:
         return Recipe(self.epochs * every, lr=1e-3, seed=self.seed, check_every=every, **plain)
 
     def network(self, dims: int, classes: int, length: int) -> SeriesNetwork:
-        """The network at its start, for series of at most `length` tokens in training."""
+        """The network at initialisation, for training series of at most `length` tokens."""
         primal: dict[str, Any] = {}
         if self.variant == "ksvd":
             primal["loss"] = "ksvd"
@@ -235,19 +226,19 @@ class SeriesTrial:
         }
         eta = 0.0 if self.variant == "no loss" else self.eta
         torch.manual_seed(self.seed)
-        built = SeriesNetwork(dims, classes, attention=self.attention, rank=self.rank, eta=eta, **sizes, **primal)
-        start_as_published(built)
+        network = SeriesNetwork(dims, classes, attention=self.attention, rank=self.rank, eta=eta, **sizes, **primal)
+        start_as_published(network)
         if self.variant == "causal":
-            built.encoder.is_causal = True
+            network.encoder.is_causal = True
         if self.variant == "e only":
-            for layer in built.modules():
+            for layer in network.modules():
                 if isinstance(layer, PrimalAttention):
                     _without_r(layer)
-        return built
+        return network
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, and test the epoch selected by the protocol, and the last one."""
-        everything, test = _load(folder / _file(self.dataset, self.digest), device)
+        everything, test = _load(folder / array_file(self.dataset, self.digest), device)
         learned, checked = everything, test
         if self.protocol == "held out":
             learned, checked = map(everything.take, hold_out(everything.target.cpu().numpy(), HELD_OUT, self.seed))
@@ -278,7 +269,7 @@ class SeriesTrial:
             "accuracy": 1 - judged(model, test, JUDGED)[0],
             "last_accuracy": 1 - last[0],
             "best_epoch": log.best_step // every,
-            "curve": [1 - accuracy for accuracy in errors],  # accuracy on what chooses the epoch
+            "curve": [1 - accuracy for accuracy in errors],  # validation accuracy
             "decay": decay,
             "seconds": seconds,
             "device": device_name(device),
@@ -290,16 +281,16 @@ def _loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
 
 
 def _without_r(layer: PrimalAttention) -> None:
-    """The half of [e; r] that is r gives nothing, and learns nothing."""
+    """Remove r from [e; r]: its output weights are zero and get no gradient."""
     with torch.no_grad():
         layer.concat.weight[:, layer.rank :] = 0
-    kept = torch.arange(2 * layer.rank) < layer.rank
-    layer.concat.weight.register_hook(lambda gradient: gradient * kept.to(gradient))
+    is_e = torch.arange(2 * layer.rank) < layer.rank
+    layer.concat.weight.register_hook(lambda gradient: gradient * is_e.to(gradient))
 
 
 @torch.no_grad()
 def decays(model: SeriesNetwork, sample: Labelled) -> list[list[float] | None]:
-    """Of each layer, its kernel's singular values over their sum, mean over heads and series, the largest first.
+    """Per layer, the kernel's singular values over their sum, largest first, averaged over heads and series.
 
     The kernel is K = Φ_q f(X)ᵀf(X) Φ_kᵀ of a primal layer, and the attention matrix of softmax attention. A causal
     primal layer has none.
@@ -331,13 +322,13 @@ def _shares(values: Float[Tensor, "kernels values"]) -> list[float]:
 
 
 def _softmax_values(layer: Attention, x: Tensor, real: Tensor, causal: bool) -> Float[Tensor, "kernels values"]:
-    """Singular values of each series' and head's attention matrix of real tokens, 0 where it has no more."""
+    """Singular values of the attention matrix over real tokens, per series and head, zero-padded."""
     query, key = (part.double() for part in layer.queries_and_keys(x))
-    kept = []
-    for number, there in enumerate(real):
-        scores = query[number][:, there] @ key[number][:, there].mT * layer.scale
+    spectra = []
+    for number, mask in enumerate(real):
+        scores = query[number][:, mask] @ key[number][:, mask].mT * layer.scale
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         values = torch.linalg.svdvals(scores.softmax(-1)).cpu()
-        kept.append(torch.nn.functional.pad(values, (0, real.shape[1] - values.shape[-1])))
-    return torch.cat(kept)
+        spectra.append(torch.nn.functional.pad(values, (0, real.shape[1] - values.shape[-1])))
+    return torch.cat(spectra)

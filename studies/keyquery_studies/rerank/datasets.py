@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,13 +21,14 @@ from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.support.extras import optional
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 from keyquery_studies.rerank.embeddings import image_vectors, load_dino, text_vectors
 
-WORDS = 60  # of a passage, where a text is cut into some
-STRETCH = 12  # passages, one after the other, that are a group
-LEAST = 4  # classes: two to learn from, two to test on
-DIGITS_SIZE, IMAGE_SIZE = 56, 112  # what images are brought to
-SHARE = 0.2  # of the items to test on that are queries
+WORDS = 60  # words per passage
+STRETCH = 12  # consecutive passages that form a group
+LEAST = 4  # classes: two for training, two for testing
+DIGITS_SIZE, IMAGE_SIZE = 56, 112  # images are resized to
+SHARE = 0.2  # share of the test items that are queries
 NEAR = 5  # neighbours that vote
 
 
@@ -45,18 +45,18 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where vectors come from; what is not given is left out."""
+    """Where vectors come from; a source that is None is left out."""
 
     images: Path | None = None  # what `kq.data.load_images` reads
-    digits: bool = False  # those that scikit-learn ships
-    weights: Path | None = None  # of DINOv2, for both
-    texts: Path | None = None  # a .tsv with label and text, or a text of several works divided by form feeds
-    encoder: Path | None = None  # a folder with a model of sentences, for those
+    digits: bool = False  # the digits of scikit-learn
+    weights: Path | None = None  # DINOv2 weights, for images and digits
+    texts: Path | None = None  # a .tsv with label and text, or a text of several works separated by form feeds
+    encoder: Path | None = None  # a folder with a sentence encoder, for texts
     revisited: Path | None = None  # a folder with gnd_NAME.pkl, NAME.npz or NAME.mat, and train.npz
-    items: int = 3000  # of images and of passages, at most
+    items: int = 3000  # maximum number of images and of passages
 
     def check(self) -> None:
-        """Require what belongs together."""
+        """Raise if a source lacks the model that embeds it."""
         if (self.images is not None or self.digits) and self.weights is None:
             raise ValueError("images need the weights of DINOv2: pass them as weights (--weights)")
         if self.texts is not None and self.encoder is None:
@@ -66,7 +66,7 @@ class Sources:
 
 
 def prepare(sources: Sources, folder: Path, device: str, progress: Progress | None = None) -> dict[str, dict[str, Any]]:
-    """Facts of every set, whose vectors are put into `folder`; those that lie there are not computed again."""
+    """Facts of every dataset, whose vectors are cached in `folder`; cached vectors are not recomputed."""
     sources.check()
     facts: dict[str, dict[str, Any]] = {}
     makers: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {}
@@ -84,7 +84,7 @@ def prepare(sources: Sources, folder: Path, device: str, progress: Progress | No
             keys[name] = [_digest(texts), _digest(encoder), sources.items, WORDS, *[STRETCH] * (name == "stretches")]
             makers[name] = partial(_text_set, name, texts, encoder, sources.items, device, progress)
     for name, make in makers.items():
-        digest = hashlib.sha256(repr(keys[name]).encode()).hexdigest()[:16]
+        digest = digest_of(repr(keys[name]))
         path = folder / _file(name, digest)
         if not path.exists():
             _keep(path, *make())
@@ -93,9 +93,9 @@ def prepare(sources: Sources, folder: Path, device: str, progress: Progress | No
 
 
 def load_split(folder: Path, name: str, digest: str, seed: int) -> Split:
-    """Half of the classes to learn from, the other half to test on, a fifth of its items as queries; by the seed.
+    """Half of the classes for training, the other half for testing, with a fifth of its items as queries, by seed.
 
-    Of ROxford and RParis, what they say themselves.
+    ROxford and RParis have their own split.
     """
     with np.load(folder / _file(name, digest), allow_pickle=False) as arrays:
         loaded = {key: arrays[key] for key in arrays.files}
@@ -107,8 +107,8 @@ def load_split(folder: Path, name: str, digest: str, seed: int) -> Split:
 def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"], seed: int) -> Split:
     """Classes and queries drawn by the seed.
 
-    >>> found = split(np.eye(40), np.arange(40) % 4, seed=0)
-    >>> found.features.shape, found.queries.shape, found.database.shape, len(found.relevant[0])
+    >>> drawn = split(np.eye(40), np.arange(40) % 4, seed=0)
+    >>> drawn.features.shape, drawn.queries.shape, drawn.database.shape, len(drawn.relevant[0])
     ((20, 40), (4, 40), (16, 40), 7)
     """
     classes = np.unique(labels)
@@ -119,16 +119,14 @@ def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"]
     learned = np.isin(labels, chosen)
     rest = rng.permutation(np.flatnonzero(~learned))
     count = max(round(SHARE * len(rest)), 1)
-    asked, there = rest[:count], np.sort(rest[count:])
-    relevant = [np.flatnonzero(labels[there] == label) for label in labels[asked]]
-    return Split(features[learned], labels[learned], features[asked], features[there], relevant)
+    queries, database = rest[:count], np.sort(rest[count:])
+    relevant = [np.flatnonzero(labels[database] == label) for label in labels[queries]]
+    return Split(features[learned], labels[learned], features[queries], features[database], relevant)
 
 
 def _keep(path: Path, features: np.ndarray, labels: np.ndarray) -> None:
-    packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, features=features.astype(np.float32), labels=labels)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_all({path: packed.getvalue()})
+    write_all({path: npz_bytes({"features": features.astype(np.float32), "labels": labels}, compressed=False)})
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -140,7 +138,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"]) -> float:
-    """How good vectors are for the first places: the share of items whose five nearest others vote for their class.
+    """Leave-one-out accuracy of a vote of the five nearest neighbours.
 
     >>> votes_right(torch.eye(4).repeat(6, 1), np.tile(np.arange(4), 6))
     1.0
@@ -152,24 +150,24 @@ def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"
 
 
 def _file(name: str, digest: str) -> str:
-    return f"vectors-{name}-{digest}.npz"
+    return array_file(f"vectors-{name}", digest)
 
 
 def _digest(path: Path | None) -> str:
-    """Of a file, its bytes; of a folder, the names and sizes of its files."""
+    """Digest of a file's bytes, or of the names and sizes of a folder's files."""
     if path is None or not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     if path.is_dir():
         contents = sorted(
             (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
         )
-        return hashlib.sha256(repr(contents).encode()).hexdigest()
+        return digest_of(repr(contents), length=64)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _some(labels: Shaped[np.ndarray, " n"], most: int) -> Int[np.ndarray, " some"]:
-    """As many of each class, at most so many in all, the same ones every time."""
+def _balanced(labels: Shaped[np.ndarray, " n"], most: int) -> Int[np.ndarray, " some"]:
+    """Indices of equally many items per class, at most `most` in total; deterministic."""
     rng, classes = np.random.default_rng(0), np.unique(labels)
     each = [rng.permutation(np.flatnonzero(labels == label))[: max(most // len(classes), 2)] for label in classes]
     return np.sort(np.concatenate(each))
@@ -181,7 +179,7 @@ def _image_set(
     images = load_images(path)
     if images.labels is None:
         raise ValueError(f"{path} must have labels")
-    chosen = _some(images.labels, most)
+    chosen = _balanced(images.labels, most)
     dino = load_dino(weights or "")
     return image_vectors(images.pixels[chosen], dino, IMAGE_SIZE, device, progress=progress), images.labels[chosen]
 
@@ -199,7 +197,7 @@ def _text_set(
         texts, labels = stretches(path, most)
     else:
         texts, labels = passages(path)
-        chosen = _some(labels, most)
+        chosen = _balanced(labels, most)
         texts, labels = [texts[place] for place in chosen], labels[chosen]
     return text_vectors(texts, encoder or "", device=device, progress=progress), labels
 
@@ -209,7 +207,7 @@ def _is_table(path: str | Path) -> bool:
 
 
 def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
-    """Texts and labels: columns of a .tsv file; or passages of 60 words, labelled by the work that they are of.
+    """Texts and labels: columns of a .tsv file; or passages of 60 words, labelled by their work.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -230,9 +228,9 @@ def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
 
 
 def stretches(path: str | Path, most: int) -> tuple[list[str], Int[np.ndarray, " n"]]:
-    """Passages labelled by the stretch of 12, one after the other, that they are of; as many from each work.
+    """Passages labelled by their stretch of 12 consecutive ones; equally many stretches per work.
 
-    Groups that are many and small, unlike works.
+    Unlike works, stretches are many small groups.
     """
     texts, works = passages(path)
     chosen, labels = list[str](), list[int]()
@@ -247,7 +245,7 @@ def stretches(path: str | Path, most: int) -> tuple[list[str], Int[np.ndarray, "
 
 
 def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Each benchmark of a folder, with the vectors to learn from, as one file of arrays."""
+    """Each benchmark of a folder, with the training vectors, as one file of arrays."""
     truths = sorted(source.glob("gnd_*.pkl"))
     train = source / "train.npz"
     if not truths or not train.is_file():
@@ -266,11 +264,9 @@ def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{source} has {truth.name}, but neither {name}.npz nor {name}.mat")
         benchmark = load_revisited(truth, features)
         arrays_ = {**learned, "queries": benchmark.queries, "database": benchmark.database, **_groups(benchmark)}
-        packed = io.BytesIO()
-        np.savez(packed, allow_pickle=False, **arrays_)
-        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays_.values())).hexdigest()[:16]
+        digest = digest_of(*arrays_.values())
         folder.mkdir(parents=True, exist_ok=True)
-        write_all({folder / _file(name, digest): packed.getvalue()})
+        write_all({folder / _file(name, digest): npz_bytes(arrays_, compressed=False)})
         sizes = {
             "items": len(benchmark.database),
             "dim": benchmark.database.shape[1],
@@ -282,7 +278,7 @@ def _revisited(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _groups(benchmark: Revisited) -> dict[str, np.ndarray]:
-    """Places of all queries one after the other, and where each query's end."""
+    """Database indices of all queries, concatenated, and where each query's end."""
     arrays = {}
     for group in ("easy", "hard", "junk"):
         places = getattr(benchmark, group)

@@ -15,7 +15,7 @@ PLAIN = "#8c959f"
 
 
 def title_of(dataset: str) -> str:
-    """How a set is called where it is shown.
+    """The display name of a dataset.
 
     >>> title_of("images"), title_of("roxford5k")
     ('Images', 'roxford5k')
@@ -24,7 +24,7 @@ def title_of(dataset: str) -> str:
 
 
 def size_of(row: Mapping[str, Any]) -> str:
-    """How long lists are, and how wide networks.
+    """Sizes of lists and networks.
 
     >>> size_of({"top": 1024, "anchors": 512, "width": 768, "steps": 400})
     'K = 1,024, L = 512, width 768, 400 steps'
@@ -33,9 +33,9 @@ def size_of(row: Mapping[str, Any]) -> str:
 
 
 def ranks(reading: RerankStudy, pyplot: Any) -> Any:
-    """Gain in mAP, full marks of the top put in order, hollow ones of the whole database ranked anew.
+    """Gain in mAP (filled: top of the list re-ranked; hollow: whole database).
 
-    A column a set, and a row a size of lists and networks.
+    One column per dataset, one row per size of lists and networks.
     """
     rows = [row for row in reading.summary() if row["scope"] is not None]
     datasets = list(dict.fromkeys((row["dataset"], row["digest"]) for row in rows))
@@ -50,9 +50,7 @@ def ranks(reading: RerankStudy, pyplot: Any) -> Any:
             axis.set_title(title_of(dataset[0]))
         if len(sizes) > 1:
             line[0].set_title(f"{size_of(dict(zip(SIZES, size, strict=True)))}\n", loc="left", fontweight="bold")
-    figure.supxlabel(
-        "mAP less that of the first round (full: the top put in order, hollow: the whole database)", fontsize=7
-    )
+    figure.supxlabel("gain in mAP over the first stage (filled: top re-ranked; hollow: whole database)", fontsize=7)
     return figure
 
 

@@ -7,12 +7,10 @@ queries, k-reciprocal neighbours and diffusion.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -29,8 +27,9 @@ from keyquery.instruments.rankings.rankings import score_rankings, score_revisit
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import device_name, finish, name_of
 from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.common.runner import device_name, run_jobs, study_folder
+from keyquery_studies.common.store import result_name
 from keyquery_studies.rerank.datasets import Sources, Split, load_split, prepare
 from keyquery_studies.rerank.diffusion import Diffusion
 
@@ -50,7 +49,7 @@ FIGURES = ("average_precision", "ndcg@10", "medium", "hard", "ms")
 class RerankStudy(Reading, kind="rerank study"):
     """Ranking quality per method: `average_precision` is standard; `medium` and `hard` are trapezoidal.
 
-    A method's scope is "top", the first of a list put in order, or "whole", the database ranked anew.
+    A method's scope is "top", the head of a list re-ranked, or "whole", the entire database re-ranked.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -78,7 +77,7 @@ class RerankStudy(Reading, kind="rerank study"):
 
 @dataclass(frozen=True, kw_only=True)
 class RerankTrial:
-    """One method on one set and one split of it."""
+    """One method on one split of one dataset."""
 
     dataset: str
     digest: str
@@ -88,7 +87,7 @@ class RerankTrial:
     anchors: int = 128
     width: int = 64
     steps: int = 400
-    shared: bool = False  # whether others run beside it: then the clock says nothing
+    shared: bool = False  # whether other workers run at the same time: then timings are meaningless
 
     @property
     def name(self) -> str:
@@ -96,10 +95,10 @@ class RerankTrial:
         learned = asdict(Reranker.plan) if self.method in LEARNED else {}
         own = asdict(self) if self.method in LEARNED else {**asdict(self), "width": 0, "steps": 0}
         del own["shared"]
-        return name_of((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
+        return result_name((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Learn where there is something to learn, put lists in order, and score them."""
+        """Train if the method is learned, re-rank the lists, and score them."""
         data = _load(folder, self.dataset, self.digest, self.seed)
         asked = asked_of(data.queries, data.database, device)
         first = search(*asked, len(asked.database))
@@ -117,9 +116,9 @@ class RerankTrial:
             timed.append(("top", _timed(model, asked, first, top)))
             if self.method in WHOLE:
                 timed.append(("whole", _timed(model, asked, first, first.shape[1])))
-        untold = dict.fromkeys(CLOCKED) if self.shared else {}
-        rows = [{**self._row(data, scope, metrics), **untold} for scope, metrics in timed]
-        return {**asdict(self), **facts, **untold, "rows": rows}
+        no_timings = dict.fromkeys(CLOCKED) if self.shared else {}
+        rows = [{**self._row(data, scope, metrics), **no_timings} for scope, metrics in timed]
+        return {**asdict(self), **facts, **no_timings, "rows": rows}
 
     def _model(self, data: Split, device: str, top: int) -> ListReranker | None:
         if self.method in LEARNED:
@@ -192,16 +191,15 @@ def run(
 ) -> RerankStudy:
     """Run every method on every dataset, and compare.
 
-    With `out`, embeddings and every result are kept there, and nothing is computed twice. `top` of each list are put
-    in order; networks know `anchors` of them. Seeds draw the classes that are learned from, and the queries. Several
-    `workers` hinder each other: what the clock says is then left out.
+    With `out`, embeddings and every result are kept there, and nothing is computed twice. The `top` of each list are
+    re-ranked; networks see `anchors` of them. Seeds draw the training classes and the queries. With several `workers`,
+    timings are left out, since they would affect each other.
     """
     for name, value in (("top", top), ("anchors", anchors), ("width", width), ("steps", steps), ("workers", workers)):
         check_count(name, value)
     chosen = pick_device(device)
     sizes: dict[str, Any] = {"top": top, "anchors": anchors, "width": width, "steps": steps}
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
+    with study_folder(out) as folder:
         facts = prepare(sources, folder, chosen, progress)
         trials = [
             RerankTrial(
@@ -216,6 +214,6 @@ def run(
             for dataset in facts
             for method in METHODS
         ]
-        results = finish(trials, folder, chosen, workers, progress)
+        results = run_jobs(trials, folder, chosen, workers, progress)
     rows = [{**result, **row} for result in results for row in result.pop("rows")]
     return RerankStudy(rows=rows, provenance=provenance(sets=facts, **sizes, device=device_name(chosen)))

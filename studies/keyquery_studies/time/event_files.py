@@ -33,8 +33,8 @@ def read_badges(path: str | Path) -> Timed:
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(Path(folder, "a.npz"), time=[0.0, 86400.0, 5.0], event=[1, 2, 1], offsets=[0, 2, 3])
-    ...     found = read_badges(Path(folder, "a.npz"))
-    >>> found.times.round(1).tolist(), found.groups.tolist()
+    ...     events = read_badges(Path(folder, "a.npz"))
+    >>> events.times.round(1).tolist(), events.groups.tolist()
     ([0.0, 1.0, 0.0], [0, 0, 1])
     """
     try:
@@ -105,8 +105,8 @@ def read_cdnow(path: str | Path) -> Timed:
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     size = Path(folder, "a.txt").write_text(" 00001 19970101  1  11.77\\n 00001 19970103  5  60.00\\n")
-    ...     found = read_cdnow(Path(folder, "a.txt"))
-    >>> found.types.tolist(), np.diff(found.times).tolist()
+    ...     events = read_cdnow(Path(folder, "a.txt"))
+    >>> events.types.tolist(), np.diff(events.times).tolist()
     (['1', 'more'], [2.0])
     """
     types, times, groups = [], [], []

@@ -13,10 +13,10 @@ WAYS = {
     ("mercer", "concatenated", False): "Mercer, concatenated",
     ("mercer", "additive", False): "Mercer, additive",
     ("mercer", "interaction", False): "Mercer, interaction",
-    ("mercer", "concatenated", True): "Mercer, by the calendar",
+    ("mercer", "concatenated", True): "Mercer, calendar time",
 }
 COLOURS = {"past": "#2166ac", "target_time": "#8c959f"}
-KNOWN = {"past": "knows the past", "target_time": "also knows when the event comes"}
+KNOWN = {"past": "history only", "target_time": "history and time of the event"}
 
 
 def gains(reading: TimeStudy, pyplot: Any) -> Any:
@@ -44,7 +44,7 @@ def gains(reading: TimeStudy, pyplot: Any) -> Any:
         axis.margins(x=0.1, y=0.15)
     axes[0][0].set_yticks(range(len(names)), [WAYS[name] for name in names])
     axes[0][0].invert_yaxis()
-    figure.supxlabel("gain over positions, nats an event", fontsize=8)
+    figure.supxlabel("gain over positions, nats per event", fontsize=8)
     handles = {label: handle for handle, label in zip(*axes[0][0].get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2, frameon=False)
     return figure

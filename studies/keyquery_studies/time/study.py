@@ -6,14 +6,10 @@ the predicted event, as in published work, which helps by itself.
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -25,8 +21,9 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import device_name, finish, name_of
 from keyquery_studies.common.rows import firsts, over_seeds
+from keyquery_studies.common.runner import device_name, run_jobs, study_folder
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes, result_name
 from keyquery_studies.time.event_files import READERS, Timed
 
 # What is compared: the code of time, how it enters, from when it counts, and what is known.
@@ -100,11 +97,11 @@ class EventTrial:
     def name(self) -> str:
         """The name of its result file."""
         words = (self.dataset, self.time, self.how, self.calendar, self.information, self.seed)
-        return name_of(words, {**asdict(self), "test": TEST})
+        return result_name(words, {**asdict(self), "test": TEST})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train and evaluate."""
-        learned, test = _split(folder / _file(self.dataset, self.digest))
+        learned, test = _split(folder / array_file(self.dataset, self.digest))
         settings = asdict(self)
         for key in ("dataset", "digest", "seed", "batch"):
             del settings[key]
@@ -139,20 +136,15 @@ def _split(path: Path) -> tuple[Timed, Timed]:
     return learned, test
 
 
-def _file(dataset: str, digest: str) -> str:
-    return f"{dataset}-{digest}.npz"
-
-
 def prepare(sources: Mapping[str, str | Path], folder: Path) -> dict[str, dict[str, Any]]:
     """Facts of every set, whose columns are put into `folder`."""
     facts, contents = {}, dict[str | Path, str | bytes]()
     for dataset, path in sources.items():
         check_choice("dataset", dataset, tuple(READERS))
         events = READERS[dataset](path)
-        digest = hashlib.sha256(b"".join(column.tobytes() for column in events[:3])).hexdigest()[:16]
-        packed = io.BytesIO()
-        np.savez_compressed(packed, types=events.types, times=events.times, groups=events.groups)
-        contents[folder / _file(dataset, digest)] = packed.getvalue()
+        digest = digest_of(events.types, events.times, events.groups)
+        arrays = {"types": events.types, "times": events.times, "groups": events.groups}
+        contents[folder / array_file(dataset, digest)] = npz_bytes(arrays)
         sizes = {"events": len(events.types), "groups": len(np.unique(events.groups))}
         facts[dataset] = {"digest": digest, **sizes, "types": len(np.unique(events.types)), "left_out": events.left_out}
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,8 +172,7 @@ def run(
     for name, value in (("epochs", epochs), ("width", width), ("workers", workers)):
         check_count(name, value)
     chosen = pick_device(device)
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
+    with study_folder(out) as folder:
         facts = prepare(sources, folder)
         trials = [
             EventTrial(
@@ -199,7 +190,7 @@ def run(
             for dataset in facts
             for time, how, calendar, information in WAYS
         ]
-        rows = finish(trials, folder, chosen, workers, progress)
+        rows = run_jobs(trials, folder, chosen, workers, progress)
     counts = [{"dataset": row["dataset"], **count} for row in rows for count in row.pop("counts")]
     return TimeStudy(
         rows=rows,

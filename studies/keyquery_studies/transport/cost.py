@@ -48,7 +48,7 @@ def costing(work: Callable[[], Result], device: str = "cpu") -> tuple[Result, Co
 
 
 def _reset() -> float | None:
-    """Memory now, in megabytes, after what is free was given back and the peak forgotten."""
+    """Current memory in megabytes, after releasing free memory and resetting the peak."""
     gc.collect()
     try:
         assert sys.platform == "linux"

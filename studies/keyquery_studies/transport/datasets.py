@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,6 +15,7 @@ from keyquery.data.tables import Table
 from keyquery.estimators.base import hold_out
 from keyquery.support.extras import optional
 from keyquery.support.files import find_packed, write_all
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 
 SCIKIT = {"breast cancer": "load_breast_cancer", "wine": "load_wine", "iris": "load_iris", "digits": "load_digits"}
 SIDE = 3 / (1 + math.sqrt(2))
@@ -25,7 +24,7 @@ MEANS = {2: ((0.0, -1.0), (0.0, 1.0)), 3: ((-SIDE, 0.0), (SIDE, 0.0), (0.0, SIDE
 LEARN = {1: 400, 20: 45}  # sequences of so many steps; 45 of 20 steps as published
 TEST = {1: 10_000, 20: 2000}
 HELD_OUT = 0.3  # of a public table, to test on
-ROWS = 4000  # of Adult to learn from, drawn anew for every seed
+ROWS = 4000  # training rows of Adult, resampled for every seed
 
 
 class Split(NamedTuple):
@@ -82,7 +81,7 @@ SETS = (*SIMULATED, *SCIKIT, "adult")
 
 
 def split_of(dataset: str, seed: int, folder: Path, digest: str | None = None) -> Split:
-    """What a seed learns from and is tested on; Adult lies in `folder` under its digest."""
+    """Training and test data of a seed; Adult is in `folder` under its digest."""
     if dataset in SIMULATED:
         classes, i, steps = SIMULATED[dataset]
         fresh = simulated(classes, i, steps, TEST[steps], 10_000 + seed)
@@ -103,11 +102,9 @@ def keep_adult(source: str | Path, folder: Path) -> dict[str, Any]:
     x, test_x = one_hot(*tables)
     y, test_y = (_rich(table) for table in tables)
     split = Split(x[:, None], y, test_x[:, None], test_y)
-    digest = hashlib.sha256(b"".join(part.tobytes() for part in split)).hexdigest()[:16]
-    packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, **split._asdict())
+    digest = digest_of(*split)
     folder.mkdir(parents=True, exist_ok=True)
-    write_all({folder / f"adult-{digest}.npz": packed.getvalue()})
+    write_all({folder / array_file("adult", digest): npz_bytes(split._asdict())})
     return {"digest": digest, "train": len(y), "test": len(test_y), "features": x.shape[1]}
 
 

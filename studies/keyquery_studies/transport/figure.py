@@ -14,9 +14,9 @@ CALLED = {
     "simplex": "transport, simplex",
     "transformer": "Transformer",
     "published": "Transformer as released",
-    "perceptron": "perceptron",
+    "perceptron": "MLP",
     "logistic": "logistic regression",
-    "boosting": "boosting",
+    "boosting": "boosted trees",
 }
 COLOURS = {
     "ot": "#d6701c",
@@ -32,21 +32,21 @@ MARKS = {"ot": "o", "random": "s", "mean": "D", "simplex": "P", "published": "x"
 NETWORKS = {
     ("published", "input"): "as released,\nfrom the input",
     ("published", "before"): "the same,\nuntrained",
-    ("published", "untrained"): "as released,\nfrom its start",
-    ("transformer", "untrained"): "encoder,\nfrom its start",
+    ("published", "untrained"): "as released,\nfrom init",
+    ("transformer", "untrained"): "encoder,\nfrom init",
 }
 SHAPES = {
     "optimality": ("W₂/T", "#d6701c"),
-    "by_lot": ("W₂/T, partners by lot", "#f1c49a"),
-    "shape": ("W₂/T, class means taken off", "#2166ac"),
-    "shape_by_lot": ("the same, partners by lot", "#a8c8e8"),
+    "by_lot": ("W₂/T, random matching", "#f1c49a"),
+    "shape": ("W₂/T, class means removed", "#2166ac"),
+    "shape_by_lot": ("the same, random matching", "#a8c8e8"),
     "efficiency": ("efficiency", "#6e7781"),
 }
-BEGUN = {"none": "none", "toward": "toward the data", "published": "as it comes", "away": "classes changed"}
+BEGUN = {"none": "none", "toward": "toward the data", "published": "not aligned", "away": "classes permuted"}
 
 
 def carried(reading: TransportStudy, pyplot: Any) -> Any:
-    """Above, accuracy and time beside a Transformer's, set by set; below, courses of points, and pre-trained heads."""
+    """Top: accuracy and time relative to a Transformer, per dataset; bottom: trajectories, and pre-trained heads."""
     rows = [row for row in reading.summary() if row["method"] != "transformer" and row["gap"] is not None]
     if not rows or not reading.courses or not reading.begun:
         raise ValueError("the figure needs all parts of the study: accuracy, course and start")
@@ -56,8 +56,8 @@ def carried(reading: TransportStudy, pyplot: Any) -> Any:
     axes = above.subplots(1, 2, sharey=True)
     _dots(axes[0], rows, sets, "gap")
     _dots(axes[1], rows, sets, "times")
-    axes[0].set(xlabel="accuracy less the Transformer's")
-    axes[1].set(xlabel="times less CPU time than the Transformer", xscale="log")
+    axes[0].set(xlabel="accuracy minus the Transformer's")
+    axes[1].set(xlabel="speed-up in CPU time over the Transformer", xscale="log")
     axes[1].xaxis.set_major_formatter("{x:g}")
     axes[0].set_yticks(range(len(sets)), sets)
     axes[0].invert_yaxis()
@@ -84,7 +84,7 @@ def _dots(axis: Any, rows: list[dict[str, Any]], sets: list[str], name: str) -> 
 
 
 def _bars(axis: Any, reading: TransportStudy) -> None:
-    """Means over sets and seeds, network by network."""
+    """Means over datasets and seeds, per network."""
     rows = reading.followed()
     kinds = [kind for kind in NETWORKS if any((row["network"], row["start"]) == kind for row in rows)]
     for place, (name, (label, colour)) in enumerate(SHAPES.items()):
@@ -94,12 +94,12 @@ def _bars(axis: Any, reading: TransportStudy) -> None:
         for where, values in zip(at, each, strict=True):
             axis.plot([where] * len(values), values, ".", color="#24292f", markersize=2)
     axis.set_xticks(range(len(kinds)), [NETWORKS[kind] for kind in kinds])
-    axis.set(ylim=(0, 1.02), title="points of a Transformer through training")
+    axis.set(ylim=(0, 1.02), title="trajectories of a Transformer's points")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False, fontsize=6.5)
 
 
 def _figure(row: dict[str, Any], name: str) -> float:
-    """Of a way of two places, efficiency says nothing."""
+    """A metric; efficiency is undefined for a trajectory of two points."""
     return math.nan if name == "efficiency" and row["start"] == "before" else float(row[name])
 
 
@@ -114,5 +114,5 @@ def _begun(axis: Any, reading: TransportStudy) -> None:
         axis.errorbar(values, at, xerr=spread, fmt="o", color=colour, markersize=4, capsize=2, label=dataset)
     axis.set_yticks(range(len(names)), [BEGUN[name] for name in names])
     axis.invert_yaxis()
-    axis.set(xlabel="epochs until nearly the best", title="a head that learned before", xlim=(0, None))
+    axis.set(xlabel="epochs to convergence", title="pre-trained head", xlim=(0, None))
     axis.legend(loc="upper center", bbox_to_anchor=(0.4, -0.24), frameon=False, fontsize=6.5)

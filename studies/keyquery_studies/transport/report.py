@@ -20,7 +20,7 @@ FROM = {
 
 
 def tables(reading: TransportStudy) -> list[Any]:
-    """Accuracy and cost of every method, set by set; courses of Transformers; pre-trained heads."""
+    """Accuracy and cost of every method per dataset; trajectories of Transformers; pre-trained heads."""
     shown = list[Any]()
     for lines in (_methods(reading), _courses(reading), _starts(reading)):
         shown += [*([""] if shown and lines else []), *lines]

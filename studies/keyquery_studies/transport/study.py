@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.jobs import check_folder, device_name, finish, name_of
 from keyquery_studies.common.rows import over_seeds
+from keyquery_studies.common.runner import device_name, run_parts, study_folder
+from keyquery_studies.common.store import result_name
 from keyquery_studies.transport.baselines import HELD_OUT, METHODS, PATIENCE, RECIPES, STEPS, learn
 from keyquery_studies.transport.cost import costing
 from keyquery_studies.transport.datasets import HELD_OUT as TESTED
@@ -85,7 +84,7 @@ class TransportStudy(Reading, kind="transport study"):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodTrial:
-    """One method learns one set."""
+    """One method trained on one dataset."""
 
     dataset: str
     method: str
@@ -99,12 +98,12 @@ class MethodTrial:
         design = {"rows": ROWS, "held_out": [HELD_OUT, TESTED], "patience": PATIENCE, "steps": STEPS}
         design["recipe"] = RECIPES.get(self.method)
         settings = {name: value for name, value in asdict(self).items() if name != "limit" or value is not None}
-        return name_of((self.dataset, self.method, self.seed), {**settings, "design": design})
+        return result_name((self.dataset, self.method, self.seed), {**settings, "design": design})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Fit, once on a little to have all that is needed set up, and test."""
         data = split_of(self.dataset, self.seed, folder, self.digest)
-        with warnings.catch_warnings():  # of classes that are matched in mini-batches, which the page tells
+        with warnings.catch_warnings():  # about classes matched in mini-batches, as documented
             warnings.filterwarnings("ignore", "a class of")
             few = slice(0, 60)
             learn(self.method, data.x[few], data.y[few], self.seed, device, epochs=1)
@@ -159,18 +158,16 @@ def run(
             "adult needs a folder with uci_adult_train.csv and uci_adult_test.csv: pass it as data (--data)"
         )
     runs = tuple(dict.fromkeys(seeds))
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder, facts = Path(place), dict[str, Any]()
-        check_folder(folder)
+    with study_folder(out) as folder:
+        facts = dict[str, Any]()
         if "adult" in wanted and part in ("accuracy", "all"):
             facts["adult"] = keep_adult(str(data), folder)
         jobs = _jobs(part, wanted, runs, facts, {} if epochs is None else {"epochs": epochs})
-        rows = finish([job for each in jobs.values() for job in each], folder, chosen, workers, progress)
-    ends = [sum(len(jobs[name]) for name in PARTS[: place + 1]) for place in range(len(PARTS))]
+        rows = run_parts(jobs, folder, chosen, workers, progress)
     return TransportStudy(
-        rows=rows[: ends[0]],
-        courses=rows[ends[0] : ends[1]],
-        begun=rows[ends[1] :],
+        rows=rows["accuracy"],
+        courses=rows["course"],
+        begun=rows["start"],
         provenance=provenance(sets=facts, device=device_name(chosen), recipes=RECIPES, seeds=runs),
     )
 

@@ -18,7 +18,7 @@ from keyquery.estimators.transport.alignment import centres
 from keyquery.instruments.transport.lens import TransportLens
 from keyquery.instruments.transport.transport import transport
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import name_of
+from keyquery_studies.common.store import result_name
 from keyquery_studies.transport.baselines import STEPS, Labelled, Transformer, class_loss, recipe_of, standardised
 from keyquery_studies.transport.datasets import LEARN, TEST, bayes, named, simulated
 
@@ -33,15 +33,15 @@ ROW = 3  # in so many epochs, one after the other
 
 
 class Task:
-    """A simulated set, standardised: what is learned from, what is tested on, and the network at its start."""
+    """A simulated dataset, standardised: training and test data, and the network at initialisation."""
 
     def __init__(self, network: str, classes: int, i: int, seed: int, device: str) -> None:
         x, y = simulated(classes, i, LENGTH, LEARN[LENGTH], seed)
         test_x, test_y = simulated(classes, i, LENGTH, TEST[LENGTH], 10_000 + seed)
         mean, scale = statistics(list(x))
         self.samples, self.test = (
-            Labelled(standardised(given, mean, scale, device), torch.from_numpy(truth).to(device))
-            for given, truth in ((x, y), (test_x, test_y))
+            Labelled(standardised(values, mean, scale, device), torch.from_numpy(labels).to(device))
+            for values, labels in ((x, y), (test_x, test_y))
         )
         with seeded(seed, device):
             self.model = Transformer(network, 2, classes).to(device)
@@ -71,7 +71,7 @@ class CourseTrial:
     def name(self) -> str:
         """The name of its result file."""
         words = ("course", self.network, self.classes, self.i, self.seed)
-        return name_of(words, {**asdict(self), "length": LENGTH, "learn": LEARN[LENGTH], "steps": STEPS})
+        return result_name(words, {**asdict(self), "length": LENGTH, "learn": LEARN[LENGTH], "steps": STEPS})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train, and compare the trajectories with optimal transport."""
@@ -87,20 +87,20 @@ class CourseTrial:
         recipe = recipe_of(self.network, every, self.seed, self.epochs, patience=None)
         train(task.model, draw, class_loss, recipe, after=follow)
         path, labels = lens.path(), np.asarray(lens.labels)
-        accuracy = {"untrained": self._told(path, labels)}
+        accuracy = {"untrained": self._metrics(path, labels)}
         if self.network == "published":  # it stays among the features, so that the input is a start, too
             inputs = task.samples.x.flatten(0, 1).cpu()
-            accuracy["input"] = self._told(torch.cat((inputs[None], path[1:])), labels)
-            accuracy["before"] = self._told(torch.stack((inputs, path[0])), labels)  # what the block does untrained
+            accuracy["input"] = self._metrics(torch.cat((inputs[None], path[1:])), labels)
+            accuracy["before"] = self._metrics(torch.stack((inputs, path[0])), labels)  # what the block does untrained
         return {**asdict(self), "accuracy": task.accuracy(), "starts": accuracy}
 
-    def _told(self, path: Float[Tensor, "records n d"], labels: np.ndarray) -> dict[str, float]:
-        """The figures of `kq.transport`, and what they are compared with.
+    def _metrics(self, path: Float[Tensor, "records n d"], labels: np.ndarray) -> dict[str, float]:
+        """The metrics of `kq.transport`, and their baselines.
 
-        `by_lot` is the optimality of a map that sends every class to the same places, but any point anywhere. Most of a
-        distance may be that a class as a whole has moved, which all such maps have in common: `shape` is the optimality
-        of clouds whose classes have mean 0 at the start and at the end, `shape_by_lot` that of the other map.
-        `published` is the efficiency of the released code.
+        `by_lot` is the optimality of a random matching within each class. Most of a distance may be the shift of a
+        class as a whole, which all such maps share: `shape` is the optimality of class-centred clouds, with mean 0 at
+        the start and at the end, `shape_by_lot` that of their random matching. `published` is the efficiency of the
+        released code.
         """
         reading, released = (transport(path, labels, published=own, frames=0) for own in (False, True))
         centred = path[[0, -1]].double()
@@ -121,8 +121,8 @@ class CourseTrial:
 class StartTrial:
     """A Transformer whose last maps have learned synthetic points before it learns the data.
 
-    `start` says where those lie: "published", on the circle as it comes; "toward", on the circle turned so that every
-    class lies on the side of its own data; "away", the same with the classes changed about.
+    `start` is where those lie: "published", on the circle, not aligned; "toward", on the circle rotated so that every
+    class is on the side of its own data; "away", the same with permuted classes.
     """
 
     start: str
@@ -142,7 +142,7 @@ class StartTrial:
             "enough": [ENOUGH, ROW],
             "length": LENGTH,
         }
-        return name_of(("start", self.start, self.classes, self.i, self.seed), settings)
+        return result_name(("start", self.start, self.classes, self.i, self.seed), settings)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Pre-train, train, and see after how many epochs it is nearly as good as can be."""

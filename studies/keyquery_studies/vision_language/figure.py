@@ -8,16 +8,16 @@ import numpy as np
 
 from keyquery_studies.vision_language.study import FEWEST, FLOWS, VisionLanguageStudy
 
-TASKS = {"directed, exchanged": "with a direction", "reciprocal, replaced": "without"}
+TASKS = {"directed, exchanged": "directed", "reciprocal, replaced": "symmetric"}
 PARTS = {"symmetric": "#2166ac", "skew": "#d6701c", "popularity": "#8c959f"}
 FIGURES = {"matching": "#24292f", "relations": "#d6701c", "texts_at_1": "#2166ac", "filled_both": "#2a9d8f"}
-CALLED = {"matching": "matching", "relations": "relations", "texts_at_1": "R@1", "filled_both": "both things filled"}
-READ = {"raw": "across", "weighted": "weighted", "rollout": "rolled out", "to_text": "into words"}
-SHADES = ("#2a9d8f", "#24292f", "#c2408c")  # of sets
+CALLED = {"matching": "matching", "relations": "relations", "texts_at_1": "R@1", "filled_both": "both masked words"}
+READ = {"raw": "cross-modal", "weighted": "weighted", "rollout": "rollout", "to_text": "into text"}
+SHADES = ("#2a9d8f", "#24292f", "#c2408c")  # of datasets
 
 
 def seen(reading: VisionLanguageStudy, pyplot: Any) -> Any:
-    """Above, what variants can do; below, what parts of the scores carry, and how flow goes with the loss."""
+    """Top: accuracy per variant; bottom: effect of ablating score parts, and correlation of flow with the loss."""
     rows = reading.summary()
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     figure = pyplot.figure(figsize=(7.4, 6.0), layout="constrained")
@@ -30,7 +30,7 @@ def seen(reading: VisionLanguageStudy, pyplot: Any) -> Any:
     above.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7)
     left, *others = below.subplots(1, 3, width_ratios=[1.25, 1, 1])
     _parts(left, reading, datasets)
-    for axis, over, title in zip(others, ("training", "layers"), ("over training", "layer by layer"), strict=True):
+    for axis, over, title in zip(others, ("training", "layers"), ("over training", "over layers"), strict=True):
         _correlations(axis, reading, over, datasets)
         axis.set_title(title)
     others[1].tick_params(labelleft=False)
@@ -47,7 +47,7 @@ def _scores(axis: Any, rows: list[dict[str, Any]], variants: list[str]) -> None:
         _dots(axis, [row[name] for row in rows], at, spread, colour, CALLED[name])
     axis.axvline(0.5, color="#24292f", linewidth=0.6, linestyle=":")
     axis.set_yticks(range(len(variants)), variants)
-    axis.set(xlim=(0, 1.05), ylim=(len(variants) - 0.5, -0.5), xlabel="share right, pairs never said")
+    axis.set(xlim=(0, 1.05), ylim=(len(variants) - 0.5, -0.5), xlabel="accuracy on unseen pairs")
 
 
 def _dots(axis: Any, x: Any, y: Any, spread: Any, colour: str, label: str | None = None) -> None:
@@ -55,7 +55,7 @@ def _dots(axis: Any, x: Any, y: Any, spread: Any, colour: str, label: str | None
 
 
 def _parts(axis: Any, reading: VisionLanguageStudy, datasets: list[str]) -> None:
-    """Of the variant with most trainings of general kernels, the parser, or of what there is."""
+    """Effect of ablating each part, of the variant "parser" if it was trained."""
     rows = reading.turned()
     known = "parser" if any(row["variant"] == "parser" for row in rows) else rows[0]["variant"]
     places = [(dataset, task) for dataset in datasets for task in TASKS]
@@ -68,7 +68,7 @@ def _parts(axis: Any, reading: VisionLanguageStudy, datasets: list[str]) -> None
         _dots(axis, [row["change"] for row in shown], at, [row["change_sd"] or 0.0 for row in shown], colour, part)
     axis.axvline(0, color="#24292f", linewidth=0.6)
     axis.set_yticks(range(len(places)), [f"{dataset},\n{TASKS[task]}" for dataset, task in places], fontsize=6.5)
-    axis.set(ylim=(len(places) - 0.5, -0.5), xlabel="rise of the matching loss, nats", title=f"{known}, without a part")
+    axis.set(ylim=(len(places) - 0.5, -0.5), xlabel="Δ matching loss, nats", title=f"{known}, one part ablated")
     axis.legend(frameon=False, fontsize=6, loc="lower right")
 
 
@@ -85,7 +85,7 @@ def _correlations(axis: Any, reading: VisionLanguageStudy, over: str, datasets: 
         if dataset_rows:
             _dots(axis, x, at, interval, SHADES[number], dataset)
     if not rows:
-        axis.text(0, 1.5, f"fewer than {FEWEST} trainings", ha="center", fontsize=7)
+        axis.text(0, 1.5, f"fewer than {FEWEST} runs", ha="center", fontsize=7)
     axis.axvline(0, color="#24292f", linewidth=0.6)
     axis.set_yticks(range(len(FLOWS)), [READ[name] for name in FLOWS])
-    axis.set(xlim=(-1, 1), ylim=(len(FLOWS) - 0.5, -0.5), xlabel="flow and loss, Spearman")
+    axis.set(xlim=(-1, 1), ylim=(len(FLOWS) - 0.5, -0.5), xlabel="Spearman ρ of flow and loss")

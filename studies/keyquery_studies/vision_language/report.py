@@ -13,7 +13,7 @@ from keyquery_studies.vision_language.study import FEWEST, VisionLanguageStudy
 
 
 def tables(reading: VisionLanguageStudy) -> list[Any]:
-    """Scores of every variant, what parts of the scores carry, and flow beside the rise of the loss."""
+    """Accuracy of every variant, effect of ablating score parts, and correlation of flow with the loss."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         dataset_rows = [row for row in rows if row["dataset"] == dataset]

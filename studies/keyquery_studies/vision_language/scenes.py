@@ -1,6 +1,6 @@
-"""A captioned dataset made of real images: objects in a 2 × 2 grid, and captions about two neighbours.
+"""A captioned dataset composed of real images: objects in a 2 × 2 grid, and captions about two neighbours.
 
-Sentences say "left of" or "above", which have a direction, or "and" or "beside", which have none.
+Relations are directed ("left of", "above") or symmetric ("and", "beside").
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIRECTED, RECIPROCAL = ("left of", "above"), ("and", "beside")
 ROWS, COLUMNS = ((0, 1), (2, 3)), ((0, 2), (1, 3))  # cells that are neighbours, the left or upper one first
-GRIDS = 0.25  # the share of images with something in every cell
-LEAST = 8  # things, so that four can be shown of which no two are kept apart
-TESTED = 5  # of so many images of a thing, one is for tests
+GRIDS = 0.25  # share of images with an object in every cell
+LEAST = 8  # classes, so that four can be shown without a held-out pair
+TESTED = 5  # one in so many images of a class is for testing
 
 
 class Things(NamedTuple):
-    """Images of one thing each, what they show, and what the things are called."""
+    """Images of one object each, their class labels, and class names."""
 
     pixels: UInt8[np.ndarray, "n h w c"]
     labels: Int[np.ndarray, " n"]
     names: Sequence[str]
 
     def half(self, test: bool) -> Things:
-        """Those for tests, or those to learn from: no image is among both."""
+        """The test images, or the training images; they are disjoint."""
         rank = np.empty(len(self.labels), dtype=int)
         for label in np.unique(self.labels):
             where = np.flatnonzero(self.labels == label)
             rank[where] = np.arange(len(where))
-        kept = (rank % TESTED == 0) == test
-        return Things(self.pixels[kept], self.labels[kept], self.names)
+        chosen = (rank % TESTED == 0) == test
+        return Things(self.pixels[chosen], self.labels[chosen], self.names)
 
 
 class Said(NamedTuple):
-    """A sentence: things and what is between them."""
+    """A caption: two objects and their relation."""
 
     first: int
     relation: str
     second: int
 
     def text(self, names: Sequence[str]) -> str:
-        """In words.
+        """The caption as text.
 
         >>> Said(3, "left of", 9).text(CIFAR)
         'the cat left of the truck'
@@ -57,12 +57,12 @@ class Said(NamedTuple):
         return f"the {names[self.first]} {self.relation} the {names[self.second]}"
 
     def exchanged(self) -> Said:
-        """The same of the two things exchanged."""
+        """The caption with its two objects exchanged."""
         return Said(self.second, self.relation, self.first)
 
 
 class Scene(NamedTuple):
-    """What is in the four cells of an image, row by row, −1 for nothing, and what is said of it."""
+    """The objects in the four cells of an image, row by row, −1 for none, and its caption."""
 
     cells: tuple[int, int, int, int]
     said: Said
@@ -87,7 +87,7 @@ def digits() -> Things:
 
 
 def cifar(path: str | Path, most: int = 5000) -> Things:
-    """Images of `kq.data.load_images`, `most` of a class; ten classes without names are those of CIFAR-10."""
+    """Images of `kq.data.load_images`, at most `most` per class; ten unnamed classes are those of CIFAR-10."""
     images = load_images(path)
     if images.labels is None:
         raise ValueError(f"{path} has no labels, which the captions need")
@@ -99,13 +99,13 @@ def cifar(path: str | Path, most: int = 5000) -> Things:
             f"{path} must have at least {LEAST} classes, since some pairs are kept for testing, got {len(classes)}"
         )
     rng = np.random.default_rng(0)
-    kept = [rng.permutation(np.flatnonzero(images.labels == label))[:most] for label in range(len(classes))]
-    order = np.concatenate(kept)
+    by_class = [rng.permutation(np.flatnonzero(images.labels == label))[:most] for label in range(len(classes))]
+    order = np.concatenate(by_class)
     return Things(images.pixels[order], images.labels[order], classes)
 
 
 def unsaid(things: int) -> set[frozenset[int]]:
-    """Pairs of things that no sentence to learn from speaks of: each thing has two of those.
+    """Held-out pairs of classes, which no training caption mentions: every class is in two of them.
 
     >>> len(unsaid(10))
     10
@@ -114,13 +114,13 @@ def unsaid(things: int) -> set[frozenset[int]]:
 
 
 def scenes(things: int, count: int, seed: int, test: bool = False, grids: float = GRIDS) -> list[Scene]:
-    """What to show and to say; tests speak of pairs that are never learned from, nor shown together there.
+    """Scenes with captions; test captions are about held-out pairs, which never occur together in training scenes.
 
-    A share `grids` has something in every cell, the others in two neighbours alone. Half of the sentences have a
-    direction.
+    A share `grids` has an object in every cell, the others in two neighbouring cells only. Half of the captions are
+    directed.
     """
     rng = np.random.default_rng((seed, int(test)))
-    apart = unsaid(things)
+    held_out = unsaid(things)
     drawn_scenes = list[Scene]()
     while len(drawn_scenes) < count:
         cells = [-1] * 4
@@ -130,9 +130,9 @@ def scenes(things: int, count: int, seed: int, test: bool = False, grids: float 
         a, b = (ROWS if beside else COLUMNS)[rng.integers(2)]
         if not full:
             cells[a], cells[b] = rng.choice(things, 2, replace=False).tolist()
-        there = [thing for thing in cells if thing >= 0]
-        met = any(frozenset((x, y)) in apart for x in there for y in there if x != y)
-        if (frozenset((cells[a], cells[b])) in apart) if test else not met:
+        shown = [thing for thing in cells if thing >= 0]
+        leaks = any(frozenset((x, y)) in held_out for x in shown for y in shown if x != y)
+        if (frozenset((cells[a], cells[b])) in held_out) if test else not leaks:
             drawn_scenes.append(Scene((cells[0], cells[1], cells[2], cells[3]), _said(cells[a], cells[b], beside, rng)))
     return drawn_scenes
 

@@ -6,14 +6,10 @@ that were never said. Their flow is held against what the loss of words becomes 
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,9 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
 from keyquery.support.rank_correlation import spearman
-from keyquery_studies.common.jobs import check_folder, device_name, finish
 from keyquery_studies.common.rows import FORMER, over_seeds
+from keyquery_studies.common.runner import device_name, run_jobs, study_folder
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 from keyquery_studies.rerank.embeddings import load_dino
 from keyquery_studies.vision_language.scenes import cifar
 from keyquery_studies.vision_language.trial import LEARNED, READINGS, SIZES, VARIANTS, ParserTrial
@@ -43,7 +40,7 @@ SCORES = (
 )
 RANKS = tuple(f"{way}_at_{most}" for way in ("texts", "images") for most in (1, 5, 10))
 FLOWS = (*READINGS, "to_text")
-SCENES = {"digits": 20_000, "fine digits": 30_000, "cifar": 60_000}  # that are learned from
+SCENES = {"digits": 20_000, "fine digits": 30_000, "cifar": 60_000}  # training scenes
 EPOCHS = 10
 SEEDS = (0, 1, 2, 3, 4)
 FEWEST = 3  # trainings of a set, for an interval
@@ -152,11 +149,9 @@ def run(
     wanted = tuple(sets) or tuple(name for name in SCENES if name != "cifar" or data is not None)
     _check(wanted, variants, data, weights)
     runs = tuple(dict.fromkeys(seeds))
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
-        check_folder(folder)
+    with study_folder(out) as folder:
         images = {"digest": keep_images(str(data), folder)} if "cifar" in wanted else {}
-        backbone = {} if weights is None else {"weights": str(weights), "backbone": digest_of(weights)}
+        backbone = {} if weights is None else {"weights": str(weights), "backbone": backbone_digest(weights)}
         jobs = [
             ParserTrial(
                 dataset=name,
@@ -171,7 +166,7 @@ def run(
             for name in wanted
             for variant in variants or variants_of(name, weights is not None)
         ]
-        rows = finish(jobs, folder, chosen, workers, progress)
+        rows = run_jobs(jobs, folder, chosen, workers, progress)
     facts = {
         "learned": LEARNED,
         "sizes": SIZES,
@@ -202,18 +197,17 @@ def variants_of(dataset: str, dino: bool) -> tuple[str, ...]:
     return tuple(name for name in VARIANTS if name != "DINOv2" or (dino and dataset == "cifar"))
 
 
-def digest_of(weights: str | Path) -> str:
+def backbone_digest(weights: str | Path) -> str:
     """One digest of all tensors of a backbone."""
     each = digests(load_dino(weights))
-    return hashlib.sha256("".join(each[name] for name in sorted(each)).encode()).hexdigest()[:16]
+    return digest_of(*(each[name] for name in sorted(each)))
 
 
 def keep_images(source: str | Path, folder: Path) -> str:
-    """Put some images of each class into `folder`, and say their digest."""
+    """Cache images of each class in `folder`, and return their digest."""
     things = cifar(source)
-    digest = hashlib.sha256(things.pixels.tobytes() + things.labels.tobytes()).hexdigest()[:16]
-    packed = io.BytesIO()
-    np.savez_compressed(packed, pixels=things.pixels, labels=things.labels, names=np.array(things.names))
+    digest = digest_of(things.pixels, things.labels)
+    arrays = {"pixels": things.pixels, "labels": things.labels, "names": np.array(things.names)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_all({folder / f"cifar-{digest}.npz": packed.getvalue()})
+    write_all({folder / array_file("cifar", digest): npz_bytes(arrays)})
     return digest

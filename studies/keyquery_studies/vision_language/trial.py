@@ -23,7 +23,8 @@ from keyquery.estimators.vision_language.parser import VisualParser
 from keyquery.instruments.ablation.ablate import ablate
 from keyquery.instruments.flow.flow import flow
 from keyquery.support.extras import optional
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import array_file, result_name
 from keyquery_studies.rerank.embeddings import load_dino
 from keyquery_studies.vision_language.scenes import DIRECTED, GRIDS, Said, Scene, Things, digits, drawn, scenes
 
@@ -72,16 +73,16 @@ TURNED = ("symmetric", "skew", "popularity")
 
 
 class Tested(NamedTuple):
-    """Scenes that nothing was learned from, and what is asked of each."""
+    """Test scenes, and the captions that each is tested with."""
 
     scenes: list[Scene]
     images: np.ndarray
     others: list[Said]  # the sentence of another scene, which is false here
-    replaced: list[Said]  # one thing exchanged for one that is not there
+    replaced: list[Said]  # one object replaced by an absent one
 
 
 def asked_of(things: Things, seed: int) -> Tested:
-    """Scenes of pairs that were never said, with images that were never shown."""
+    """Test scenes of held-out pairs, composed of test images."""
     names = len(things.names)
     test_scenes, rng = scenes(names, TESTED, seed, test=True), np.random.default_rng((seed, 11))
     others, replaced = list[Said](), list[Said]()
@@ -99,7 +100,7 @@ def asked_of(things: Things, seed: int) -> Tested:
 def _things(folder: Path, dataset: str, digest: str | None) -> Things:
     if dataset != "cifar":
         return digits()
-    with np.load(folder / f"{dataset}-{digest}.npz") as arrays:
+    with np.load(folder / array_file(dataset, digest or "")) as arrays:
         return Things(arrays["pixels"], arrays["labels"], tuple(map(str, arrays["names"])))
 
 
@@ -128,13 +129,13 @@ def _renamed(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserTrial:
-    """One variant learns one set."""
+    """One variant trained on one dataset."""
 
     dataset: str
     variant: str
     seed: int
     epochs: int
-    count: int  # of scenes that are learned from
+    count: int  # of training scenes
     digest: str | None = None  # of data that come from a file
     weights: str | None = None  # of DINOv2
     backbone: str | None = None  # their digest
@@ -145,7 +146,7 @@ class ParserTrial:
         settings = {name: value for name, value in asdict(self).items() if name != "weights"}
         design = {**LEARNED, **SIZES[self.dataset], **VARIANTS[self.variant], "checks": CHECKS, "tested": TESTED}
         design |= {"grids": GRIDS, "parts": TURNED}
-        return name_of((self.dataset, self.variant, self.seed), {**settings, "design": design})
+        return result_name((self.dataset, self.variant, self.seed), {**settings, "design": design})
 
     def estimator(self, device: str) -> VisualParser:
         """The estimator at initialisation."""
@@ -213,7 +214,7 @@ class Exam:
     def see(self, images: np.ndarray) -> Float[Tensor, "batch tokens features"]:
         """Patch-encoder features of images."""
         parts = images_of(images, self.network.vision.size).to(self.device).split(100)
-        return torch.cat([self.network.see(some).features for some in parts])
+        return torch.cat([self.network.see(images).features for images in parts])
 
     def ids(self, sentences: Sequence[Said]) -> Int[Tensor, "batch n"]:
         """Sentences as numbers of words."""
@@ -252,7 +253,7 @@ class Exam:
 
     @torch.no_grad()
     def fill(self) -> tuple[float, float]:
-        """Shares of things that are named right, where one of two is hidden, and where both are, with a direction."""
+        """Accuracy of masked objects: with one of two masked, and with both, in directed captions."""
         ids = self.ids([scene.said for scene in self.asked.scenes])
         places, predicted = self._things_in(ids), list[Tensor]()
         for hidden in (places[:, :1], places[:, 1:]):
@@ -266,7 +267,7 @@ class Exam:
         return float(single), float((both == truth)[directed].double().mean())
 
     def _things_in(self, ids: Int[Tensor, "batch n"]) -> Int[Tensor, "batch 2"]:
-        """Where the two things stand in each sentence."""
+        """Token positions of the two objects in each caption."""
         numbers = self.words.batch(list(self.names)).flatten().to(ids.device)
         return torch.isin(ids, numbers).nonzero()[:, 1].view(-1, 2)
 

@@ -10,22 +10,22 @@ from keyquery_studies.words.study import WordsStudy
 
 # Display names of the prediction methods.
 FILLED = {
-    "unigram": "how frequent it is",
+    "unigram": "unigram frequency",
     "published": "projection, as published",
     "normed": "projection, Norm(M)",
     "ppmi": "projection of PPMI, Norm(M)",
-    "equal": "PPMI, tokens alike",
-    "near": "naive Bayes, near",
-    "directed": "naive Bayes, before and after",
+    "equal": "PPMI, equal weights",
+    "near": "naive Bayes, undirected",
+    "directed": "naive Bayes, directed",
     "Transformer": "Transformer, same tokens",
     "Transformer, more": "Transformer, 128 tokens",
 }
 STARTED = {
-    "random": "at random",
+    "random": "random",
     "symmetric": "symmetric, Wq = Wk",
-    "embeddings": "embeddings counted",
-    "scores": "and scores",
-    "values": "and values",
+    "embeddings": "embeddings: counts",
+    "scores": "+ scores",
+    "values": "+ values",
     "shuffled": "all, tokens shuffled",
 }
 COLOURS = dict(zip(STARTS, ("#24292f", "#54aeff", "#2a9d8f", "#2166ac", "#d6701c", "#8c959f"), strict=True))
@@ -40,7 +40,7 @@ def starts(reading: WordsStudy, pyplot: Any) -> Any:
     ways = [FILLED.get(row["way"], row["way"]) for row in rows]
     spreads = [row["reciprocal_sd"] or 0.0 for row in rows]
     axes[0].barh(ways, [row["reciprocal"] for row in rows], xerr=spreads, color=[_tone(way) for way in ways])
-    axes[0].set(xlabel="mean of 1/rank", title="Blanks in text never seen")
+    axes[0].set(xlabel="mean reciprocal rank", title="masked tokens, held-out text")
     for axis, objective in zip(axes[1:], names, strict=True):
         _losses(axis, reading, objective)
     for axis in axes:
@@ -62,4 +62,6 @@ def _losses(axis: Any, reading: WordsStudy, objective: str) -> None:
             axis.plot(steps, losses, color=COLOURS[row["start"]], **style)
     goal = reading.goals()[objective]
     axis.axhline(goal, color="#8c959f", lw=0.6, ls=":")
-    axis.set(title=f"{objective}: loss by start", xlabel="training step", ylabel="nats a token, text held out")
+    axis.set(
+        title=f"{objective}: loss by initialisation", xlabel="training step", ylabel="held-out loss, nats per token"
+    )

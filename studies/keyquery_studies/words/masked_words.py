@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -22,9 +20,9 @@ from keyquery.forms.counts import KINDS, normed_rows
 from keyquery.instruments.ablation.losses import logits
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.support.files import write_all
-from keyquery_studies.common.jobs import name_of
 from keyquery_studies.common.language_models import read_documents
 from keyquery_studies.common.objectives import HELD_OUT
+from keyquery_studies.common.store import digest_of, npy_bytes, read_json, result_name
 
 REACH, WIDE, COUNT = 8, 64, 1000  # maximum context on either side of a masked token, and masked tokens per seed
 FEW = 1e-9  # weight of frequency, which breaks ties of a score
@@ -36,13 +34,13 @@ def encode(corpus: str | Path | None, folder: Path, model: str | Path, force: bo
     Default: the tokens that are already there.
     """
     kept, name = folder / "blanks.json", Path(model).name
-    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    facts: dict[str, Any] = read_json(kept, {})
     if corpus is None:
         if facts.get("model") != name:
             raise ValueError(f"data must be a text file: {folder} holds no tokens of {name} from an earlier run")
         return facts
     text = "\n".join(read_documents(Path(corpus)))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = digest_of(text)
     if (facts.get("digest"), facts.get("model")) == (digest, name):
         return facts
     if facts and not force:
@@ -55,11 +53,8 @@ def encode(corpus: str | Path | None, folder: Path, model: str | Path, force: bo
     ids = np.concatenate([np.asarray(encoded(tokenizer, line), dtype=np.int32) for line in text.splitlines(True)])
     facts = {"corpus": Path(corpus).name, "digest": digest, "model": name, "tokens": len(ids)}
     facts |= {"size": len(tokenizer), "mask": int(tokenizer.mask_token_id)}
-    packed = io.BytesIO()
-    np.save(packed, ids)
     folder.mkdir(parents=True, exist_ok=True)
-    contents: dict[str | Path, str | bytes] = {folder / "blanks.npy": packed.getvalue(), kept: json.dumps(facts) + "\n"}
-    write_all(contents)
+    write_all({folder / "blanks.npy": npy_bytes(ids), kept: json.dumps(facts) + "\n"})
     return facts
 
 
@@ -109,10 +104,10 @@ class Blanks:
         return torch.cat((self.before, self.after), 1)
 
 
-def told_ranks(scores: Float[Tensor, "count words"], truth: Int[Tensor, " count"]) -> dict[str, float]:
+def rank_metrics(scores: Float[Tensor, "count words"], truth: Int[Tensor, " count"]) -> dict[str, float]:
     """Median rank of the true words (from 1, ties averaged), mean reciprocal rank, and top-10 accuracy.
 
-    >>> told_ranks(torch.tensor([[0.1, 0.7, 0.2]]), torch.tensor([2]))
+    >>> rank_metrics(torch.tensor([[0.1, 0.7, 0.2]]), torch.tensor([2]))
     {'median': 2.0, 'reciprocal': 0.5, 'ten': 1.0}
     """
     own = scores.gather(1, truth[:, None])
@@ -195,7 +190,7 @@ class Ranking:
     def name(self) -> str:
         """The name of its result file."""
         settings = {**asdict(self), "model": Path(self.model).name, "reach": [REACH, WIDE, COUNT]}
-        return name_of(("ranks", self.seed), settings)
+        return result_name(("ranks", self.seed), settings)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Ranks by every method, and the symmetry of the counts."""
@@ -206,7 +201,7 @@ class Ranking:
             "Transformer": filled(model, blanks, self.mask, REACH),
             "Transformer, more": filled(model, blanks, self.mask, WIDE),
         }
-        ways = {way: told_ranks(scores, blanks.truth) for way, scores in ranks.items()}
+        ways = {way: rank_metrics(scores, blanks.truth) for way, scores in ranks.items()}
         symmetry = {kind: counts.symmetry(kind) for kind in KINDS}
         settings = {**asdict(self), "model": Path(self.model).name}
         return {**settings, "ways": ways, "symmetry": symmetry, "pairs": counts.total}

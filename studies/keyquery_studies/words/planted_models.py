@@ -21,9 +21,10 @@ from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.layers import Attention, LanguageModel, Shape
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
 from keyquery_studies.common.language_models import begin, tasks
 from keyquery_studies.common.objectives import HELD_OUT, OBJECTIVES
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import result_name
 
 # What is planted, on top of what stands before it; `shuffled` is all of it, with the words changed among each other.
 STARTS = ("random", "symmetric", "embeddings", "scores", "values", "shuffled")
@@ -116,7 +117,7 @@ class PlantedTraining:
     def name(self) -> str:
         """The name of its result file."""
         settings = {**asdict(self), "batch": BATCH, "watched": WATCHED, "recipe": asdict(self.recipe())}
-        return name_of((self.objective, self.start, self.seed), settings)
+        return result_name((self.objective, self.start, self.seed), settings)
 
     def recipe(self) -> Recipe:
         """AdamW with warm-up and a constant rate, so that curves do not depend on the number of steps."""

@@ -7,11 +7,9 @@ by a Transformer; and small Transformers are initialised from counts, at random,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,9 +22,9 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import paired
-from keyquery_studies.common.jobs import check_folder, finish
 from keyquery_studies.common.language_models import first_below, prepare
 from keyquery_studies.common.rows import over_seeds
+from keyquery_studies.common.runner import run_jobs, study_folder
 from keyquery_studies.depth.study import text_in
 from keyquery_studies.words.masked_words import Ranking, encode, learned_from
 from keyquery_studies.words.planted_models import STARTS, PlantedTraining
@@ -158,17 +156,15 @@ def run(
     if data is None and out is None:
         raise ValueError("data must be a text file, or a folder with one")
     chosen, corpus = pick_device(device), None if data is None else text_in(Path(data))
-    with nullcontext(str(out)) if out is not None else TemporaryDirectory() as place:
-        folder = Path(place)
-        check_folder(folder)
+    with study_folder(out) as folder:
         blanks = encode(corpus, folder, model, force)
         same = {"text": blanks["digest"], "model": str(model), "size": blanks["size"], "mask": blanks["mask"]}
         jobs = [Ranking(seed=seed, window=plan.window, **same) for seed in plan.blanks]
-        rankings = finish(jobs, folder, chosen, workers, progress)
+        rankings = run_jobs(jobs, folder, chosen, workers, progress)
         counts = learned_from(folder, blanks["size"], plan.window)
         heads = [row for path in dict.fromkeys(map(str, (model, *beside))) for row in _heads(path, counts)]
         facts = prepare(corpus, folder, plan.vocabulary, force)
-        trainings = finish(plan.trainings(facts["digest"]), folder, chosen, workers, progress)
+        trainings = run_jobs(plan.trainings(facts["digest"]), folder, chosen, workers, progress)
     ranks = [{"way": way, "seed": row["seed"], **results} for row in rankings for way, results in row["ways"].items()]
     about = provenance(corpus=facts, blanks=blanks, plan=asdict(plan), device=chosen, pairs=rankings[0]["pairs"])
     results = {"ranks": ranks, "trainings": trainings, "heads": heads, "symmetry": rankings[0]["symmetry"]}

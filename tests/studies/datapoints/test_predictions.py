@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from keyquery_studies.datapoints.predictions import auroc, figures, row_heads, shuffled, tell, tell_corrupted
+from keyquery_studies.datapoints.predictions import auroc, metrics_of, predict, predict_corrupted, row_heads, shuffled
 from keyquery_studies.datapoints.tables import load_kept, prepare_tables, split_of
 from keyquery_studies.datapoints.trial import TableTrial, samples_of, settings_of
 
@@ -61,11 +61,11 @@ def test_no_target_to_test_on_reaches_a_prediction(facts, protocol):
     other = samples.rows.values.clone()
     other[fold.test, -1] = 99.0
     changed = replace(samples, rows=samples.rows._replace(values=other))
-    found, again = (tell(network, given, one.plan(), fold.test) for given in (samples, changed))
+    found, again = (predict(network, given, one.plan(), fold.test) for given in (samples, changed))
     assert torch.equal(found, again)
     other[fold.learned, -1] = 99.0
     same = torch.equal(
-        tell(network, replace(samples, rows=samples.rows._replace(values=other)), one.plan(), fold.test), found
+        predict(network, replace(samples, rows=samples.rows._replace(values=other)), one.plan(), fold.test), found
     )
     assert same == (protocol == "published")  # there no target is ever seen; here those of the context are
 
@@ -78,7 +78,7 @@ def test_inductive_rows_are_told_one_by_one_and_published_ones_together(facts):
         values = samples.rows.values.clone()
         values[fold.test[1:], 5] += 3
         moved = replace(samples, rows=samples.rows._replace(values=values))
-        pair = [tell(network, given, one.plan(), fold.test[:1]) for given in (samples, moved)]
+        pair = [predict(network, given, one.plan(), fold.test[:1]) for given in (samples, moved)]
         assert torch.equal(*pair) == (protocol == "inductive")
 
 
@@ -125,7 +125,7 @@ def test_every_column_of_all_other_rows_is_shuffled_by_itself_and_the_row_stays_
     rows, test = numbered(12, 4), np.array([3, 7, 11])
     stub = Told()
     samples = Samples(rows, np.arange(3), np.arange(0), np.arange(3, 12))
-    found = tell_corrupted(stub, samples, Plan(target_share=1.0, published=True), test, seed=0)
+    found = predict_corrupted(stub, samples, Plan(target_share=1.0, published=True), test, seed=0)
     values, codes, hidden, _ = stub.given[0]
     assert found.flatten().tolist() == rows.values[test].sum(1).tolist()
     assert hidden[..., -1].all()
@@ -143,7 +143,7 @@ def test_every_column_of_all_other_rows_is_shuffled_by_itself_and_the_row_stays_
 def test_a_context_is_shuffled_with_its_targets_anew_for_every_row():
     rows, test = numbered(12, 4), np.array([9, 10])
     stub = Told()
-    tell_corrupted(stub, Samples(rows, np.arange(8), np.arange(8, 9), np.arange(0)), Plan(), test, seed=0)
+    predict_corrupted(stub, Samples(rows, np.arange(8), np.arange(8, 9), np.arange(0)), Plan(), test, seed=0)
     values, _, hidden, tables = stub.given[0]
     assert torch.equal(values[:, 0], rows.values[test])
     assert hidden[:, 0, -1].all()
@@ -169,11 +169,11 @@ def test_figures_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     logits, truth = rng.normal(size=(50, 2)).round(1), rng.integers(0, 2, 50)
     likely = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    found = figures(logits, truth)
+    found = metrics_of(logits, truth)
     assert found["auroc"] == pytest.approx(metrics.roc_auc_score(truth, logits[:, 1] - logits[:, 0]))
     assert found["nll"] == pytest.approx(metrics.log_loss(truth, likely))
     assert found["accuracy"] == metrics.accuracy_score(truth, logits.argmax(1))
-    assert figures(rng.normal(size=(5, 3)), np.arange(5) % 3)["auroc"] is None
+    assert metrics_of(rng.normal(size=(5, 3)), np.arange(5) % 3)["auroc"] is None
     assert auroc(np.ones(3), np.ones(3, dtype=bool)) is None
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from keyquery_studies.common.jobs import Job, finish
+from keyquery_studies.common.runner import Job, run_jobs
 from keyquery_studies.datapoints import baselines
 from keyquery_studies.datapoints import trial as trainings
 from keyquery_studies.datapoints.lookups import LookUp
@@ -63,23 +63,23 @@ def test_a_training_that_is_broken_off_ends_as_if_it_had_not_been(facts, tmp_pat
     asked = iter([0.0] * 7 + [10.0] * 9)  # once before the training, once before its first step
     monkeypatch.setattr(trainings, "time", lambda: next(asked))
     one = trial(facts, protocol=protocol, deadline=5.0)
-    broken = finish([one], tmp_path, "cpu")[0]
+    broken = run_jobs([one], tmp_path, "cpu")[0]
     assert (broken["partial"], broken["steps_run"]) == (True, 6)
     assert "rmse" not in broken
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
     monkeypatch.setattr(trainings, "time", lambda: 0.0)
-    found = finish([one], tmp_path, "cpu")[0]
+    found = run_jobs([one], tmp_path, "cpu")[0]
     changing = ("seconds",)
     assert {k: v for k, v in found.items() if k not in changing} == {
         k: v for k, v in whole.items() if k not in changing
     }
     assert not list((tmp_path / "checkpoints").iterdir())
     monkeypatch.setattr(trainings, "train", None)
-    assert finish([one], tmp_path, "cpu")[0] == found  # is done, and not done again
+    assert run_jobs([one], tmp_path, "cpu")[0] == found  # is done, and not done again
 
 
 def test_what_begins_too_late_is_not_begun(facts, tmp_path):
-    row = finish([trial(facts, deadline=1.0)], tmp_path, "cpu")[0]
+    row = run_jobs([trial(facts, deadline=1.0)], tmp_path, "cpu")[0]
     assert (row["partial"], row["steps_run"]) == (True, 0)
 
 
@@ -146,7 +146,7 @@ def test_bad_plans_are_refused(given, message):
 def study(sheets, tmp_path_factory):
     pytest.importorskip("sklearn")
     out = tmp_path_factory.mktemp("out")
-    plan = Plan(tables=("yacht", "boston"), folds=(0, 1), steps=6, embedding=8, depth=2, kernels=("general", "psd"))
+    plan = Plan(tables=("yacht", "boston"), folds=(0, 1), steps=2, embedding=8, depth=2, kernels=("general", "psd"))
     with pytest.MonkeyPatch.context() as patch:
         few = {"learning_rate": (0.1,), "max_leaf_nodes": (8,), "min_samples_leaf": (5,), "iterations": 20}
         patch.setattr(baselines, "BOOSTING", few)
@@ -181,7 +181,7 @@ def test_runs_that_were_made_apart_are_joined(study):
         DatapointStudy(npt=reading.npt[::2], kernels=[], baselines=reading.baselines, lookup=[]),
         DatapointStudy(npt=reading.npt[1::2], kernels=reading.kernels, baselines=[], lookup=reading.lookup),
     ]
-    unfinished = {**reading.npt[0], "partial": True, "steps_run": 3}
+    unfinished = {**reading.npt[0], "partial": True, "steps_run": 1}
     more = DatapointStudy(npt=[unfinished], kernels=[], baselines=[], lookup=[])
     joined = DatapointStudy.joined(more, *halves)
     assert (joined.npt, joined.kernels, joined.baselines, joined.lookup) == (
@@ -240,13 +240,13 @@ def shown(reading):
 def test_the_study_is_shown_and_drawn(study):
     reading, _, _ = study
     text = shown(reading)
-    for words in ("rows: published", "rows: inductive", "boosted trees", "error grows %", "psd", "nearest neighbour"):
+    for words in ("NPT, published", "NPT, inductive", "boosted trees", "error grows %", "psd", "nearest neighbour"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     figure = reading.plot()
     titles = [axis.get_title() for axis in figure.axes]
-    assert titles == ["Boston", "Yacht", "Other rows corrupted", "Heads between rows", "Kernels between rows: Boston"]
+    assert titles == ["Boston", "Yacht", "Other rows corrupted", "Cross-row heads", "Cross-row kernels: Boston"]
 
 
 @pytest.mark.parametrize(("part", "panels"), [("npt", 4), ("baselines", 2), ("kernels", 1)])
@@ -267,12 +267,12 @@ def test_what_is_not_finished_is_told():
 
 def test_the_command_line_runs_it(study, sheets, tmp_path):
     _, out, _ = study
-    sizes = ["--steps", "6", "--embedding", "8", "--depth", "2", "--table", "yacht", "--fold", "0", "--device", "cpu"]
+    sizes = ["--steps", "2", "--embedding", "8", "--depth", "2", "--table", "yacht", "--fold", "0", "--device", "cpu"]
     files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--picture", str(tmp_path / "a.svg")]
     given = ["study", "datapoints", "--data", str(sheets), "--out", str(out), "--part", "npt", *sizes, *files]
     run = CliRunner().invoke(cli.app, given)
     assert run.exit_code == 0, run.output
-    assert "rows: inductive" in run.output
+    assert "NPT, inductive" in run.output
     reading = kq.Reading.load(tmp_path / "a.json")
     assert [(row["table"], row["fold"], row["protocol"]) for row in reading.npt] == [
         ("yacht", 0, "published"),

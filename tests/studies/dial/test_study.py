@@ -2,9 +2,11 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from keyquery_studies.dial.abilities import ABILITIES
 from keyquery_studies.dial.study import Abilities, Subject, level_of, study, trials_of
 from keyquery_studies.dial.study import run as run_dial
 from typer.testing import CliRunner
@@ -15,24 +17,42 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments.ablation.losses import next_token_loss
 from keyquery.layers import LanguageModel, Shape
 
-SHORT = {"sequences": 4, "length": 32, "device": "cpu"}
+SHORT = {"by": "all", "sequences": 2, "length": 16, "device": "cpu"}
 TALE = kq.models.TEXT.read_text()
 
 
 @pytest.fixture(scope="module")
 def reading():
-    return run_dial([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], seeds=(0, 1), **SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keyquery_studies.dial.study.OTHERS", 32)
+        few = [a for a in ABILITIES if a.name in ("next token", "duplicates", "masked words", "sentence halves")]
+        patch.setattr("keyquery_studies.dial.study.ABILITIES", few)
+        return run_dial([kq.models.DECODER, kq.models.ENCODER], [kq.models.TEXT], **SHORT)
 
 
-def subject(**shape):
+class Few(Subject):
+    """A model of which one ability is measured by head, and one is not."""
+
+    def abilities(self):
+        return [ability for ability in super().abilities() if ability.name in ("next token", "copying")]
+
+
+class Reader(Subject):
+    """A model of which only the loss on text is measured, which is faster."""
+
+    def abilities(self):
+        return [ability for ability in super().abilities() if ability.name == "next token"]
+
+
+def subject(kind=Subject, **shape):
     torch.manual_seed(0)
-    model = LanguageModel(Shape(vocab_size=4096, width=32, depth=2, length=64, **shape)).eval()
-    return Subject.of("own", model, Tokenizer.load(kq.models.DECODER))
+    sizes = {"vocab_size": 4096, "width": 32, "depth": 2, "length": 64}
+    model = LanguageModel(Shape(**{**sizes, **shape})).eval()
+    return kind.of("own", model, Tokenizer.load(kq.models.DECODER))
 
 
-def changes(subject, ability):
+def changes(subject):
     rows = study(subject, {"tale": TALE}, "layer", [0], 4, 32)
-    rows = [row for row in rows if row["ability"] == ability]
     return {(row["part"], row["layer"], row["means"]): row["change"] for row in rows}
 
 
@@ -41,25 +61,21 @@ def changes(subject, ability):
     [pytest.param("all", 1, marks=pytest.mark.slow), pytest.param("layer", 2, marks=pytest.mark.slow), ("head", 3)],
 )
 def test_every_part_is_turned_off_everywhere_and_where_it_was_asked_for(by, levels):
-    rows = list(study(subject(causal=True), {"tale": TALE}, by, [0, 1], 2, 16))
+    rows = list(study(subject(Few, causal=True, num_attention_heads=2), {"tale": TALE}, by, [0], 2, 16))
     # All heads: a dial of ones and each part, about three kinds of means. Only those by position have all five parts in
     # a model without rotary positions.
-    wanted = {"all": 4 + 4 + 6, "layer": 5 * 2, "head": 5 * 8}
-    sources = {"next token": 1, "repeated tokens": 2, "copying": 2, "look-ups": 2, "duplicates": 2}
-    sources["first-token mass"] = 1
-    assert {row["ability"] for row in rows} == set(sources)
-    for ability, count in sources.items():
+    wanted = {"all": 4 + 4 + 6, "layer": 5 * 2, "head": 5 * 4}
+    for ability, reached in (("next token", levels), ("copying", min(levels, 2))):
         own = [row for row in rows if row["ability"] == ability]
         places = {(r["part"], r["layer"], r["head"], r["means"], r["source"]) for r in own}
         assert len(places) == len(own)
-        reached = levels if ability in ("next token", "repeated tokens") else min(levels, 2)
-        expected = {level: count * wanted[level] for level in list(wanted)[:reached]}
+        expected = {level: wanted[level] for level in list(wanted)[:reached]}
         assert Counter(map(level_of, own)) == expected
 
 
 def test_a_dial_of_ones_changes_nothing_and_parts_do(reading):
     ones = [row for row in reading.rows if row["part"] == "none"]
-    assert len(ones) == 3 * 12
+    assert len(ones) == 3 * (2 + 2)
     assert max(abs(row["change"]) for row in ones) < 1e-5
     plain = [r for r in reading.rows if (r["ability"], level_of(r)) == ("next token", "all") and r["part"] != "none"]
     assert min(abs(row["change"]) for row in plain) > 1e-4
@@ -67,13 +83,13 @@ def test_a_dial_of_ones_changes_nothing_and_parts_do(reading):
 
 def test_a_row_is_what_a_dial_of_its_heads_does():
     """By hand: the part off in those heads alone, about the means of the other windows."""
-    own = subject(causal=True)
+    own = subject(Reader, causal=True)
     rows = {
         (r["part"], r["layer"], r["head"]): r
         for r in study(own, {"tale": TALE}, "head", [0], 4, 32)
-        if (r["ability"], r["means"]) == ("next token", "data")
+        if r["means"] == "data"
     }
-    trial = next(t for t in trials_of(own, {"tale": TALE}, [0], 4, 32) if t.ability.name == "next token")
+    [trial] = trials_of(own, {"tale": TALE}, [0], 4, 32)
     for part, layer, head in (
         ("popularity", None, None),
         ("popularity", 1, None),
@@ -85,40 +101,51 @@ def test_a_row_is_what_a_dial_of_its_heads_does():
             torch.no_grad(),
             kq.dial(own.model, **{part: 0}, heads=heads, data=[trial.others.inputs], means="position"),
         ):
-            value = float(next_token_loss(own.model, trial.given.inputs).mean())
+            value = float(next_token_loss(own.model, trial.measured.inputs).mean())
         assert rows[part, layer, head]["value"] == pytest.approx(value, abs=1e-6)
+
+
+def test_every_ability_is_tried_on_every_text_or_every_seed():
+    trials = trials_of(subject(causal=True), {"tale": TALE}, [0, 1], 2, 16)
+    on_seeds = dict.fromkeys(("repeated tokens", "copying", "look-ups", "duplicates"), 2)
+    assert Counter(trial.ability.name for trial in trials) == {"next token": 1, "first-token mass": 1, **on_seeds}
 
 
 def test_means_are_of_enough_other_sequences_for_means_by_position():
     for causal in (True, False):
         for trial in trials_of(subject(causal=causal), {"tale": TALE}, [0], 4, 256):
             assert len(trial.others.inputs["input_ids"]) >= 32
-            rows = [{tuple(row) for row in some.inputs["input_ids"].tolist()} for some in (trial.given, trial.others)]
+            rows = [
+                {tuple(row) for row in some.inputs["input_ids"].tolist()} for some in (trial.measured, trial.others)
+            ]
             assert not rows[0] & rows[1]
 
 
-def test_a_study_that_was_interrupted_is_resumed(tmp_path):
+def test_a_study_that_was_interrupted_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("keyquery_studies.dial.study.OTHERS", 32)
+
     def interrupted(items, what, total):
         for count, item in enumerate(items):
-            if count == 50:
+            if count == 20:
                 raise KeyboardInterrupt
             yield item
 
-    settings = (subject(causal=True), {"tale": TALE}, "layer", [0], 2, 16)
+    texts = {"tale": TALE, "end": TALE[len(TALE) // 2 :]}
+    settings = (subject(Reader, causal=True), texts, "all", [0], 2, 16)
     whole = list(study(*settings))
     with pytest.raises(KeyboardInterrupt):
         list(study(*settings, interrupted, tmp_path))
-    kept = len(list(tmp_path.iterdir()))
-    assert 0 < kept < 6
+    assert len(list(tmp_path.iterdir())) == 1  # of two texts
     told = []
     again = list(study(*settings, lambda items, what, total: told.append(total) or items, tmp_path))
     assert again == whole
-    assert told == [len(whole) - 24 * kept]
+    assert told == [len(whole) - 14] == [14]
     assert list(study(*settings, lambda items, what, total: told.append(total) or items, tmp_path)) == whole
     assert told[1] == 0
-    other = subject(causal=True)
+    other = subject(Reader, causal=True)
     other.model.tokens.weight.data *= 2
-    assert list(study(other, *settings[1:], None, tmp_path)) != whole
+    next(study(other, *settings[1:], lambda items, what, total: told.append(total) or items, tmp_path))
+    assert told[2] == len(whole)  # nothing is read of other weights
 
 
 def test_studies_of_former_versions_load(made):
@@ -132,19 +159,20 @@ def test_figures_agree_with_one_another(reading):
     for row in reading.rows:
         assert row["value"] - row["before"] == pytest.approx(row["change"], abs=1e-9)
         assert row["low"] <= row["change"] <= row["high"]
-        assert row["sequences"] == (8 if row["ability"] == "duplicates" else 4)
+        assert row["sequences"] == (4 if row["ability"] == "duplicates" else 2)
 
 
-def test_the_summary_is_mean_and_spread_over_seeds(reading):
-    key = ("decoder", "repeated tokens", "popularity", 2, None, "data")
-    names = ("model", "ability", "part", "layer", "head", "means")
-    each = [row["change"] for row in reading.rows if tuple(row[name] for name in names) == key]
-    found = next(row for row in reading.summary("layer") if tuple(row[name] for name in names) == key)
-    assert len(each) == found["sources"] == 2
-    assert found["change"] == pytest.approx(sum(each) / 2)
-    assert found["sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
-    once = next(row for row in reading.summary() if row["ability"] == "next token")
-    assert once["sd"] is None
+def test_the_summary_is_mean_and_spread_over_seeds(made):
+    other = [{**row, "source": "1", "change": row["change"] + 0.25} for row in made.rows if row["layer"] == 1]
+    both = replace(made, rows=[*made.rows, *other])
+    for level, sources in (("all", 1), ("layer", 2)):
+        rows = [row for row in both.summary(level) if row["layer"] in (None, 1)]
+        assert len(rows) == 2 * (4 + 3)
+        for row in rows:
+            change = 1.0 + ("symmetric", "skew", "popularity", "position").index(row["part"])
+            assert row["sources"] == sources
+            assert row["change"] == pytest.approx(change + (0.125 if sources == 2 else 0))
+            assert row["sd"] == (pytest.approx(0.25 / 2**0.5) if sources == 2 else None)
 
 
 def test_runs_made_apart_are_joined(made):
@@ -178,7 +206,7 @@ def test_json_holds_all_of_it(reading):
 
 
 def test_a_symmetric_model_has_no_direction_to_lose():
-    found = changes(subject(causal=True, kernel="psd"), "next token")
+    found = changes(subject(Reader, causal=True, kernel="psd"))
     assert max(abs(change) for (part, *_), change in found.items() if part == "skew") < 1e-5
     assert max(abs(change) for (part, *_), change in found.items() if part == "symmetric") > 1e-5
 
@@ -186,7 +214,7 @@ def test_a_symmetric_model_has_no_direction_to_lose():
 def test_position_is_turned_off_where_places_enter_the_score():
     whole = ["symmetric", "skew", "popularity", "query_only", "position"]
     assert [subject(causal=True).parts(means) for means in ("batch", "global", "data")] == [whole[:3], whole[:3], whole]
-    found = changes(subject(causal=True, rope=True), "next token")
+    found = changes(subject(Reader, causal=True, rope=True))
     assert {(part, means) for part, _, means in found} == {
         (part, means) for part in ("none", *whole) for means in ("batch", "global", "data")
     }
@@ -199,7 +227,7 @@ def test_models_are_left_as_they_were():
     with torch.no_grad():
         out = model(**ids)
     model.train()
-    list(study(Subject.of("own", model, Tokenizer.load(kq.models.DECODER)), {"tale": TALE}, "all", [0], 2, 16))
+    list(study(Reader.of("own", model, Tokenizer.load(kq.models.DECODER)), {"tale": TALE}, "all", [0], 2, 16))
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not model._forward_hooks
@@ -214,7 +242,7 @@ def test_progress_is_told_of_every_setting():
         told.append((what, total, len(list(items))))
         return items
 
-    rows = list(study(subject(causal=True), {"tale": TALE}, "all", [0], 2, 16, watched))
+    rows = list(study(subject(Reader, causal=True), {"tale": TALE}, "all", [0], 2, 16, watched))
     assert told == [("own", len(rows), len(rows))]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from keyquery_studies.common.jobs import finish
+from keyquery_studies.common.runner import run_jobs
 from keyquery_studies.primal.arena import listops as lists
 from keyquery_studies.primal.arena import pathfinder as paths
 from keyquery_studies.primal.arena.model import EAGER, Classifier
@@ -224,20 +224,20 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(toy, tmp_path):
 @pytest.mark.slow
 def test_a_run_out_of_time_is_partial_and_goes_on(toy, tmp_path, monkeypatch):
     (tmp_path / "arena").symlink_to(toy / "arena")
-    [row] = finish([job(minutes=0.0)], tmp_path, "cpu")
+    [row] = run_jobs([job(minutes=0.0)], tmp_path, "cpu")
     assert (row["partial"], row["steps_run"], row["accuracy"]) == (True, 0, None)
     ticks = iter(range(10**6))
     monkeypatch.setattr("keyquery_studies.primal.arena.training.perf_counter", lambda: float(next(ticks)))
-    [row] = finish([job(minutes=0.2)], tmp_path, "cpu")  # a clock that goes on by a second whenever it is read
+    [row] = run_jobs([job(minutes=0.2)], tmp_path, "cpu")  # a clock that goes on by a second whenever it is read
     assert row["partial"]
     assert 0 < row["steps_run"] < 20
     assert row["accuracy"] is not None
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
     monkeypatch.undo()
-    [done] = finish([job()], tmp_path, "cpu")
+    [done] = run_jobs([job()], tmp_path, "cpu")
     whole = job().run(toy, "cpu")
     assert without_time(done) == without_time(whole)
-    [again] = finish([job(minutes=0.0)], tmp_path, "cpu")  # done: nothing is left to break off
+    [again] = run_jobs([job(minutes=0.0)], tmp_path, "cpu")  # done: nothing is left to break off
     assert again == done
 
 

@@ -213,7 +213,7 @@ def test_times_of_any_size_fit_the_terminal():
 
 def test_the_picture_has_a_panel_a_part(reading):
     figure = reading.plot()
-    titles = ["series (held out)", "Long Range Arena (share of the steps)", "a training step"]
+    titles = ["time series (validation split)", "Long Range Arena (fraction of steps)", "training step"]
     assert [axis.get_title() for axis in figure.get_axes()] == titles
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["primal", "primal+", "softmax, fused", "published"]
@@ -351,6 +351,7 @@ def test_all_is_put_together_in_its_parts(series, tmp_path, monkeypatch):
     assert [row["task"] for row in found.speed] == ["pathfinder"]
 
 
+@pytest.mark.slow
 def test_the_command_takes_primal_attention_apart_once(series, tmp_path):
     out, results = tmp_path / "out", tmp_path / "out" / "results"
     sizes = "--dataset Waves --seed 0 --seed 1 --width 16 --epochs 1 --device cpu --force"

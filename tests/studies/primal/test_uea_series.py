@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from keyquery_studies.common.jobs import Job, finish
+from keyquery_studies.common.runner import Job, run_jobs
 from keyquery_studies.primal.uea_series import (
     PUBLISHED,
     VARIANTS,
@@ -123,10 +123,10 @@ def test_a_trial_is_a_job_that_is_done_once(study):
     jobs = [trial(facts, attention=attention, seed=seed) for attention in ("primal", "general") for seed in (0, 1)]
     assert all(isinstance(job, Job) for job in jobs)
     assert len({job.name for job in jobs}) == 4
-    rows = finish(jobs, folder, "cpu")
+    rows = run_jobs(jobs, folder, "cpu")
     kept = folder / "results" / jobs[0].name
     kept.write_text(json.dumps({**rows[0], "seconds": -1.0}))
-    assert finish(jobs, folder, "cpu")[0]["seconds"] == -1
+    assert run_jobs(jobs, folder, "cpu")[0]["seconds"] == -1
     again = jobs[1].run(folder, "cpu")
     assert {**again, "seconds": 0} == {**rows[1], "seconds": 0}
     assert replace(jobs[0], digest="other").name != jobs[0].name
@@ -152,7 +152,7 @@ def test_the_head_flattens_tokens_or_stretches(study):
 
 def test_it_learns(study):
     folder, facts = study
-    assert trial(facts, epochs=60, attention="primal").run(folder, "cpu")["accuracy"] > 0.8
+    assert trial(facts, epochs=30, attention="primal").run(folder, "cpu")["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -34,7 +34,7 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 from keyquery.training import Recipe, train
 
-WIDTH = 64  # up to this width the learning rate is that of the plan; it falls with 1/√width above
+FULL_RATE_WIDTH = 64  # up to this width the learning rate is that of the plan; it falls with 1/√width above
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Reranker(ListReranker, SavedEstimator):
         plan = self.plan
         recipe = Recipe(
             self.steps,
-            lr=plan.lr * (WIDTH / max(self.width, WIDTH)) ** 0.5,
+            lr=plan.lr * (FULL_RATE_WIDTH / max(self.width, FULL_RATE_WIDTH)) ** 0.5,
             warmup=round(plan.warmup * self.steps),
             weight_decay=plan.weight_decay,
             seed=seed,

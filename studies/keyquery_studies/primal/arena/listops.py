@@ -1,11 +1,11 @@
 """ListOps: nested lists of digits under MIN, MAX, MED and SM (sum modulo 10), to be evaluated to one digit.
 
 Parameters of the published generator of the Long Range Arena: a node is an operator with probability ¼ (its constant
-of .25, though it is called the probability of a value) and else a digit, below depth 10 always a digit; an operator has
-2 to 10 arguments, all equally likely; MED is the median, rounded down; trees of more than 500 and fewer than 2,000
-tokens are kept. Ours: the order of random numbers, since whole levels of many trees are drawn at once; a root is an
-operator from the start (a lone digit would never be kept); trees are not compared with each other, which at 500 tokens
-finds nothing.
+.25, although that is named the probability of a value) and otherwise a digit, at depth 10 always a digit; an operator
+has 2 to 10 arguments, uniformly; MED is the median, rounded down; trees of more than 500 and fewer than 2,000 tokens
+are kept. Different here: the order of random numbers, since whole levels of many trees are sampled at once; the root is
+always an operator (a lone digit would be rejected anyway); no deduplication, since at 500 tokens there are no
+duplicates.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ VOCABULARY = 16
 OPERATOR_SHARE = 0.25
 DEPTH = 10
 ARGUMENTS = 10
-SHORTEST, LONGEST = 500, 2000  # both are themselves left out
-ATTEMPTS = 512  # trees that are drawn at once; about one in three is kept
+SHORTEST, LONGEST = 500, 2000  # exclusive bounds
+ATTEMPTS = 512  # trees sampled at once; about one in three is kept
 
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """Nodes of one depth of many trees. Children of one node stand side by side, in the order of their parents."""
+    """Nodes of many trees at one depth. Children of a node are contiguous, in the order of their parents."""
 
     tree: Int64[np.ndarray, " nodes"]
     arity: Int64[np.ndarray, " nodes"]  # 0: a digit
-    content: Int64[np.ndarray, " nodes"]  # the digit, or the number of the operator
+    content: Int64[np.ndarray, " nodes"]  # the digit, or the index of the operator
 
     def kept(self, trees: np.ndarray, number: np.ndarray) -> _Level:
-        """The nodes of some trees, which get new numbers."""
+        """The nodes of the selected trees, renumbered."""
         chosen = trees[self.tree]
         return _Level(number[self.tree[chosen]], self.arity[chosen], self.content[chosen])
 
 
 def listops(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]:
-    """Token sequences, filled up with 0 to 2,000, and the digit that each evaluates to.
+    """Token sequences, padded with 0 to 2,000, and the digit that each evaluates to.
 
     Tokens are 1 + digit, 11 + operator, which opens a list, and 15, which closes one: [MAX 2 9] is 12 3 10 15.
 
@@ -63,7 +63,7 @@ def listops(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[
 
 
 def _drawn(rng: np.random.Generator) -> list[_Level]:
-    """Trees from their roots down, level by level."""
+    """Sample trees from the roots down, level by level."""
     tree, levels = np.arange(ATTEMPTS), []
     for depth in range(1, DEPTH + 1):
         share = {1: 1.0, DEPTH: 0.0}.get(depth, OPERATOR_SHARE)
@@ -76,14 +76,14 @@ def _drawn(rng: np.random.Generator) -> list[_Level]:
 
 
 def _fitting(levels: list[_Level]) -> list[_Level]:
-    """Only the trees whose length is right: a digit is one token, an operator two."""
+    """Only the trees of admissible length: a digit is one token, an operator two."""
     length = np.sum([np.bincount(level.tree, 1.0 + (level.arity > 0), ATTEMPTS) for level in levels], 0)
     kept = (length > SHORTEST) & (length < LONGEST)
     return [level.kept(kept, kept.cumsum() - 1) for level in levels]
 
 
 def _written(levels: list[_Level]) -> tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]:
-    """Lengths and values from the leaves up, then each node's place from the root down."""
+    """Tokens and labels: lengths and values bottom-up, then each node's position top-down."""
     sizes: list[Any] = [None] * len(levels)
     size, value = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for depth in reversed(range(len(levels))):
@@ -107,7 +107,7 @@ def _written(levels: list[_Level]) -> tuple[UInt8[np.ndarray, "count n"], UInt8[
 
 
 def _places(level: _Level, place: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Where the children of a level stand: after their parent's token and their elder siblings."""
+    """Token positions of the children of a level: after their parent's token and their preceding siblings."""
     arity = level.arity[level.arity > 0]
     before = below.cumsum() - below
     first = (place[level.arity > 0] + 1 - before[_starts(arity)]) if len(arity) else arity
@@ -119,7 +119,7 @@ def _starts(arity: np.ndarray) -> np.ndarray:
 
 
 def _evaluated(operator: np.ndarray, arity: np.ndarray, starts: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """What each operator makes of its arguments; a median of an even number is the mean of the middle two, cut."""
+    """The value of each operator; the median of an even number is the mean of the middle two, rounded down."""
     each = np.full((len(arity), ARGUMENTS), 10)  # larger than any digit: sorts to the end
     each[np.arange(ARGUMENTS) < arity[:, None]] = value
     each.sort(1)

@@ -1,4 +1,4 @@
-"""The published model of the Long Range Arena's comparison: two blocks of width 64, and a plain softmax to time."""
+"""The published Long Range Arena model: two blocks of width 64; and an eager softmax for the timing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EAGER = "eager"  # softmax that materialises every score, as in the published ti
 
 
 class Classifier(nn.Module):
-    """Tokens to logits: learned places, pre-norm blocks, the mean over real tokens, two linear maps.
+    """Tokens to logits: learned position embeddings, pre-norm blocks, mean pooling over real tokens, a two-layer head.
 
-    The published one takes the mean over padding too. `primal` holds rank and eta of primal blocks.
+    The published model also pools over padding. `primal` holds rank and eta of primal blocks.
 
     >>> model = Classifier("primal+", vocabulary=16, length=50, classes=10, primal={"rank": 4, "eta": 0.1})
     >>> model(torch.randint(16, (2, 50))).shape
@@ -49,7 +49,7 @@ class Classifier(nn.Module):
     def forward(
         self, tokens: Integer[Tensor, "batch n"], mask: Bool[Tensor, "batch n"] | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """Logits; `mask` is True for real tokens, None where all are."""
+        """Logits; `mask` is True for real tokens; None: all are real."""
         x = self.dropout(self.tokens(tokens.int()) + self.places[: tokens.shape[1]])
         x = self.body(x, mask)
         if mask is None:
@@ -69,7 +69,7 @@ class Eager(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
     ) -> Float[Tensor, "batch n dim"]:
-        """Attend; every token sees every real one."""
+        """Attend; every token attends to every real one."""
         query, key, value = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         scores = query @ key.mT * (WIDTH // HEADS) ** -0.5
         if mask is not None:

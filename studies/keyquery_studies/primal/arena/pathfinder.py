@@ -1,14 +1,14 @@
 """Pathfinder: two long dashed paths among shorter ones, two marks: do they lie on the same path?
 
 Parameters of the published generator at 32 × 32 ("contour-14"): frame 1 pixel, paths of 14 dashes of length 2 with
-gaps of 1, thickness ½, contrast 2 · ¾, other paths of 4 dashes, 5 of them, as far as there is room within 4 trials,
-marks of radius 1½, the first path's start at least 14 pixels from every side and the second's 7 pixels from it,
-continuity 1. Marked are the start of a path and its end, or the end of the other, with equal chance. Ours: how a path
-is continued (a turn of up to 1 radian, uniform; the first of 8 that is free), that lines of different paths, or one
-path's lines that are not neighbours, keep 2 pixels apart, that the two long paths are drawn one after the other, and
-how lines are drawn (coverage by distance). An image whose long paths find no room is drawn anew.
+gaps of 1, thickness ½, contrast 2 · ¾; up to 5 distractor paths of 4 dashes, with 4 trials each; marks of radius 1½;
+the first path starts at least 14 pixels from every side, the second 7 pixels from that start; continuity 1. The marks
+are at the start of a path and at its end, or the end of the other, with equal probability. Different here: how a path
+is continued (a turn of up to 1 radian, uniform; the first free one of 8), a clearance of 2 pixels between lines of
+different paths and non-adjacent lines of one path, that the two long paths are drawn one after the other, and the
+rasterisation of lines (coverage by distance). An image without room for both long paths is rejected.
 
-The label is sure: on the undashed lines (`Drawing.filled`) a flood fill from one mark reaches the other, or not.
+Labels are exact: on the undashed lines (`Drawing.filled`), a flood fill from one mark reaches the other, or not.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ MARK = 1.5
 APART = 7.0
 TURN = 1.0  # radians
 CLEAR = 2.0
-TRIES = 8  # continuations of a path, of which the first that is free is taken
-FINE = 3  # cells a pixel where room is kept, and where paths are filled
+TRIES = 8  # candidate continuations of a path; the first free one is taken
+FINE = 3  # cells per pixel of the occupancy grid and of filled paths
 CELLS = SIZE * FINE
-ATTEMPTS = 256  # images that are drawn at once
+ATTEMPTS = 256  # images sampled at once
 PITCH = DASH + GAP
 Points = Float64[np.ndarray, "images _ 2"]  # paths have different lengths
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Images with their labels, and what they were drawn from; the points of a path that is not there are NaN."""
+    """Images, labels and the geometry they were drawn from; points of missing paths are NaN."""
 
     images: UInt8[np.ndarray, "images 32 32"]
     labels: UInt8[np.ndarray, " images"]
@@ -48,7 +48,7 @@ class Drawing:
     paths: list[Points]  # the corners of each, rows and columns in pixels
 
     def filled(self, image: int) -> Bool[np.ndarray, "cells cells"]:
-        """An image's paths without gaps, at 3 cells a pixel; lines of different paths never touch."""
+        """An image's paths without gaps, at 3 cells per pixel; lines of different paths never touch."""
         cells = np.zeros((CELLS, CELLS), bool)
         along = np.linspace(0, 1, 4 * round(PITCH) * FINE)[:, None, None]
         for path in self.paths:
@@ -60,7 +60,7 @@ class Drawing:
 
 
 def pathfinder(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]:
-    """Images as sequences of 1,024 brightnesses, and 1 where both marks lie on one path.
+    """Images as sequences of 1,024 intensities, and labels: 1 if both marks lie on one path.
 
     >>> tokens, labels = pathfinder(3, seed=0)
     >>> tokens.shape, bool(labels.max() < 2)
@@ -79,7 +79,7 @@ def pathfinder(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UIn
 
 
 def draw(rng: np.random.Generator) -> Drawing:
-    """Some images, as many as of 256 find room for both long paths."""
+    """The images of 256 attempts that have room for both long paths."""
     room = _Room(np.zeros((ATTEMPTS, CELLS, CELLS), bool))
     first, second = _two(rng, room)
     others = [
@@ -87,7 +87,7 @@ def draw(rng: np.random.Generator) -> Drawing:
         for _ in range(OTHERS)
     ]
     labels = rng.integers(2, size=len(first))
-    swap = rng.random((len(first), 1, 1)) < 0.5  # the second had less room: neither may tell the label
+    swap = rng.random((len(first), 1, 1)) < 0.5  # the second had less room, which must not leak the label
     marked, other = np.where(swap, second, first), np.where(swap, first, second)
     marks = np.stack((marked[:, 0], np.where(labels[:, None] == 1, marked[:, -1], other[:, -1])), 1)
     canvas = np.zeros((len(first), SIZE, SIZE))
@@ -102,7 +102,7 @@ def draw(rng: np.random.Generator) -> Drawing:
 
 
 def _disc() -> Int64[np.ndarray, "cells 2"]:
-    """Cells that are too near to one that is taken."""
+    """Offsets of the cells within the clearance of an occupied one."""
     reach = int(CLEAR * FINE)
     square = np.argwhere(np.ones((2 * reach + 1,) * 2)) - reach
     return square[(square**2).sum(1) <= reach**2]
@@ -112,17 +112,17 @@ DISC = _disc()
 
 
 class _Room:
-    """Which cells of each image are within reach of a line that is there already."""
+    """Occupancy grid: the cells of each image within the clearance of an existing line."""
 
     def __init__(self, taken: Bool[np.ndarray, "images cells cells"]) -> None:
         self.taken = taken
 
     def keep(self, images: Bool[np.ndarray, " images"]) -> None:
-        """Forget the other images."""
+        """Drop the other images."""
         self.taken = self.taken[images]
 
     def copy(self, images: Int64[np.ndarray, " some"]) -> _Room:
-        """The room of some images, to try paths in."""
+        """A copy for some images, to try paths in."""
         return _Room(self.taken[images])
 
     def free(self, rows: np.ndarray, points: np.ndarray) -> Bool[np.ndarray, "images tries"]:
@@ -132,28 +132,28 @@ class _Room:
         return (inside & ~self.taken[rows[:, None, None], at[..., 0], at[..., 1]]).all(-1)
 
     def take(self, rows: np.ndarray, points: Points) -> None:
-        """Keep room around points of some images; NaN needs none."""
-        row, _ = there = np.nonzero(~np.isnan(points[..., 0]))
-        at = ((points[there] * FINE).astype(int)[:, None] + DISC).clip(0, CELLS - 1)
+        """Occupy the surroundings of points in some images; NaN is ignored."""
+        row, _ = valid = np.nonzero(~np.isnan(points[..., 0]))
+        at = ((points[valid] * FINE).astype(int)[:, None] + DISC).clip(0, CELLS - 1)
         self.taken[rows[row][:, None], at[..., 0], at[..., 1]] = True
 
 
 def _two(rng: np.random.Generator, room: _Room) -> tuple[Points, Points]:
-    """Two long paths whose starts are 7 pixels apart, in the images that have room for both; others are forgotten.
+    """Two long paths whose starts are 7 pixels apart, in the images that have room for both; others are dropped.
 
     The first starts in the middle, 14 pixels from all sides, as published.
     """
     start = rng.uniform(2 * APART, SIZE - 2 * APART, (ATTEMPTS, 2))
     first = _placed(rng, room, lambda: start, DASHES)
-    room.keep(there := _is_there(first))
-    first = first[there]
+    room.keep(placed := _is_there(first))
+    first = first[placed]
     second = _placed(rng, room, lambda: first[:, 0] + APART * _unit(rng.uniform(0, 2 * np.pi, len(first))), DASHES)
-    room.keep(there := _is_there(second))
-    return first[there], second[there]
+    room.keep(placed := _is_there(second))
+    return first[placed], second[placed]
 
 
 def _placed(rng: np.random.Generator, room: _Room, starts: Callable[[], np.ndarray], dashes: int) -> Points:
-    """A path in each image, its corners (images, dashes + 1, 2); NaN where four trials found no room."""
+    """A path in each image, its corners (images, dashes + 1, 2); NaN if there was no room in four trials."""
     path = np.full((len(room.taken), dashes + 1, 2), np.nan)
     for _ in range(TRIALS):
         lacking = np.nonzero(~_is_there(path))[0]
@@ -167,7 +167,7 @@ def _placed(rng: np.random.Generator, room: _Room, starts: Callable[[], np.ndarr
 def _grown(
     rng: np.random.Generator, room: _Room, images: Int64[np.ndarray, " grown"], start: np.ndarray, dashes: int
 ) -> Float64[np.ndarray, "grown corners 2"]:
-    """A path from each start in some of the images, whole or all NaN."""
+    """A path from each start in some of the images, complete or all NaN."""
     trial = room.copy(images)
     path = np.full((len(images), dashes + 1, 2), np.nan)
     rows = np.arange(len(images))
@@ -184,7 +184,7 @@ def _grown(
         rows, chosen = rows[on], chosen[on]
         path[rows, dash + 1] = path[rows, dash] + steps[on, chosen]
         angle[rows] = angles[on, chosen]
-        if dash:  # a path is near its last dash, which it leaves, and may come near no other
+        if dash:  # a path may be near its last dash only
             trial.take(rows, _between(path[rows, dash - 1 : dash + 1], along))
     path[np.isnan(path).any((1, 2))] = np.nan
     return path
@@ -195,12 +195,12 @@ def _is_there(path: Points) -> Bool[np.ndarray, " images"]:
 
 
 def _along() -> Float64[np.ndarray, "points 1"]:
-    """Places on a dash and its gap, one a pixel, without the start."""
+    """Relative positions on a dash and its gap, one per pixel, without the start."""
     return np.linspace(0, 1, round(PITCH) + 1)[1:, None]
 
 
 def _between(ends: Float64[np.ndarray, "images 2 2"], along: np.ndarray) -> Points:
-    """Points of a line, its start among them."""
+    """Points of a line, including its start."""
     start, end = ends[:, :1], ends[:, 1:]
     return np.concatenate((start, start + along * (end - start)), 1)
 
@@ -210,19 +210,19 @@ def _unit(angle: np.ndarray) -> np.ndarray:
 
 
 def _line(canvas: np.ndarray, start: np.ndarray, step: np.ndarray, radius: float, contrast: float) -> None:
-    """Draw a line into every image: brightness is the share of a pixel it covers, by the distance of its centre."""
+    """Draw a line into every image: intensity is a pixel's coverage, by the distance of its centre."""
     reach = int(np.ceil(DASH / 2 + radius + 1))
     middle = start + step / 2
-    there = ~np.isnan(middle[:, 0])
+    valid = ~np.isnan(middle[:, 0])
     window = np.argwhere(np.ones((2 * reach + 1,) * 2)) - reach
-    at = np.floor(middle[there]).astype(int)[:, None] + window
-    away = at + 0.5 - start[there, None]
-    along = step[there, None]
+    at = np.floor(middle[valid]).astype(int)[:, None] + window
+    away = at + 0.5 - start[valid, None]
+    along = step[valid, None]
     length = (along**2).sum(-1)
     share = ((away * along).sum(-1) / np.where(length > 0, length, 1.0)).clip(0, 1)
     distance = np.linalg.norm(away - share[..., None] * along, axis=-1)
     covered = contrast * (radius + 0.5 - distance).clip(0, min(2 * radius, 1.0))
     inside = ((at >= 0) & (at < SIZE)).all(-1)
-    image = np.broadcast_to(np.nonzero(there)[0][:, None], inside.shape)[inside]
+    image = np.broadcast_to(np.nonzero(valid)[0][:, None], inside.shape)[inside]
     y, x = at[inside].T
     canvas[image, y, x] = np.maximum(canvas[image, y, x], covered[inside].clip(0, 1))

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from keyquery.layers import regularizer
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training.optimisers import make_optimiser
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import result_name
 from keyquery_studies.primal.arena.model import ATTENTIONS, EAGER, Classifier
 from keyquery_studies.primal.arena.tasks import TASKS
 
@@ -26,14 +27,13 @@ TIMED = (*ATTENTIONS, EAGER)
 class Speed:
     """Times of whole training steps of a task's shape: forward, backward, update, in bfloat16 on a GPU.
 
-    Models this small may be bound by kernel launches: `busy_ms` is how long a step keeps the GPU
-    busy, the sum of its kernels' times.
-    Models take turns, `repeats` times, each for `steps` steps, so that what slows the machine slows all. Tokens are
-    random; where the task has padding, lengths are uniform from a quarter of the longest to the longest.
+    Models this small may be bound by kernel launches: `busy_ms` is the time a step keeps the GPU busy, the sum of its
+    kernels' times. Models are timed in turn, `repeats` times, each for `steps` steps, so that a slow machine affects
+    all alike. Tokens are random; for tasks with padding, lengths are uniform from a quarter of the maximum up to it.
     """
 
     task: str
-    where: str  # the name of the device: times of another are no times of this one
+    where: str  # the device name: times on different devices are not comparable
     repeats: int = 7
     steps: int = 10
     batch: int | None = None  # None: as published
@@ -47,10 +47,10 @@ class Speed:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of(("speed", self.task), asdict(self))
+        return result_name(("speed", self.task), asdict(self))
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """`rows`, one an attention: ms a step, median, lowest and highest; peak memory; how often fused is faster."""
+        """`rows`, one per attention: ms per step (median, min, max), peak memory, and the speed-up over fused."""
         steps: dict[str, Callable[[], None]] = {}
         peaks: dict[str, int | None] = {}
         for attention in TIMED:
@@ -59,7 +59,7 @@ class Speed:
                 peaks[attention] = _peak(steps[attention], device)
             except torch.OutOfMemoryError:
                 steps.pop(attention, None)
-                torch.cuda.empty_cache()  # for those that follow
+                torch.cuda.empty_cache()  # for the next models
         times: dict[str, list[float]] = {attention: [] for attention in steps}
         for _ in range(self.repeats):
             for attention, step in steps.items():
@@ -75,7 +75,7 @@ class Speed:
             return {**row, "ms": None, "note": "does not fit into memory"}
         own, fused = times[attention], times["general"]
         row |= {"ms": median(own), "ms_low": min(own), "ms_high": max(own), "peak_bytes": peaks[attention]}
-        ratios = [b / a for a, b in zip(own, fused, strict=True)]  # within a turn, so that a slow turn slows both
+        ratios = [b / a for a, b in zip(own, fused, strict=True)]  # within one repeat, so that a slow one affects both
         row |= {"faster": median(ratios), "faster_low": min(ratios), "faster_high": max(ratios)}
         if EAGER in times:
             row["faster_than_eager"] = median([b / a for a, b in zip(own, times[EAGER], strict=True)])
@@ -107,7 +107,7 @@ class Speed:
 
 
 def _peak(step: Callable[[], None], device: str) -> int | None:
-    """Memory that three first steps take at most, above what lay there before; None where nobody counts."""
+    """Peak memory of the first three steps, beyond what was allocated before; None on a CPU."""
     if not device.startswith("cuda"):
         for _ in range(3):
             step()
@@ -122,29 +122,29 @@ def _peak(step: Callable[[], None], device: str) -> int | None:
 
 
 def _busy(step: Callable[[], None], times: int, device: str) -> float | None:
-    """Milliseconds of a step that the GPU is at work, by its own counters; None where there is none."""
+    """GPU-busy milliseconds per step, by the profiler; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(times):
             step()
         torch.cuda.synchronize()
-    # Ranges that the code names, as optimisers do, hold kernels that are counted already.
-    kernels = [e for e in watched.key_averages() if not e.is_user_annotation and not e.key.startswith("Optimizer.")]
+    # User-annotated ranges, such as those of optimisers, contain kernels that are counted already.
+    kernels = [e for e in profiler.key_averages() if not e.is_user_annotation and not e.key.startswith("Optimizer.")]
     return sum(kernel.self_device_time_total for kernel in kernels) / 1e3 / times or None
 
 
 def _milliseconds(step: Callable[[], None], times: int, device: str) -> float:
-    """Of one step, the mean of several: on a GPU by its own clock."""
+    """Mean milliseconds per step; on a GPU by CUDA events."""
     if not device.startswith("cuda"):
         begin = perf_counter()
         for _ in range(times):
             step()
         return (perf_counter() - begin) * 1e3 / times
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    step()  # so that the clock does not start on an idle device
+    step()  # so that timing does not start on an idle device
     start.record()
     for _ in range(times):
         step()

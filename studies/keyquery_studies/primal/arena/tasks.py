@@ -1,9 +1,7 @@
-"""The four tasks: what is published of each, and its sequences, made once and kept in the study's folder."""
+"""The four tasks: published sizes and results, and their sequences, prepared once and cached in the study's folder."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -21,19 +19,20 @@ from keyquery.data import load_images, read_column
 from keyquery.support.arrays import read_arrays
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress, silent
+from keyquery_studies.common.store import digest_of, npz_bytes, read_json
 from keyquery_studies.primal.arena.listops import listops
 from keyquery_studies.primal.arena.pathfinder import pathfinder
 
 SPLITS = ("train", "validation", "test")
-CHUNK = 1000  # examples that are generated from one seed, whoever does it
-VERSION = 1  # of the generators: what they made earlier is not mixed with what they make now
+CHUNK = 1000  # examples generated from one seed, in whichever process
+VERSION = 1  # of the generators: sequences of different versions are never mixed
 Rows = tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]
 GENERATORS: dict[str, Callable[[int, Any], Rows]] = {"listops": listops, "pathfinder": pathfinder}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaTask:
-    """A task's sizes and what is published of it; `settings` holds rank and eta of both primal models."""
+    """Sizes and published results of a task; `settings` holds rank and eta of both primal models."""
 
     length: int
     vocabulary: int
@@ -43,11 +42,11 @@ class ArenaTask:
     steps: int
     warmup: int
     settings: Mapping[str, tuple[int, float]]
-    accuracy: Mapping[str, float]  # published, of one run, in percent
-    faster: float  # published, of primal against a softmax that writes all scores
-    examples: tuple[int, int, int]  # to train, to choose by, to test
-    checks: int = 20  # evaluations on the way; published: 100 of ListOps, 40 of Text, 200 of the others
-    source: str | None = None  # the file that it is made of; None: by a generator
+    accuracy: Mapping[str, float]  # published, single run, in percent
+    faster: float  # published speed-up of primal over a softmax that materialises all scores
+    examples: tuple[int, int, int]  # training, validation and test
+    checks: int = 20  # evaluations during training; published: 100 for ListOps, 40 for Text, 200 for the others
+    source: str | None = None  # the file it is built from; None: generated
 
 
 def _published(*accuracy: float) -> dict[str, float]:
@@ -122,12 +121,12 @@ def prepare_arena(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The facts of a task whose sequences lie in `folder`; they are made where they are not there yet.
+    """The facts of a task whose sequences are in `folder`; they are prepared if missing.
 
-    ListOps and Pathfinder are generated, chunk by chunk, each by its own seed, so that any number of `workers` makes
-    the same. Text is made of a .tsv file, whose rows marked `train` and `test` are kept apart, each text cut after
-    4,096 bytes; Image of an .npz file, grey. Of both, a share of what is trained on is set apart to choose by. Without
-    a source, what lies in the folder is used.
+    ListOps and Pathfinder are generated in chunks, each from its own seed, so that the result does not depend on the
+    number of `workers`. Text is built from a .tsv file with rows marked `train` and `test`, each text truncated to
+    4,096 bytes; Image from an .npz file, converted to greyscale. Both get a validation split taken from the training
+    examples. Default source: the sequences already in the folder.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -135,12 +134,12 @@ def prepare_arena(
     [3, 1, 2]
     """
     known = TASKS[task]
-    kept = folder / "arena" / f"{task}.json"
-    facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    path = folder / "arena" / f"{task}.json"
+    facts: dict[str, Any] = read_json(path, {})
     wanted = list(examples or known.examples)
     named = None if source is None or task in GENERATORS else Path(source).name
-    there = facts.get("version") == VERSION and named in (None, facts["source"])
-    if there and (task not in GENERATORS or facts["examples"] == wanted):
+    reusable = facts.get("version") == VERSION and named in (None, facts["source"])
+    if reusable and (task not in GENERATORS or facts["examples"] == wanted):
         return facts
     if task in GENERATORS:
         arrays = _generated(task, wanted, workers, progress or silent)
@@ -148,56 +147,51 @@ def prepare_arena(
         raise ValueError(f"task {task!r} needs {known.source}: {folder} holds no sequences of an earlier run")
     else:
         arrays = (_texts if task == "text" else _images)(Path(source), wanted[1])
-    digest = hashlib.sha256()
-    for array in arrays.values():
-        digest.update(array.tobytes())
     facts = {
         "task": task,
         "version": VERSION,
-        "digest": digest.hexdigest()[:16],
+        "digest": digest_of(*arrays.values()),
         "source": named,
         "examples": [len(arrays[f"{split}_labels"]) for split in SPLITS],
     }
-    packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **arrays)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_all({kept.with_suffix(".npz"): packed.getvalue(), kept: json.dumps(facts) + "\n"})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_all({path.with_suffix(".npz"): npz_bytes(arrays, compressed=False), path: json.dumps(facts) + "\n"})
     return facts
 
 
 def load_arena(task: str, folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Tokens (count, n) and labels (count,) of each split, as they were prepared."""
+    """Tokens (count, n) and labels (count,) of each prepared split."""
     with np.load(folder / "arena" / f"{task}.npz", allow_pickle=False) as file:
         return {split: (file[split], file[f"{split}_labels"]) for split in SPLITS}
 
 
 def _generated(task: str, examples: list[int], workers: int, progress: Progress) -> dict[str, np.ndarray]:
-    """Splits never share a seed; the last chunk of each may be shorter."""
-    work = [
+    """Generate all splits, in chunks; splits never share a seed, and the last chunk of each may be shorter."""
+    chunk_specs = [
         (split, chunk, min(CHUNK, count - chunk * CHUNK))
         for split, count in enumerate(examples)
         for chunk in range(-(-count // CHUNK))
     ]
-    many = workers > 1 and len(work) > len(SPLITS)  # a chunk or so is made before a process has begun
-    with ProcessPoolExecutor(workers, get_context("spawn")) if many else nullcontext() as pool:
-        run = partial(_chunk, task)
-        done = pool.map(run, work) if pool is not None else map(run, work)
-        chunks = list(progress(done, f"making {task}", len(work)))
+    parallel = workers > 1 and len(chunk_specs) > len(SPLITS)  # a few chunks take less time than starting a process
+    with ProcessPoolExecutor(workers, get_context("spawn")) if parallel else nullcontext() as pool:
+        generate = partial(_chunk, task)
+        generated = pool.map(generate, chunk_specs) if pool is not None else map(generate, chunk_specs)
+        chunks = list(progress(generated, f"generating {task}", len(chunk_specs)))
     arrays: dict[str, np.ndarray] = {}
     for number, split in enumerate(SPLITS):
-        own = [rows for (place, _, _), rows in zip(work, chunks, strict=True) if place == number]
+        own = [rows for (split_number, _, _), rows in zip(chunk_specs, chunks, strict=True) if split_number == number]
         for name, part in ((split, 0), (f"{split}_labels", 1)):
             arrays[name] = np.concatenate([rows[part] for rows in own])
     return arrays
 
 
-def _chunk(task: str, work: tuple[int, int, int]) -> Rows:
-    split, chunk, count = work
+def _chunk(task: str, spec: tuple[int, int, int]) -> Rows:
+    split, chunk, count = spec
     return GENERATORS[task](count, [split, chunk])
 
 
 def _texts(path: Path, checked: int) -> dict[str, np.ndarray]:
-    """Bytes of every text; UTF-8 text has no byte 0, which is padding here."""
+    """Texts as bytes, padded with 0, which UTF-8 text does not contain."""
     length = TASKS["text"].length
     splits, names, texts = (read_column(path, column) for column in ("split", "label", "text"))
     tokens = np.zeros((len(texts), length), np.uint8)
@@ -210,7 +204,7 @@ def _texts(path: Path, checked: int) -> dict[str, np.ndarray]:
 
 
 def _images(path: Path, checked: int) -> dict[str, np.ndarray]:
-    """Grey as the eye weighs colours (ITU-R 601), row by row; the first n_train images are those to train on."""
+    """Images as greyscale (ITU-R 601 luma), row by row; the first n_train images are the training set."""
     images = load_images(path)
     header = read_arrays(path, "n_train")
     if "n_train" not in header or images.labels is None:
@@ -228,7 +222,7 @@ def _images(path: Path, checked: int) -> dict[str, np.ndarray]:
 def _split(
     path: Path, tokens: np.ndarray, labels: np.ndarray, learned: np.ndarray, checked: int
 ) -> dict[str, np.ndarray]:
-    """The test as it is; of the rest, `checked` examples drawn once are set apart to choose by."""
+    """The given test split; `checked` training examples, drawn once, become the validation split."""
     rest = np.random.default_rng(0).permutation(np.nonzero(learned)[0])  # files are sorted by class
     if not checked < len(rest) < len(labels):
         raise ValueError(f"{path} must hold more than {checked} examples to train on, and some to test on")

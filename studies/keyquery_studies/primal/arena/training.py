@@ -1,4 +1,4 @@
-"""One training on a task of the arena; resumable."""
+"""One training run on a task of the Long Range Arena; resumable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 from keyquery.support.checks import check_choice, check_count
 from keyquery.training import Recipe, train
-from keyquery_studies.common.jobs import device_name, name_of
+from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.store import checkpoint_path, result_name
 from keyquery_studies.primal.arena.model import ATTENTIONS, DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH, Classifier
 from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena
 from keyquery_studies.primal.released_code import published_regularizer, start_as_published
@@ -31,30 +32,30 @@ Split = tuple[UInt8[Tensor, "count n"], UInt8[Tensor, " count"]]
 
 @lru_cache(maxsize=1)
 def _load(task: str, folder: Path, device: str) -> dict[str, Split]:
-    """All sequences, on the device: batches are drawn there, so that nothing waits for a copy."""
+    """All sequences, on the device, so that no batch has to be copied."""
     arrays = load_arena(task, folder)
     return {split: tuple(torch.from_numpy(array).to(device) for array in arrays[split]) for split in SPLITS}  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaTraining:
-    """A model with one attention learns one task, for a share of the published steps.
+    """A model with one kind of attention, trained on one task for a share of the published steps.
 
-    With `schedule="published"` a share below 1 is a run cut short: its learning rate has not come down yet, and it may
-    be resumed to a larger share. With "shortened" rise and fall are fitted into the share, so that it ends as a
-    whole run does, and is never longer.
+    With `schedule="published"`, a share below 1 is a run stopped early: its learning rate has not decayed yet, and it
+    can be resumed to a larger share. With "shortened", warm-up and decay are rescaled to the share, so that it ends
+    like a full run, and it cannot be extended.
     """
 
     task: str
     attention: str
     seed: int
-    data: str  # the digest of its sequences
+    data: str  # digest of its sequences
     share: float = 1.0
     schedule: str = "published"
     start: str = "published"
-    steps: int | None = None  # of a whole run; None: as published
+    steps: int | None = None  # of a full run; None: as published
     batch: int | None = None  # None: as published
-    minutes: float | None = None  # after which it is interrupted, at an evaluation; not part of the settings
+    minutes: float | None = None  # time limit; not part of the settings
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, tuple(TASKS))
@@ -71,7 +72,7 @@ class ArenaTraining:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        return name_of((self.task, self.attention, self.share, self.seed), self._settings())
+        return result_name((self.task, self.attention, self.share, self.seed), self._settings())
 
     def _settings(self) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self).items() if key != "minutes"}
@@ -81,9 +82,7 @@ class ArenaTraining:
         """A run stopped early resumes from the checkpoint of any shorter one."""
         settings = self._settings()
         del settings["share"]
-        name = name_of((self.task, self.attention, self.seed), settings)
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        return folder / "checkpoints" / f"{name.removesuffix('.json')}.pt"
+        return checkpoint_path(folder, result_name((self.task, self.attention, self.seed), settings))
 
     def primal(self) -> dict[str, Any] | None:
         """Rank and eta, as published."""
@@ -93,9 +92,9 @@ class ArenaTraining:
         return {"rank": rank, "eta": eta}
 
     def recipe(self) -> Recipe:
-        """AdamW at 1e-4, without decay; a linear rise and a linear fall.
+        """AdamW at 1e-4, without weight decay; linear warm-up and linear decay.
 
-        The published schedule rises from a twenty-fifth, and its AdamW has other betas (.9, .999) and eps (1e-6).
+        The published warm-up starts at lr/25, and its AdamW has other betas (.9, .999) and eps (1e-6).
         """
         task = TASKS[self.task]
         steps = self.steps or task.steps
@@ -113,7 +112,7 @@ class ArenaTraining:
         )
 
     def end(self) -> int:
-        """The step after which it is done: the share, up to the next check."""
+        """The last step: that of the share, rounded up to the next evaluation."""
         recipe = self.recipe()
         if self.schedule == "shortened":
             return recipe.steps
@@ -121,7 +120,7 @@ class ArenaTraining:
         return min(checks * recipe.check_every, recipe.steps)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
-        """Train, and test the weights that did best on what was set apart."""
+        """Train, and test the weights with the best validation accuracy."""
         task = TASKS[self.task]
         recipe = self.recipe()
         end = self.end()
@@ -158,27 +157,27 @@ class ArenaTraining:
 
     def _row(self, log: Any, clock: _Clock, model: nn.Module, test: Split, device: str) -> dict[str, Any]:
         task = TASKS[self.task]
-        done, here = clock.step, clock.steps
+        done, steps_here = clock.step, clock.steps
         return {
             "accuracy": accuracy(model, test, task.padded, self.batch or task.batch) if log.rows else None,
             "validation": 1 - log.best if log.rows else None,
             "best_step": log.best_step,
             "steps_run": done,
             "share_run": done / task.steps,  # of the published steps
-            "schedule_run": done / self.recipe().steps,  # of its own steps: below 1, the learning rate is still up
+            "schedule_run": done / self.recipe().steps,  # of its own steps: below 1, the learning rate has not decayed
             "partial": done < self.end(),
             "published": task.accuracy[self.attention] / 100,
             "curve": [[int(row["step"]), 1 - row["validation"]] for row in log.rows],
             "loss": log.rows[-1]["loss"] if log.rows else None,
             "seconds": clock.trained,  # in this process, without evaluations
-            "ms_a_step": 1e3 * clock.trained / here if here else None,
+            "ms_a_step": 1e3 * clock.trained / steps_here if steps_here else None,
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "device": device_name(device),
         }
 
 
 class _Clock:
-    """How long a training takes here, without evaluations, and whether it is to end."""
+    """Training time in this process, without evaluations, and whether the run should stop."""
 
     def __init__(self, minutes: float | None, end: int) -> None:
         self.began = perf_counter()
@@ -197,7 +196,7 @@ class _Clock:
 
     @property
     def steps(self) -> int:
-        """How many were taken here."""
+        """Steps taken in this process."""
         return self.step - (self.first or 0)
 
     @contextmanager
@@ -208,7 +207,7 @@ class _Clock:
         self.since = perf_counter()
 
     def stop(self) -> None:
-        """Add what has passed."""
+        """Add the elapsed time."""
         self.trained += perf_counter() - self.since
 
 
@@ -218,13 +217,13 @@ def accuracy(model: nn.Module, split: Split, padded: bool, batch: int) -> float:
     model.eval()
     right = torch.zeros((), dtype=torch.long, device=tokens.device)
     with torch.no_grad(), torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
-        for some, truth in zip(tokens.split(2 * batch), labels.split(2 * batch), strict=True):
-            right += (model(some, some > 0 if padded else None).argmax(-1) == truth).sum()
+        for inputs, truth in zip(tokens.split(2 * batch), labels.split(2 * batch), strict=True):
+            right += (model(inputs, inputs > 0 if padded else None).argmax(-1) == truth).sum()
     return float(right) / len(labels)
 
 
 def _order(count: int, steps: int, batch: int, seed: int) -> Tensor:
-    """Which examples each step sees (steps, batch): all of them, in an order of their own, again and again."""
+    """The examples of each step (steps, batch): a new permutation of all of them in every epoch."""
     generator = torch.Generator().manual_seed(seed)
-    rounds = [torch.randperm(count, generator=generator).int() for _ in range(-(-steps * batch // count))]
-    return torch.cat(rounds)[: steps * batch].view(steps, batch)
+    epochs = [torch.randperm(count, generator=generator).int() for _ in range(-(-steps * batch // count))]
+    return torch.cat(epochs)[: steps * batch].view(steps, batch)
