@@ -180,8 +180,8 @@ WORDS = {
     "a bias of another size": r"q_proj\.bias has 5 values, but its weights have 32 rows",
     "a norm of another size": r"layers\.1\.input_layernorm\.weight has 5 values, expected 32",
     "a norm that is not finite": r"layers\.1\.input_layernorm\.weight: 1 of 32 values are NaN or infinite",
-    "short floats": r"layers\.1\.self_attn\.k_proj\.weight is stored as float8_e4m3fn, which is not read",
-    "integers": "is stored as int8, which is not read",
+    "short floats": r"layers\.1\.self_attn\.k_proj\.weight is stored as float8_e4m3fn without scales",
+    "integers": "is stored as int8 without scales, which is not read: expected .*weight_scale",
 }
 
 

@@ -17,6 +17,7 @@ from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.precision import precision_notes
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
 from keyquery.support.printable import NAME, REPR, printable
@@ -212,7 +213,7 @@ class Heads:
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
             "modules": place.names,
-            "notes": (*self._notes, *_notes(place, config, part, shifted)),
+            "notes": (*self._notes, *_notes(place, config, part, shifted), *precision_notes(self.source, place)),
             **norms,
         }
         if kernel is None:

@@ -98,8 +98,11 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
     """Rows of a tensor that must be of floating point and at least 16 bits."""
     rows = source.rows(name, start, stop)
     if not rows.is_floating_point() or rows.dtype.itemsize < 2:
-        kind = str(rows.dtype).removeprefix("torch.")
-        raise ValueError(f"{name} is stored as {kind}, which is not read: convert it to float16, bfloat16 or float32")
+        kind, module = str(rows.dtype).removeprefix("torch."), name.removesuffix(".weight")
+        raise ValueError(
+            f"{name} is stored as {kind} without scales, which is not read: expected {module}.weight_scale, or another "
+            "format that docs/checkpoints.md lists"
+        )
     return rows
 
 

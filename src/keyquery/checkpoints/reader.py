@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from keyquery.checkpoints.custom import custom_family
+from keyquery.checkpoints.dequantised import dequantised
 from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
@@ -71,6 +72,7 @@ def read(
     """
     source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
+    opened = opened if isinstance(source, nn.Module) else dequantised(opened)
     if isinstance(source, nn.Module) and not query and not key and (own_layers := formed(source)):
         rest = Live(source, without=own_layers)
         family = _family_by_type(rest) or recognise(rest.shapes)

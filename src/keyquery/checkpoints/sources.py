@@ -88,6 +88,11 @@ class Tower:
         """Rows of a tensor, as the whole model's source reads them."""
         return self._whole.rows(name, start, stop)
 
+    def stored(self, name: str) -> str | None:
+        """How the whole model's source holds a tensor, where it says so."""
+        stored = getattr(self._whole, "stored", None)
+        return stored(name) if stored else None
+
 
 class Live(Loaded):
     """The parameters of a live module, but for those of the submodules that are left out."""
