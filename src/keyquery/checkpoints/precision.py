@@ -1,4 +1,4 @@
-"""Notes on the precision of weights that a file holds quantised."""
+"""Notes on weights that a file holds quantised, or that an adapter changes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ PLAIN = ("F64", "F32", "F16", "BF16")  # as GGUF files name them
 
 
 def precision_notes(source: Source, place: Place) -> tuple[str, ...]:
-    """A note such as "weights: fp8 e4m3 in 128×128 blocks" if a layer's queries or keys are stored quantised."""
-    stored = getattr(source, "stored", None)
-    if stored is None:
-        return ()
-    weights = (place.names[role] + place.attention.weight for role in ROLES if role in place.names)
-    kinds = dict.fromkeys(kind for name in weights if (kind := stored(name)) and kind not in PLAIN)
-    return (f"weights: {' and '.join(kinds)}",) if kinds else ()
+    """Notes such as "weights: fp8 e4m3 in 128×128 blocks" on a layer's queries and keys, and on an adapter of them."""
+    weights = [place.names[role] + place.attention.weight for role in ROLES if role in place.names]
+    kinds = [kind for kind in _said(source, "stored", weights) if kind not in PLAIN]
+    changes = _said(source, "adapted", weights)
+    notes = {f"weights: {' and '.join(kinds)}": kinds, f"adapter: {' and '.join(changes)}": changes}
+    return tuple(note for note, holds in notes.items() if holds)
+
+
+def _said(source: Source, method: str, names: list[str]) -> list[str]:
+    """What a source says of tensors, each answer once; nothing if it has no such method."""
+    ask = getattr(source, method, None)
+    return list(dict.fromkeys(answer for name in names if (answer := ask(name)))) if ask else []

@@ -90,8 +90,15 @@ class Tower:
 
     def stored(self, name: str) -> str | None:
         """How the whole model's source holds a tensor, where it says so."""
-        stored = getattr(self._whole, "stored", None)
-        return stored(name) if stored else None
+        return self._asked("stored", name)
+
+    def adapted(self, name: str) -> str | None:
+        """What an adapter of the whole model does to a tensor, where it has one."""
+        return self._asked("adapted", name)
+
+    def _asked(self, method: str, name: str) -> str | None:
+        ask = getattr(self._whole, method, None)
+        return ask(name) if ask else None
 
 
 class Live(Loaded):

@@ -44,6 +44,9 @@ Layout = Annotated[
     ),
 ]
 Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
+Adapter = Annotated[
+    Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights as they are read.")
+]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
 Count = Annotated[
     int | None,
@@ -86,6 +89,7 @@ def look(
     key: Key = None,
     layout: Layout = None,
     config: Config = None,
+    adapter: Adapter = None,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
@@ -113,6 +117,7 @@ def look(
         "key": key,
         "layout": layout,
         "config": config,
+        "adapter": adapter,
         "tokens": tokens,
         "length": length,
     }
@@ -132,6 +137,9 @@ def compare(
     second: Annotated[str, typer.Argument(help="Another model, or a later checkpoint of the same one.")],
     text: Text = None,
     heads: HeadCount = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights of the second model.")
+    ] = None,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
@@ -148,23 +156,29 @@ def compare(
 
     For models of the same shape: how far each head's QK matrix M has moved, ‖ΔM‖/‖M‖, with its symmetric and skew
     part, as a map of layers by heads and a ranking, and which tensors are identical. Models of different shapes, and
-    saved looks, are shown side by side.
+    saved looks, are shown side by side. A fine-tune that is an adapter is compared with its base by naming the base
+    twice: compare BASE BASE --adapter DIR.
     """
     if joined and picture is None:
         raise ValueError("--joined applies to the figure: give --picture FILE")
     files = targets(force, json=json, csv=csv, html=html, picture=picture)
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
-    sources = [(source, for_page(html, None, source)) for source in (first, second)]
-    looks = [_any_look(source, quiet, **options, **for_page) for source, for_page in sources]
+    if adapter is not None and second.endswith(".json"):
+        raise ValueError(f"--adapter needs the second model itself, not {second}")
+    adapters = (None, adapter)
+    looks = [
+        _any_look(source, quiet, **options, **for_page(html, None, source), **({} if own is None else {"adapter": own}))
+        for source, own in zip((first, second), adapters, strict=True)
+    ]
     with watching(quiet) as progress:
-        weights = _weights((first, second), heads)
+        weights = _weights((first, second), heads, adapters)
         comparison = side_by_side(*_distinguished(looks, (first, second)), weights=weights, progress=progress)
     deliver(comparison, files, quiet, joined)
 
 
 def _shipped(quiet: bool, options: dict[str, Any]) -> Comparison:
     """The two bundled models, by default on the bundled text."""
-    for name in ("heads", "query", "key", "layout", "config"):
+    for name in ("heads", "query", "key", "layout", "config", "adapter"):
         if options[name] is not None:
             raise ValueError(f"--{name} requires a model: name one")
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
@@ -180,14 +194,14 @@ def _any_look(source: str, quiet: bool, **options: Any) -> Look:
     return watched_look(source, quiet, **options)
 
 
-def _weights(sources: Sequence[str], heads: int | None) -> list[Heads] | None:
+def _weights(sources: Sequence[str], heads: int | None, adapters: Sequence[Path | None]) -> list[Heads] | None:
     """The heads of each source, or None if one of them is a saved look."""
     if any(source.endswith(".json") and Path(source).is_file() for source in sources):
         return None
     networks = [saved_network(source) for source in sources]
     return [
-        read(source, heads) if network is None else read(network)
-        for source, network in zip(sources, networks, strict=True)
+        read(source, heads, adapter=adapter) if network is None else read(network)
+        for source, network, adapter in zip(sources, networks, adapters, strict=True)
     ]
 
 

@@ -17,6 +17,7 @@ from keyquery.capture.batches import LENGTH, read_lines
 from keyquery.capture.hooks import Batch
 from keyquery.capture.load import load_model
 from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints.adapters import adapted_name
 from keyquery.checkpoints.fitted import opened
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
@@ -123,6 +124,7 @@ def look(
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
+    adapter: str | Path | None = None,
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
@@ -152,8 +154,8 @@ def look(
         weights only.
     layers
         Indices of the layers to measure. Default: all.
-    heads, query, key, config, layout
-        As in `kq.read`, for checkpoints whose layout is not recognised.
+    heads, query, key, config, layout, adapter
+        As in `kq.read`, for checkpoints whose layout is not recognised, and for a model with a LoRA adapter.
     tokenizer
         For `text`. Default: the one stored with the model.
     length, tokens
@@ -201,15 +203,17 @@ def look(
     check_count("sample", sample, least=0)
     check_choice("pairs", pairs, PAIRS)
     lengths = _other_windows(lengths, text)
-    source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
+    how = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
+    source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)
     label = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        checkpoint, on_data, curves = read(source, heads, query, key, config, layout), OnData(), {}
+        checkpoint, on_data, curves = read(source, layout=layout, **how), OnData(), {}
     else:
-        source, batches, text_tokenizer, origin = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
+        data = (text, inputs, length, tokens)
+        source, batches, text_tokenizer, origin = _prepare(source, adapter, *data, tokenizer, watching)
         checkpoint = read(source, heads, query, key, config, layout)
         first_tokens = take(source, batches, checkpoint, sample, text_tokenizer)
         facts = {"from": origin, "pairs": pairs}
@@ -283,11 +287,12 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
 
 def _prepare(
     source: Any,
+    adapter: str | Path | None,
     text: str | Path | None,
     inputs: Batch | Iterable[Batch] | None,
-    tokenizer: Any,
     length: int,
     tokens: int,
+    tokenizer: Any,
     watching: Progress,
 ) -> tuple[nn.Module, list[Batch], Any, str]:
     """A live model, its batches, its tokenizer or None, and where the batches come from."""
@@ -299,7 +304,8 @@ def _prepare(
     lines = None if text is None else read_lines(text)
     live = isinstance(source, nn.Module)
     [(model, own_tokenizer)] = [
-        (path, None) if live else load_model(path) for path in watching([source], "building the model", 1)
+        (path, None) if live else load_model(path, adapter=adapter)
+        for path in watching([source], "building the model", 1)
     ]
     argument = getattr(model, "main_input_name", "input_ids")
     if lines is not None and argument != "input_ids":

@@ -1,4 +1,4 @@
-"""4-bit floats E2M1: NVFP4 (groups of 16, FP8 scales and one scale of the tensor) and MXFP4 (groups of 32, powers of 2).
+"""4-bit floats E2M1: NVFP4 (groups of 16, FP8 scales and one scale per tensor) and MXFP4 (groups of 32, powers of 2).
 
 compressed-tensors' nvfp4-pack-quantized divides by its global scale, ModelOpt multiplies by `weight_scale_2`; gpt-oss
 keeps MXFP4 as `…_blocks` and `…_scales`.
