@@ -278,6 +278,9 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         "rotary positions enter its scores and are not read": rotary,
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
+        f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
+            config.get("temperature_length")
+        ),
     }
     return tuple(note for note, holds in notes.items() if holds)
 

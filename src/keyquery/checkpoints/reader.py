@@ -229,11 +229,7 @@ def _family_of(source: Source) -> Family:
     if (family := _family_by_type(source)) is not None:
         return family
     if isinstance(model_type, str) and model_type.startswith("gguf-"):
-        supported = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
-        raise ValueError(
-            f"{source.label} is a GGUF file of architecture {_quoted(model_type.removeprefix('gguf-'))}, which is not "
-            f"supported; supported: {supported}"
-        )
+        raise ValueError(f"{source.label} is a GGUF file without attention layers: it holds {_shown(source)}")
     recognised = recognise(source.shapes)
     if recognised is None:
         kind = f"the model type {_quoted(model_type)}" if model_type else "this layout"
