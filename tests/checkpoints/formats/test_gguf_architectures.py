@@ -1,4 +1,4 @@
-"""Every supported GGUF architecture: a tiny file by its converter's rules has the scores of the model it was made of."""
+"""Every GGUF architecture: a tiny file by the rules of its converter has the scores of the model it was made of."""
 
 import pytest
 import torch
@@ -309,16 +309,18 @@ def test_every_architecture_is_proven():
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, theta, _) in CASES.items() if theta])
-def test_the_other_pairs_would_be_wrong(name, tmp_path, monkeypatch):
+def test_the_other_pairs_would_be_wrong(name, tmp_path):
     """The comparison sees whether rotary pairs are neighbours or halves."""
     model, path = made(name, tmp_path)
     heads = kq.read(path)
     heads.config["rope_interleave"] = not heads.config["rope_interleave"]
     layers, expected = list(heads), own_scores(model)
     kernels = len(layers) // len(expected)
-    with pytest.raises(AssertionError):
-        for index, (scores, entered, _) in enumerate(expected):
-            assert_close(read_scores(layers[index * kernels : (index + 1) * kernels], entered), scores)
+    errors = [
+        float((read_scores(layers[index * kernels : (index + 1) * kernels], entered) - scores).abs().max())
+        for index, (scores, entered, _) in enumerate(expected)
+    ]
+    assert max(errors) > 0.01
 
 
 KINDS = sorted((kind for kind in gguf.quants._type_traits if kind in gguf.GGML_QUANT_SIZES), key=int)
