@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from keyquery.checkpoints.adapters import load_adapter, merge_into
+from keyquery.checkpoints.formats.adapters import load_adapter, merge_into
 from keyquery.checkpoints.remote.cache import HUB_NAME, full_names, located
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer

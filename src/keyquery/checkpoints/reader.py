@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.checkpoints.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.custom import custom_family
-from keyquery.checkpoints.dequantised import dequantised
 from keyquery.checkpoints.family import Family, families, places, recognise
+from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
+from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names

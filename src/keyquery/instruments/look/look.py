@@ -17,8 +17,8 @@ from keyquery.capture.batches import LENGTH, read_lines
 from keyquery.capture.hooks import Batch
 from keyquery.capture.load import load_model
 from keyquery.checkpoints import Heads, Layer, read
-from keyquery.checkpoints.adapters import adapted_name
 from keyquery.checkpoints.fitted import opened
+from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
@@ -200,9 +200,7 @@ def look(
     compare : How far the heads of two models differ.
     ablate : What the loss changes by without each part.
     """
-    check_count("sample", sample, least=0)
-    check_choice("pairs", pairs, PAIRS)
-    lengths = _other_windows(lengths, text)
+    lengths = _checked_lengths(lengths, text, sample, pairs)
     how = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
@@ -212,8 +210,8 @@ def look(
     if text is None and inputs is None:
         checkpoint, on_data, curves = read(source, layout=layout, **how), OnData(), {}
     else:
-        data = (text, inputs, length, tokens)
-        source, batches, text_tokenizer, origin = _prepare(source, adapter, *data, tokenizer, watching)
+        data = (text, inputs, length, tokens, tokenizer, watching)
+        source, batches, text_tokenizer, origin = _prepare(source, adapter, *data)
         checkpoint = read(source, heads, query, key, config, layout)
         first_tokens = take(source, batches, checkpoint, sample, text_tokenizer)
         facts = {"from": origin, "pairs": pairs}
@@ -318,7 +316,10 @@ def _prepare(
     return model, _cut(model, lines, tokenizer, length, tokens), tokenizer, Path(str(text)).name
 
 
-def _other_windows(lengths: Sequence[int] | None, text: str | Path | None) -> list[int]:
+def _checked_lengths(lengths: Sequence[int] | None, text: str | Path | None, sample: int, pairs: str) -> list[int]:
+    """The other window lengths; raises if an argument is not valid."""
+    check_count("sample", sample, least=0)
+    check_choice("pairs", pairs, PAIRS)
     for length in (lengths := list(lengths or [])):
         check_count("lengths", length, least=2)
     if lengths and text is None:
