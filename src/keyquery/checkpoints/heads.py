@@ -195,6 +195,7 @@ class Heads:
         else:
             asked = config.get(attention.head_dim)
             weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
+            _check_stated(place, self.source, config, weights)
             width = weights.query.shape[2]
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
@@ -283,6 +284,23 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         ),
     }
     return tuple(note for note, holds in notes.items() if holds)
+
+
+def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> None:
+    """Raise if the tensors have another head width, or another number of key heads, than the config says."""
+    if place.attention.order != "apart" or place.attention.kind != "self":
+        return
+    groups, shared, rank, _ = weights.query.shape
+    for role, key, count, size in (
+        ("query", place.attention.head_dim, groups * shared, rank),
+        ("key", "num_key_value_heads", groups, groups),
+    ):
+        stated, name = config.get(key), place.names[role] + place.attention.weight
+        if type(stated) is int and stated != size:
+            raise ValueError(
+                f"{name} of shape {tuple(source.shapes[name])} holds {count} heads of width {rank}, but the config's "
+                f"{key} is {stated}"
+            )
 
 
 def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
