@@ -201,7 +201,7 @@ def look(
     ablate : What the loss changes by without each part.
     """
     lengths = _checked_lengths(lengths, text, sample, pairs)
-    how = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
+    how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     watching, live = progress or silent, isinstance(source, nn.Module)

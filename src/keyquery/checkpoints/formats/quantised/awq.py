@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -17,7 +20,7 @@ class Awq(Quantised):
 
     name = "AWQ"
     mark = ".qweight"
-    roles = {"codes": ".qweight", "scales": ".scales", "zeros": ".qzeros"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {"codes": ".qweight", "scales": ".scales", "zeros": ".qzeros"}
     needed = ("codes", "scales", "zeros")
 
     @property

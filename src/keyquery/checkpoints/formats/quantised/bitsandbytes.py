@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class FourBit(Quantised):
 
     name = "bitsandbytes' 4 bits"
     mark = ".weight.absmax"
-    roles = {  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {
         "codes": ".weight",
         "scales": ".weight.absmax",
         "table": ".weight.quant_map",
@@ -106,7 +106,7 @@ class EightBit(Quantised):
 
     name = "bitsandbytes' 8 bits"
     mark = ".SCB"
-    roles = {"values": ".weight", "scales": ".SCB", "format": ".weight_format"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {"values": ".weight", "scales": ".SCB", "format": ".weight_format"}
     needed = ("values", "scales")
 
     @property

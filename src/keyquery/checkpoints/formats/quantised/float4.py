@@ -7,6 +7,7 @@ keeps MXFP4 as `…_blocks` and `…_scales`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,12 +20,12 @@ class Float4(Quantised):
 
     name = "packed 4-bit floats"
     mark = ".weight_packed"
-    roles = {  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {
         "codes": ".weight_packed",
         "scales": ".weight_scale",
         "divisor": ".weight_global_scale",
     }
-    needed = ("codes", "scales")
+    needed: ClassVar[tuple[str, ...]] = ("codes", "scales")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ class ModelOptFloat4(Float4):
     """NVIDIA ModelOpt's NVFP4."""
 
     mark = ".weight_scale_2"
-    roles = {"codes": ".weight", "scales": ".weight_scale", "factor": ".weight_scale_2"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {"codes": ".weight", "scales": ".weight_scale", "factor": ".weight_scale_2"}
     needed = ("codes", "scales", "factor")
 
 
@@ -73,7 +74,7 @@ class Blocks(Quantised):
 
     name = "MXFP4"
     mark = "_blocks"
-    roles = {"codes": "_blocks", "scales": "_scales"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {"codes": "_blocks", "scales": "_scales"}
     needed = ("codes", "scales")
 
     @classmethod

@@ -6,6 +6,7 @@ Files of the first format store z − 1; `checkpoint_format = "gptq_v2"` in the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,12 @@ class Gptq(Quantised):
 
     name = "GPTQ"
     mark = ".qweight"
-    roles = {"codes": ".qweight", "scales": ".scales", "zeros": ".qzeros", "groups": ".g_idx"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {
+        "codes": ".qweight",
+        "scales": ".scales",
+        "zeros": ".qzeros",
+        "groups": ".g_idx",
+    }
     needed = ("codes", "scales", "zeros")
 
     @classmethod

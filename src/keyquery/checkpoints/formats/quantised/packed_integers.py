@@ -6,6 +6,7 @@ Codes lie 2^(bits − 1) above the integers they stand for; zero points are pack
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ class PackedIntegers(Quantised):
 
     name = "compressed-tensors' packed integers"
     mark = ".weight_packed"
-    roles = {  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {
         "codes": ".weight_packed",
         "scales": ".weight_scale",
         "shape": ".weight_shape",

@@ -7,7 +7,7 @@ and the formats float-quantized, int-quantized, naive-quantized and mxfp8-quanti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Scaled(Quantised):
 
     name = "FP8 or INT8"
     mark = ".weight_scale"
-    roles = {"values": ".weight", "scales": ".weight_scale", "zeros": ".weight_zero_point"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {"values": ".weight", "scales": ".weight_scale", "zeros": ".weight_zero_point"}
     needed = ("values", "scales")
 
     @classmethod
@@ -82,7 +82,7 @@ class Inverse(Scaled):
     """The same under the name that DeepSeek gave the scales."""
 
     mark = ".weight_scale_inv"
-    roles = {"values": ".weight", "scales": ".weight_scale_inv"}  # noqa: RUF012
+    roles: ClassVar[Mapping[str, str]] = {"values": ".weight", "scales": ".weight_scale_inv"}
 
 
 def block_of(settings: Mapping[str, Any]) -> tuple[int, int] | None:
