@@ -155,6 +155,7 @@ REFUSED = {
         r"changes model\.layers\.2\.self_attn\.[qk]_proj\.weight, which .* not have",
     ),
     "alpha": ({"lora_alpha": "much"}, "lora_alpha must be a number, got 'much'"),
+    "endless alpha": ({"lora_alpha": 10**400}, "lora_alpha must be a number, got 1000"),
     "pattern": ({"alpha_pattern": {"(a+)+$": 3}}, "names of modules are supported"),
 }
 

@@ -333,3 +333,67 @@ def test_gpt_oss_keeps_only_its_experts_in_mxfp4(tmp_path):
         tensors[f"{blocks}_blocks"], tensors[f"{blocks}_scales"], dtype=torch.float32
     )
     assert torch.equal(given.mT, expected)
+
+
+def test_latent_attention_in_fp8_blocks(tmp_path):
+    """As DeepSeek-V3 is released: every projection in 128×128 blocks, norms in bfloat16."""
+    pytest.importorskip("transformers", reason="the model needs the extra hf")
+    from safetensors.torch import load_file
+
+    from keyquery.testing.families import tiny_model
+
+    sizes = {"hidden_size": 160, "q_lora_rank": 136, "kv_lora_rank": 132, "qk_nope_head_dim": 40}
+    tiny_model("deepseek", **sizes).save_pretrained(tmp_path / "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    plain, packed = load_file(tmp_path / "plain" / "model.safetensors"), {}
+    for name in list(plain):
+        if "self_attn" in name and plain[name].ndim == 2:
+            rows, columns = plain[name].shape
+            codes = plain[name].to(torch.float8_e4m3fn)
+            scales = torch.rand(-(-rows // 128), -(-columns // 128)) + 0.5
+            packed |= {name: codes, f"{name}_scale_inv": scales}
+            blocks = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+            plain[name] = codes.float() * blocks
+        else:
+            packed[name] = plain[name]
+    (tmp_path / "packed").mkdir()
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    given = kq.read(save(tmp_path / "packed", packed, settings, **config))
+    expected = kq.read(save(tmp_path / "plain", plain, {}, **config))
+    assert given.labels() == ["0 nope", "0 rope", "1 nope", "1 rope"]
+    for one, other in zip(given, expected, strict=True):
+        assert torch.equal(one.folded.query, other.folded.query)
+        assert torch.equal(one.folded.key, other.folded.key)
+        assert one.notes[-1] == "weights: fp8 e4m3 in 128×128 blocks"
+
+
+def test_values_and_outputs_are_dequantised_too(tmp_path):
+    tensors, expected = tensors_of(gptq(4))
+    for role, like in (("v", "k"), ("o", "q")):
+        for name in [name for name in tensors if f".{like}_proj." in name]:
+            tensors[name.replace(f".{like}_proj.", f".{role}_proj.")] = tensors[name].clone()
+    carried = kq.read(save(tmp_path, tensors, {"bits": 4})).values(0)
+    torch.testing.assert_close(carried.value.flatten(0, 2).double(), expected["k"].double(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(carried.output.flatten(0, 2).double(), expected["q"].double().mT, rtol=1e-6, atol=1e-7)
+
+
+HOSTILE = {
+    "a block without end": {"blocksize": 10**12},
+    "a block of none": {"blocksize": 0},
+    "a shape without end": {"shape": [2**40, 2**40]},
+    "a shape of words": {"shape": ["many", 1]},
+    "an offset of words": {"nested_offset": "much"},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_states_are_refused(case, tmp_path):
+    tensors, _ = tensors_of(four_bit("nf4", nested=True))
+    name = f"{NAME.format('q')}.weight.quant_state.bitsandbytes__nf4"
+    state = {**json.loads(bytes(tensors[name].tolist())), **HOSTILE[case]}
+    tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"q_proj\.weight.*(must hold|bytes|must be a number)"):
+        list(kq.read(save(tmp_path, tensors, {})))
+    tensors[name] = torch.tensor(list(b"[" * 5000), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="must hold a JSON object"):
+        list(kq.read(save(tmp_path, tensors, {})))

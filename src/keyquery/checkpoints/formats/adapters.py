@@ -36,6 +36,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
+MOST = 1e9  # of α
 # Initialisations that replace the base weights by what the adapter leaves over.
 REPLACING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -225,7 +226,7 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
     tensors = load_pickled(file, mapped=True)
     if not isinstance(tensors, Mapping):
         raise ValueError(f"{file} holds no named tensors")
-    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    return {name: value for name, value in tensors.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def _change(folder: Path, module: str, parts: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Change:
@@ -260,7 +261,7 @@ def _scale(folder: Path, module: str, rank: int, facts: Mapping[str, Any]) -> fl
         if _matches(str(pattern), module):
             alpha = own
             break
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < MOST:
         raise ValueError(f"{folder}: lora_alpha must be a number, got {alpha!r:.30}")
     return float(alpha) / (math.sqrt(rank) if facts.get("use_rslora") else rank)
 

@@ -55,7 +55,7 @@ class FourBit(Quantised):
         """As the file states it; two codes per byte."""
         shape = self.state.get("shape")
         name = self.parts["codes"]
-        if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**31 for size in shape):
             raise ValueError(f"{name}: its quantisation state must hold its shape, got {shape!r:.60}")
         size = math.prod(self.shape_of("codes"))
         if -(-math.prod(shape) // 2) != size:
@@ -78,7 +78,7 @@ class FourBit(Quantised):
         self.require_kind("codes", packed, torch.uint8)
         codes = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()[:count]
         values = self.read("table").float()[codes.int()]
-        return values.mul_(self._scales().repeat_interleave(size)[:count]).reshape(self.shape)
+        return values.mul_(self._scales()[torch.arange(count) // size]).reshape(self.shape)
 
     def _scales(self) -> Tensor:
         scales = self.read("scales")
@@ -91,12 +91,18 @@ class FourBit(Quantised):
         self.require_kind("scales", scales, torch.uint8)
         self.require("outer_table", (256,))
         self.require("outer_scales", (-(-len(scales) // size),))
-        outer = self.read("outer_scales").float().repeat_interleave(size)[: len(scales)]
-        return self.read("outer_table").float()[scales.int()] * outer + float(self.state.get("nested_offset", 0.0))
+        outer = self.read("outer_scales").float()[torch.arange(len(scales)) // size]
+        return self.read("outer_table").float()[scales.int()] * outer + self._offset()
+
+    def _offset(self) -> float:
+        offset = self.state.get("nested_offset", 0.0)
+        if not isinstance(offset, float) or not math.isfinite(offset):
+            raise ValueError(f"{self.parts['codes']}: its nested_offset must be a number, got {offset!r:.30}")
+        return offset
 
     def _size(self, key: str) -> int:
         size = self.state.get(key)
-        if type(size) is not int or size < 1:
+        if type(size) is not int or not 0 < size < 2**31:
             raise ValueError(f"{self.parts['codes']}: its quantisation state must hold {key}, got {size!r:.30}")
         return size
 

@@ -79,9 +79,11 @@ class Blocks(Quantised):
 
     @classmethod
     def fits(cls, module: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Blocks have one more dimension than their scales."""
+        """Blocks have one more dimension than their scales; what is no weight by its name must have scales."""
         codes, scales = shapes[f"{module}_blocks"], shapes.get(f"{module}_scales")
-        return len(codes) >= 2 and (scales is None or codes[:-1] == scales)
+        if scales is None:
+            return len(codes) >= 2 and module.endswith(("weight", "proj"))
+        return codes[:-1] == scales
 
     @property
     def weight_name(self) -> str:

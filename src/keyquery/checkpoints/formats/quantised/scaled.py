@@ -93,7 +93,7 @@ def block_of(settings: Mapping[str, Any]) -> tuple[int, int] | None:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         stated.append(weights.get("block_structure") if isinstance(weights, Mapping) else None)
     for size in stated:
-        if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
+        if isinstance(size, list) and len(size) == 2 and all(type(n) is int and 0 < n < 2**31 for n in size):
             return size[0], size[1]
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,6 +10,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+
+from keyquery.support.bounded_json import parse_json
 
 E8M0_BIAS = 127
 # Values of the 4-bit float E2M1 by code: one sign, two exponent and one mantissa bit.
@@ -153,8 +154,8 @@ def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
 def stated_object(tensor: Tensor, name: str) -> dict[str, Any]:
     """A JSON object that a file keeps as the bytes of a tensor."""
     try:
-        found = json.loads(bytes(tensor.flatten().tolist()))
-    except (ValueError, RecursionError, TypeError) as error:
+        found = parse_json(bytes(tensor.flatten().tolist()).decode())
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{name} must hold a JSON object: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{name} must hold a JSON object, got {type(found).__name__}")
