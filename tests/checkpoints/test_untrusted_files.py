@@ -180,8 +180,8 @@ WORDS = {
     "a bias of another size": r"q_proj\.bias has 5 values, but its weights have 32 rows",
     "a norm of another size": r"layers\.1\.input_layernorm\.weight has 5 values, expected 32",
     "a norm that is not finite": r"layers\.1\.input_layernorm\.weight: 1 of 32 values are NaN or infinite",
-    "short floats": r"layers\.1\.self_attn\.k_proj\.weight is stored as float8_e4m3fn, which is not read",
-    "integers": "is stored as int8, which is not read",
+    "short floats": r"layers\.1\.self_attn\.k_proj\.weight is stored as float8_e4m3fn without scales",
+    "integers": "is stored as int8 without scales, which is not read: expected .*weight_scale",
 }
 
 
@@ -192,6 +192,64 @@ def test_what_is_missing_or_wrong_is_named(case, llama, tensors):
     save_file(tensors if value is None else {**tensors, name: value}, llama / "model.safetensors")
     with pytest.raises(ValueError, match=WORDS.get(case, rf"lacks {name}".replace(".", r"\."))):
         list(kq.read(llama))
+
+
+LIES = {
+    "more heads": (
+        {"num_attention_heads": 8},
+        r"q_proj\.weight of shape \(32, 32\) holds 8 heads of width 4, but .* is 8",
+    ),
+    "fewer heads": (
+        {"num_attention_heads": 2},
+        r"q_proj\.weight .* 2 heads of width 16, but the config's head_dim is 8",
+    ),
+    "heads that do not fit": ({"num_attention_heads": 5}, r"layers\.0\.self_attn\.q_proj: 32 rows are not 5 heads"),
+    "no heads": ({"num_attention_heads": 0}, "the config's num_attention_heads must be at least 1, got 0"),
+    "a word": ({"num_attention_heads": "four"}, "num_attention_heads must be an integer, got 'four'"),
+    "key heads": (
+        {"num_key_value_heads": 4},
+        r"k_proj\.weight of shape \(16, 32\) holds 2 heads of width 8, but the config's num_key_value_heads is 4",
+    ),
+    "head width": ({"head_dim": 16}, r"4 heads of width 8, but the config's head_dim is 16"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_config_that_lies_about_its_heads_is_refused(case, llama):
+    changes, words = LIES[case]
+    config = json.loads((llama / "config.json").read_text())
+    with pytest.raises(ValueError, match=words) as error:
+        list(kq.read(llama, config={**config, **changes}))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "words"),
+    [
+        ("q", lambda t: t[:, :16], r"q_proj: keys of width 32 beside queries of width 16"),
+        ("k", lambda t: t[None], r"k_proj\.weight has the shape \(1, 16, 32\), expected 2 dimensions"),
+        ("q", lambda t: t[:7], r"q_proj: 7 rows are not 4 heads of equal width"),
+        ("k", lambda t: t[:7], r"k_proj: 7 rows are not heads of width 8"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(role, change, words, llama, tensors):
+    name = f"layers.1.self_attn.{role}_proj.weight"
+    save_file({**tensors, name: change(tensors[name]).contiguous()}, llama / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"layers\.1\.self_attn\.{words}"):
+        list(kq.read(llama))
+
+
+def test_nothing_is_written_for_bad_input(llama, tmp_path):
+    from typer.testing import CliRunner
+
+    from keyquery.cli import app
+
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "num_attention_heads": 8}))
+    before = sorted(tmp_path.rglob("*"))
+    out = ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html"), "--csv", str(tmp_path / "a.csv")]
+    assert CliRunner().invoke(app, ["look", str(llama), *out]).exit_code == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_unknown_hybrid_may_have_layers_without_attention(llama, tensors):

@@ -37,6 +37,7 @@ from keyquery.surgery.swap.swap import FORMAT, _read_saved
 from keyquery.training import Recipe, train
 from tests.fuzz import forged
 from tests.fuzz import mutations as m
+from tests.fuzz import quantised as q
 from tests.fuzz.guard import Broken
 
 # Every kind of reading is attacked, and nothing is imported while a file is read.
@@ -363,6 +364,10 @@ READERS = {
     "shard": Reader(sharded, "b.safetensors", m.as_safetensors, look),
     "pickle, zipped": Reader(pickled(True), "pytorch_model.bin", m.as_zip, look),
     "pickle, old": Reader(pickled(False), "pytorch_model.bin", m.as_bytes, look),
+    "quantised": Reader(q.quantised, "model.safetensors", m.as_safetensors, q.read_quantised),
+    "quantised, config": Reader(q.quantised, "config.json", m.as_json, q.read_quantised),
+    "adapter": Reader(q.adapted, "adapter_model.safetensors", m.as_safetensors, q.read_adapted),
+    "adapter, config": Reader(q.adapted, "adapter_config.json", m.as_json, q.read_adapted),
     "gguf": Reader(gguf_file, "model.gguf", m.as_bytes, look_gguf),
     "hub, header": Reader(llama, "model.safetensors", m.as_safetensors, from_hub),
     "hub, index": Reader(sharded, "model.safetensors.index.json", m.as_json, from_hub),

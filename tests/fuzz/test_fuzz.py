@@ -142,14 +142,23 @@ def wide_rope(folder):
 
 def linked_shard(folder):
     readers.sharded(folder)
-    (folder / "b.safetensors").rename(folder.parent / "b.safetensors")
-    (folder / "b.safetensors").symlink_to(folder.parent / "b.safetensors")
+    (folder / "b.safetensors").unlink()
+    (folder / "b.safetensors").symlink_to("/dev/zero")
 
 
 def linked_config(folder):
     readers.llama(folder)
-    (folder / "config.json").rename(folder.parent / "config.json")
-    (folder / "config.json").symlink_to("../config.json")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder.parent / "pipe")
+    (folder / "config.json").symlink_to("../pipe")
+
+
+def absolute_shard(folder):
+    readers.sharded(folder)
+    text = (folder / "model.safetensors.index.json").read_text()
+    (folder / "b.safetensors").rename(folder.parent / "b.safetensors")
+    shard = str(folder.parent / "b.safetensors")
+    (folder / "model.safetensors.index.json").write_text(text.replace("b.safetensors", shard))
 
 
 def shard_above(folder):
@@ -165,8 +174,9 @@ HOSTILE = {
     "a GGUF file of many layers": (many_layers, "4294967295 layers, and it holds"),
     "a GGUF array without end": (long_array, "holds 1099511627776 values"),
     "rotary positions without end": (wide_rope, "turn 100000000000 dimensions, and a head has 4"),
-    "a shard that is a link": (linked_shard, "is a link out of its folder"),
-    "a config that is a link": (linked_config, "is a link out of its folder"),
+    "a shard that links to a device": (linked_shard, r"b\.safetensors is a device or a pipe"),
+    "a config that links to a pipe": (linked_config, r"config\.json is a device or a pipe"),
+    "a shard by its full path": (absolute_shard, "not a file in it: refused"),
     "a shard above": (shard_above, "not a file in it: refused"),
 }
 
@@ -183,18 +193,25 @@ def test_hostile_models_are_refused_in_one_sentence(case, tmp_path):
     assert not (folder / "ran").exists()
 
 
-def test_links_within_the_hubs_cache_are_followed(tmp_path):
-    """The hub's own library keeps a model as links from `snapshots` into `blobs`."""
-    model = tmp_path / "models--org--name"
-    blobs, here, elsewhere = model / "blobs", model / "snapshots" / "abc", tmp_path / "downloaded"
-    for folder in (blobs, here, elsewhere):
-        folder.mkdir(parents=True)
-    readers.llama(blobs)
-    for folder in (here, elsewhere):
-        for name in ("config.json", "model.safetensors"):
-            (folder / name).symlink_to(blobs / name)
-        assert len(kq.read(folder)) == 2
-        assert len(kq.read(folder / "model.safetensors")) == 2
+def test_links_to_regular_files_are_followed(tmp_path):
+    """Shared storage, and the hub's own library, keep models as links."""
+    store, one, sharded = (tmp_path / name for name in ("store", "one", "sharded"))
+    for folder in (store, one, sharded):
+        folder.mkdir()
+    readers.llama(store)
+    for name in ("config.json", "model.safetensors"):
+        (one / name).symlink_to(store / name)
+    assert len(kq.read(one)) == len(kq.read(one / "model.safetensors")) == 2
+    whole = store / "sharded"
+    whole.mkdir()
+    readers.sharded(whole)
+    for file in whole.iterdir():
+        (sharded / file.name).symlink_to(file)
+    assert len(kq.read(sharded)) == len(kq.read(whole))
+    (one / "model.safetensors").unlink()
+    (one / "model.safetensors").symlink_to(store / "gone")
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is a link to a file that does not exist"):
+        kq.read(one)
 
 
 @pytest.mark.parametrize("ending", [".gz", pytest.param(".xz", marks=pytest.mark.slow)])

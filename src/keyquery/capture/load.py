@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from keyquery.checkpoints.formats.adapters import load_adapter, merge_into
 from keyquery.checkpoints.remote.cache import HUB_NAME, full_names, located
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
@@ -22,16 +24,50 @@ from keyquery.support.checks import environment_count
 from keyquery.support.extras import optional
 from keyquery.support.files import beside
 
+# Weights files, and the names under which transformers looks for them.
+WEIGHTS = {
+    ".safetensors": "model.safetensors",
+    **dict.fromkeys((".bin", ".pt", ".pth"), "pytorch_model.bin"),
+}
 LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # suffixes of classes with an LM head
 
 
-def load_model(source: str | Path, lm_head: bool = False) -> tuple[nn.Module, Any]:
-    """Load a model from a folder, a .gguf file or the local hub cache (org/name), with its tokenizer or None.
+def load_model(source: str | Path, lm_head: bool = False, adapter: str | Path | None = None) -> tuple[nn.Module, Any]:
+    """Load a model from a folder, a weights file or the local hub cache (org/name), with its tokenizer or None.
 
     Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`, except for keyquery's own models.
-    With `lm_head`, the model has its LM head.
+    With `lm_head`, the model has its LM head; a LoRA `adapter` is added to its weights.
     """
-    path = located(source)
+    own = None if adapter is None else load_adapter(adapter)  # before the expensive step
+    with _as_folder(located(source)) as path:
+        model, tokenizer = _load(source, path, lm_head)
+    if own is not None:
+        merge_into(model, own)
+    return model, tokenizer
+
+
+@contextmanager
+def _as_folder(path: Path) -> Iterator[Path]:
+    """The folder of a weights file that lies beside its config; .gguf files and anything else as they are.
+
+    transformers looks for weights by their usual name, so a file of another name is linked under that, in a temporary
+    folder with links to the files around it.
+    """
+    usual = WEIGHTS.get(path.suffix)
+    if usual is None or not path.is_file() or not (path.parent / "config.json").is_file():
+        yield path
+    elif path.name == "model.safetensors":
+        yield path.parent
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for file in path.parent.iterdir():
+                if file.is_file() and file.suffix not in (*WEIGHTS, ".gguf") and not file.name.endswith(".index.json"):
+                    Path(folder, file.name).symlink_to(os.path.realpath(file))
+            Path(folder, usual).symlink_to(os.path.realpath(path))
+            yield Path(folder)
+
+
+def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any]:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
         path, options = path.parent, {**options, "gguf_file": path.name}
@@ -44,7 +80,7 @@ def load_model(source: str | Path, lm_head: bool = False) -> tuple[nn.Module, An
         hint = f"; did you mean {meant[0]}?" if (meant := full_names(str(source))) else ""
         raise FileNotFoundError(f"there is no {source}{hub}{hint}")
     elif not path.is_dir() or not (path / "config.json").is_file():
-        raise ValueError(f"{source} cannot be run: on data needs a folder with config.json, weights and a tokenizer")
+        raise ValueError(f"{source} cannot be run: on data needs config.json and a tokenizer beside the weights")
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
         return _own(path), Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     transformers = _transformers()
@@ -124,6 +160,7 @@ def has_lm_head(source: str | Path) -> bool:
     True
     """
     path = located(source)
+    path = path.parent if path.suffix in WEIGHTS and path.is_file() else path
     if path.is_file() or not (path / "config.json").is_file():
         return path.suffix == ".gguf"
     facts = read_json(beside(path, "config.json"))

@@ -17,6 +17,7 @@ from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.precision import precision_notes
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
 from keyquery.support.printable import NAME, REPR, printable
@@ -194,6 +195,7 @@ class Heads:
         else:
             asked = config.get(attention.head_dim)
             weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
+            _check_stated(place, self.source, config, weights)
             width = weights.query.shape[2]
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
@@ -212,7 +214,7 @@ class Heads:
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
             "modules": place.names,
-            "notes": (*self._notes, *_notes(place, config, part, shifted)),
+            "notes": (*self._notes, *_notes(place, config, part, shifted), *precision_notes(self.source, place)),
             **norms,
         }
         if kernel is None:
@@ -277,8 +279,28 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         "rotary positions enter its scores and are not read": rotary,
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
+        f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
+            config.get("temperature_length")
+        ),
     }
     return tuple(note for note, holds in notes.items() if holds)
+
+
+def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> None:
+    """Raise if the tensors have another head width, or another number of key heads, than the config says."""
+    if place.attention.order != "apart" or place.attention.kind != "self":
+        return
+    groups, shared, rank, _ = weights.query.shape
+    for role, key, count, size in (
+        ("query", place.attention.head_dim, groups * shared, rank),
+        ("key", "num_key_value_heads", groups, groups),
+    ):
+        stated, name = config.get(key), place.names[role] + place.attention.weight
+        if type(stated) is int and stated != size:
+            raise ValueError(
+                f"{name} of shape {tuple(source.shapes[name])} holds {count} heads of width {rank}, but the config's "
+                f"{key} is {stated}"
+            )
 
 
 def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:

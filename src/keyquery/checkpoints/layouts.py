@@ -30,7 +30,7 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
-    check_count("heads", found)
+    check_count(where or "heads", found)
     if given is not None and given != found:
         raise ValueError(f"heads is {given}, but {where} says {found}")
     return int(found)
@@ -98,8 +98,11 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
     """Rows of a tensor that must be of floating point and at least 16 bits."""
     rows = source.rows(name, start, stop)
     if not rows.is_floating_point() or rows.dtype.itemsize < 2:
-        kind = str(rows.dtype).removeprefix("torch.")
-        raise ValueError(f"{name} is stored as {kind}, which is not read: convert it to float16, bfloat16 or float32")
+        kind, module = str(rows.dtype).removeprefix("torch."), name.removesuffix(".weight")
+        raise ValueError(
+            f"{name} is stored as {kind} without scales, which is not read: expected {module}.weight_scale, or another "
+            "format that docs/checkpoints.md lists"
+        )
     return rows
 
 

@@ -10,7 +10,9 @@ from torch import nn
 
 from keyquery.checkpoints.custom import custom_family
 from keyquery.checkpoints.family import Family, families, places, recognise
+from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
+from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
@@ -29,6 +31,7 @@ def read(
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
+    adapter: str | Path | None = None,
 ) -> Heads:
     """Open the attention heads of a checkpoint or a live model; weights are loaded lazily.
 
@@ -46,6 +49,8 @@ def read(
         Storage of `query` and `key`: "linear" (heads·r, d), "transposed" (d, heads·r), "heads" (heads, d, r) or
         "heads-linear" (heads, r, d); or of one tensor `query` without `key`: "fused" (3·heads·r, d),
         "fused-transposed" or "fused-heads". Default: "linear" for matrices.
+    adapter
+        A folder of PEFT with a LoRA adapter, which is added to the weights as they are read. Default: none.
 
     Returns
     -------
@@ -69,8 +74,10 @@ def read(
     >>> len(heads), heads.family.name
     (1, 'torch')
     """
+    adapted_name(source, adapter)  # raises for a live model with one
     source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
+    opened = opened if isinstance(source, nn.Module) else _adapted(dequantised(opened), adapter)
     if isinstance(source, nn.Module) and not query and not key and (own_layers := formed(source)):
         rest = Live(source, without=own_layers)
         family = _family_by_type(rest) or recognise(rest.shapes)
@@ -87,6 +94,17 @@ def read(
     family = _family_of(opened)
     strange = _strangeness(opened, family)
     return Heads(opened, family, heads, (*notes, *strange), gaps=bool(strange))
+
+
+def _adapted(source: Source, adapter: str | Path | None) -> Source:
+    """The source with an adapter, if there is one."""
+    if adapter is None:
+        return source
+    if str(source.config.get("model_type")).startswith(("gguf-", "llama2.c")):
+        raise ValueError(
+            f"{source.label} orders its rows otherwise than an adapter: read the adapter with the original"
+        )
+    return Adapted(source, load_adapter(adapter))
 
 
 def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any] | None) -> Source:
@@ -113,6 +131,8 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
 def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, label: str | None = None) -> Source:
     """Open a file, or the weights of a folder; `label` is its name in messages. Default label: the path."""
     file = weights_in(path) if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is a link to a file that does not exist")
     if not file.is_file():
         raise ValueError(f"{file} is a device or a pipe, not a file")
     near = beside(file.parent, "config.json")
@@ -209,11 +229,7 @@ def _family_of(source: Source) -> Family:
     if (family := _family_by_type(source)) is not None:
         return family
     if isinstance(model_type, str) and model_type.startswith("gguf-"):
-        supported = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
-        raise ValueError(
-            f"{source.label} is a GGUF file of architecture {_quoted(model_type.removeprefix('gguf-'))}, which is not "
-            f"supported; supported: {supported}"
-        )
+        raise ValueError(f"{source.label} is a GGUF file without attention layers: it holds {_shown(source)}")
     recognised = recognise(source.shapes)
     if recognised is None:
         kind = f"the model type {_quoted(model_type)}" if model_type else "this layout"

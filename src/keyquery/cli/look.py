@@ -30,6 +30,9 @@ Text = Annotated[
     Path | None, typer.Option(help="A text file to run the model on (-: standard input), to analyse heads on data.")
 ]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7. Default: all.")]
+Adapter = Annotated[
+    Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights as they are read.")
+]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
 Count = Annotated[
     int | None,
@@ -73,6 +76,7 @@ def look(
     key: Key = None,
     layout: Layout = None,
     config: Config = None,
+    adapter: Adapter = None,
     directions: Count = None,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
@@ -98,6 +102,7 @@ def look(
         "key": key,
         "layout": layout,
         "config": config,
+        "adapter": adapter,
         "tokens": tokens,
         "length": length,
         "lengths": None if lengths is None else _numbers("--lengths", lengths),
@@ -116,6 +121,9 @@ def compare(
     second: Annotated[str, typer.Argument(help="Another model, or a later checkpoint of the same one.")],
     text: Text = None,
     heads: HeadCount = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights of the second model.")
+    ] = None,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     joined: Annotated[
@@ -128,19 +136,23 @@ def compare(
 
     For models of the same shape: how far each head's QK matrix M has moved, ‖ΔM‖/‖M‖, with its symmetric and skew
     part, as a map of layers by heads and a ranking, and which tensors are identical. Models of different shapes, and
-    saved looks, are shown side by side.
+    saved looks, are shown side by side. A fine-tune that is an adapter is compared with its base by naming the base
+    twice: compare BASE BASE --adapter DIR.
     """
     if joined and "picture" not in output.files:
         raise ValueError("--joined applies to the figure: give --picture FILE")
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
+    if adapter is not None and _is_saved(second):
+        raise ValueError(f"--adapter needs the second model itself, not {second}")
     sources = (first, second)
+    adapters = (None, adapter)
     saved = {source: _saved_look(source) for source in sources if _is_saved(source)}  # checked before a model runs
-    weights = None if saved else _weights(sources, heads)
+    weights = None if saved else _weights(sources, heads, adapters)
     looks = [
         saved[source]
         if source in saved
-        else watched_look(source, output, **options, **for_page("html" in output.files, None, source))
-        for source in sources
+        else watched_look(source, output, **options, **for_page("html" in output.files, None, source), **added)
+        for source, added in zip(sources, ({}, {} if adapter is None else {"adapter": adapter}), strict=True)
     ]
     with output.watching() as progress:
         comparison = side_by_side(*_distinguished(looks, sources), weights=weights, progress=progress)
@@ -149,7 +161,7 @@ def compare(
 
 def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
     """The two bundled models, by default on the bundled text."""
-    for name in ("heads", "query", "key", "layout", "config"):
+    for name in ("heads", "query", "key", "layout", "config", "adapter"):
         if options[name] is not None:
             raise ValueError(f"--{name} requires a model: name one")
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
@@ -167,12 +179,12 @@ def _saved_look(source: str) -> Look:
     return reading
 
 
-def _weights(sources: Sequence[str], heads: int | None) -> list[Heads]:
+def _weights(sources: Sequence[str], heads: int | None, adapters: Sequence[Path | None]) -> list[Heads]:
     """The heads of each source."""
     networks = [saved_network(source) for source in sources]
     return [
-        read(source, heads) if network is None else read(network)
-        for source, network in zip(sources, networks, strict=True)
+        read(source, heads, adapter=adapter) if network is None else read(network)
+        for source, network, adapter in zip(sources, networks, adapters, strict=True)
     ]
 
 

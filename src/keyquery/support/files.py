@@ -197,9 +197,9 @@ def decompressed_limit(size: int, least: int | None = None) -> int:
 
 
 def beside(folder: str | Path, name: str) -> Path:
-    """The path of a file in a folder; names and links that lead out of the folder are refused.
+    """The path of a file in a folder; names that lead out of the folder are refused, and devices and pipes.
 
-    Links into the `blobs` of the Hugging Face hub cache are followed, since that is how the cache stores models.
+    Links to regular files are followed, wherever they lead: shared storage and the hub's cache keep models as links.
 
     >>> beside("docs", "index.md").name
     'index.md'
@@ -210,11 +210,10 @@ def beside(folder: str | Path, name: str) -> Path:
     folder = Path(folder)
     if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
         raise ValueError(f"{folder} names {name!r}, which is not a file in it: refused")
-    here, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
-    blob = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
-    if here not in real.parents and not blob:
-        raise ValueError(f"{folder / name} is a link out of its folder, to {real}: refused; replace it by a copy")
-    return folder / name
+    path = folder / name
+    if os.path.exists(path) and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is a device or a pipe; expected a regular file")
+    return path
 
 
 def find_packed(folder: str | Path, name: str) -> Path:

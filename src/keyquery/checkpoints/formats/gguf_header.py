@@ -135,5 +135,7 @@ class _Walk:
             raise ValueError(f"{name} has rows of {shape[-1:]} values, which are no whole blocks of {values}")
         length = count // values * size
         if start + offset + length > self.end:
-            raise ValueError(f"{name} is said to end at byte {start + offset + length}, and the file at {self.end}")
+            raise ValueError(
+                f"{name} should end at byte {start + offset + length}, and the file ends at {self.end}: it is truncated"
+            )
         return name, Entry(shape, kind, start + offset, length)

@@ -23,6 +23,8 @@ from keyquery.support.extras import optional
 LARGEST, LARGEST_CONFIG = 2**26, 2**22
 LARGEST_TENSOR = 2**34
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Of quantised weights and their scales.
+BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
 
 
 class Hub:

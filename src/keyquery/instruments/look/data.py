@@ -46,15 +46,16 @@ class Data:
         if self.text is not None and not isinstance(self.text, (str, Path)):
             raise TypeError(f"text must be the path of a text file, got a {type(self.text).__name__}")
 
-    def prepare(self, source: Any, watching: Progress) -> Prepared | None:
-        """The model and its batches, none of which has run; None without data."""
+    def prepare(self, source: Any, watching: Progress, adapter: str | Path | None = None) -> Prepared | None:
+        """The model, with its LoRA adapter, and its batches, none of which has run; None without data."""
         if self.text is None and self.inputs is None:
             return None
         lines = None if self.text is None else read_lines(self.text)
         batches = _checked(self.inputs) if lines is None else []
         live = isinstance(source, nn.Module)
         [(model, own_tokenizer)] = [
-            (path, None) if live else load_model(path) for path in watching([source], "building the model", 1)
+            (path, None) if live else load_model(path, adapter=adapter)
+            for path in watching([source], "building the model", 1)
         ]
         tokenizer = self.tokenizer or own_tokenizer
         if lines is None:

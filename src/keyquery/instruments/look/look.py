@@ -16,6 +16,7 @@ from keyquery.capture.batches import LENGTH, TOKENS
 from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.fitted import opened
+from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
@@ -119,6 +120,7 @@ def look(
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
+    adapter: str | Path | None = None,
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
@@ -148,8 +150,8 @@ def look(
         weights only.
     layers
         Indices of the layers to measure. Default: all.
-    heads, query, key, config, layout
-        As in `kq.read`, for checkpoints whose layout is not recognised.
+    heads, query, key, config, layout, adapter
+        As in `kq.read`, for checkpoints whose layout is not recognised, and for a model with a LoRA adapter.
     tokenizer
         For `text`. Default: the one stored with the model.
     length, tokens
@@ -206,13 +208,17 @@ def look(
         pairs=pairs,
         sample=sample,
     )
-    source, name = opened(source, name, text=text, corpus=corpus, heads=heads, query=query, key=key, config=config)
+    how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
+    source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
     words = vocabulary(stored) if stored and directions else None
     watching = progress or silent
-    prepared = data.prepare(source, watching)
-    checkpoint = read(source if prepared is None else prepared.model, heads, query, key, config, layout)
+    prepared = data.prepare(source, watching, adapter)
+    if prepared is None:
+        checkpoint = read(source, layout=layout, **how)
+    else:  # the adapter is part of the live model
+        checkpoint = read(prepared.model, heads, query, key, config, layout)
     chosen = _chosen(checkpoint, layers)
     tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
     # All arguments are checked; only now does the model run.
