@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import keyquery as kq
-from keyquery.capture.load import can_speak, load_model
+from keyquery.capture.load import has_lm_head, load_model
 
 TEXT = "One line of text.\nAnother line, somewhat longer than the first one.\n" * 8
 
@@ -23,7 +23,7 @@ def test_a_weights_file_is_run_with_what_lies_beside_it(folder, tmp_path):
     whole = kq.look(folder, tmp_path / "a.txt")
     file = kq.look(folder / "model.safetensors", tmp_path / "a.txt")
     assert file.heads == whole.heads
-    assert can_speak(folder / "model.safetensors")
+    assert has_lm_head(folder / "model.safetensors")
 
 
 def test_a_file_of_another_name_has_its_own_weights(folder):
