@@ -57,17 +57,21 @@ class Attention:
     output_weight: str = ".weight"
     norm_weight: str = ".weight"
     norm_bias: str = ".bias"
-    config: str | None = None  # the section of the config for this attention
+    config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
     heads: str | None = None  # config key of the number of heads
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions.scale_of
+    softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
+    gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
-    position: str = "none"  # position term: "alibi", "t5", "disentangled"
-    rope: str | None = None  # "half" or "interleaved" pairs
+    position: str = "none"  # position term: "alibi", "t5", "disentangled"; "unread": there is one, and it is not read
+    rope: str | None = None  # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
+    rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
     alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
+    unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
 

@@ -210,8 +210,9 @@ class Heads:
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
             "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
-            "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
+            "position": _position(attention, config),
             "modules": place.names,
+            "softcap": float(config[attention.softcap]) if attention.softcap and config.get(attention.softcap) else None,
             "notes": (*self._notes, *_notes(place, config, part, shifted)),
             **norms,
         }
@@ -221,8 +222,10 @@ class Heads:
         return LatentLayer(**facts, eps=_epsilon(attention, config))
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
-        part = place.attention.config
-        return self.config.get(part) or self.config if part else self.config
+        section: Any = self.config
+        for part in (place.attention.config or "").split("."):
+            section = section.get(part) or section if part else section
+        return section if isinstance(section, Mapping) else self.config
 
     def values(self, index: int) -> Values:
         """Value and output weights of layer `index`, with biases.
@@ -261,6 +264,13 @@ def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
             yield place, part
 
 
+def _position(attention: Attention, config: Mapping[str, Any]) -> str:
+    """The term of positions; "rotary" where there is a rotation that is not read."""
+    if attention.alibi and config.get(attention.alibi):
+        return "scaled alibi"
+    return "rotary" if attention.rope == "unread" else attention.position
+
+
 def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
     said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
     return bool(said) and config.get("use_bidirectional_attention") is not True
@@ -274,7 +284,8 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
         "rotary positions unknown: there is no config": bool(attention.rope and not config),
-        "rotary positions enter its scores and are not read": rotary,
+        "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
+        "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
     }
@@ -296,6 +307,9 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
+        elif attention.unit_norm:
+            size = 1.0 if attention.unit_norm == "rms" else rank**-0.5
+            norms[role] = Norm("rms", weights.query.new_full((1, 1, rank), size), None, _epsilon(attention, config))
     return norms
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
     said["the module"] = _heads_of_module(place, source)
-    said |= {f"the config's {name}": config.get(name) for name in named}
+    said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
@@ -34,6 +35,15 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     if given is not None and given != found:
         raise ValueError(f"heads is {given}, but {where} says {found}")
     return int(found)
+
+
+def _of_stage(number: Any, place: Place) -> Any:
+    """A number of the config; of a list, that of the layer's stage, which the prefix ends with, or of the layer."""
+    if not isinstance(number, (list, tuple)):
+        return number
+    stage = re.findall(r"\d+", place.prefix)
+    index = int(stage[-1]) if stage else place.layer
+    return number[index] if index < len(number) else None
 
 
 def _heads_of_module(place: Place, source: Source) -> int | None:
@@ -120,6 +130,8 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     attention = place.attention
     query, key = (read_weight(source, place.names[role] + attention.weight, attention) for role in ("query", "key"))
     name = place.names["query"]
+    if attention.gated:
+        query = _ungated(query, heads, name)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
             f"{name}: keys of width {key.shape[-1]} beside queries of width {query.shape[-1]} have no form"
@@ -135,12 +147,23 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     )
 
 
+def _ungated(query: Tensor, heads: int, name: str) -> Tensor:
+    """The queries among rows that hold, head by head, a query and a gate of the same width."""
+    rank = _divide(len(query), 2 * heads, f"{name}: {len(query)} rows are not {heads} heads of a query and a gate")
+    return query.reshape(heads, 2, rank, *query.shape[1:])[:, 0].flatten(0, 1)
+
+
 def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
     name, count = place.bias(role), math.prod(shape)
     if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
         first, name = 0 if role == "query" else count, place.names["packed_bias"] + place.attention.bias
         return _shaped(read_rows(source, name, first, first + count), shape, name)
-    return _shaped(read_rows(source, name), shape, name) if name in source.shapes else None
+    if name not in source.shapes:
+        return None
+    rows = read_rows(source, name)
+    if place.attention.gated and role == "query":
+        rows = _ungated(rows, shape[0] * shape[1], name)
+    return _shaped(rows, shape, name)
 
 
 def _shaped(bias: Tensor, shape: tuple[int, ...], name: str) -> Tensor:

@@ -21,6 +21,10 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
     match attention.scale:
         case "one":
             return 1.0
+        case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value
+            how, key = key.split(" ", 1)
+            value = float(config[key])
+            return value if how == "times" else value**-0.5
         case "query_pre_attn_scalar":
             return float(config.get("query_pre_attn_scalar", head_dim)) ** -0.5
         case "gpt2":
@@ -90,7 +94,9 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
         or (attention.alibi and config.get(attention.alibi))
         or (layer < len(turned) and not turned[layer])
     )
-    if attention.rope is None or not config or without:
+    if attention.rope in (None, "unread") or not config or without:
+        return None
+    if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
         return None
     try:
         return _rope(attention, config, layer, head_dim)

@@ -50,6 +50,7 @@ class Call:
     time: int
     inputs: list[Tensor]
     names: dict[str, Tensor]
+    out: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -69,6 +70,10 @@ class Capture:
     def before(self, module: str, time: int) -> Call | None:
         """The last call of a module before a time."""
         return next((call for call in reversed(self.calls.get(module, [])) if call.time < time), None)
+
+    def after(self, module: str, time: int) -> Call | None:
+        """The first call of a module after a time."""
+        return next((call for call in self.calls.get(module, []) if call.time > time), None)
 
 
 @contextmanager
@@ -102,6 +107,10 @@ def _hooked(capture: Capture, name: str, module: nn.Module) -> list[Any]:
     def leave(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         while capture.stack and capture.stack.pop() != name:
             pass
+        first = next(_tensors([out]), None)
+        if own and first is not None:
+            with torch._C.DisableTorchFunctionSubclass():
+                capture.calls[name][-1].out = first.detach().clone()
 
     if isinstance(module, (nn.Softmax, nn.Dropout, nn.Identity)):
         return []
@@ -129,7 +138,7 @@ class _Watch(TorchFunctionMode):
             self._softmax(args, kwargs)
             return func(*args, **kwargs)
         if name == "scaled_dot_product_attention":
-            self._record(_fused_scores(*args, **kwargs), None)
+            self._record(*_fused_scores(self.capture.tick(), *args, **kwargs))
         elif name == "multi_head_attention_forward":
             self._record(_packed_scores(func, args, kwargs), None)
         out = func(*args, **kwargs)
@@ -185,6 +194,7 @@ def _weight(tensor: Tensor) -> bool:
 
 
 def _fused_scores(
+    time: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -193,16 +203,18 @@ def _fused_scores(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """The scores inside scaled_dot_product_attention."""
+) -> tuple[Tensor, Product]:
+    """The scores inside scaled_dot_product_attention, and their product of queries and keys."""
     if key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    product = Product(query, key.mT, scores, time)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is None:
-        return scores
-    return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        return scores, product
+    hidden = attn_mask.dtype == torch.bool
+    return scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask, product
 
 
 def _packed_scores(func: Any, args: Any, kwargs: Any) -> Tensor:

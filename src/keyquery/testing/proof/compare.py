@@ -18,6 +18,7 @@ from keyquery.testing.proof.capture import Capture, Event
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
 QUERY = ("query", "query_down", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
+CONTENT = ("unread", "rotary", "disentangled")  # terms of positions that are not read
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,15 @@ class Comparison:
 
     def _match(self, event: Event, name: str, capture: Capture, positions: Tensor | None) -> Match:
         layers, (query, key) = self.groups[name], self.modules[name]
-        x, y = _entered(capture, query, event.time, 0), _entered(capture, key, event.time, 1)
+        x, y = entered(capture, query, event.time, 0), entered(capture, key, event.time, 1)
         bad = float("inf")
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         try:
-            ours = torch.stack([scores(self.heads, layer, *_windows(x, y, event), positions) for layer in layers])
-            return _closest(event, name, self._finished(layers[0], ours.sum(0)), layers[0])
+            both = torch.stack([scores(layer, *windows(x, y, event), positions) for layer in layers]).sum(0)
+            if layers[0].position in CONTENT:
+                return content(event, name, both, layers[0])
+            return closest(event, name, self._finished(layers[0], both), layers[0])
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
@@ -119,7 +122,7 @@ class Comparison:
         return ours if bias is None else ours + bias.reshape(-1, n, m).to(ours.dtype)
 
 
-def scores(heads: Heads, layer: Layer, x: Tensor, y: Tensor, positions: Tensor | None) -> Tensor:
+def scores(layer: Layer, x: Tensor, y: Tensor, positions: Tensor | None) -> Tensor:
     """Scaled scores (windows, heads, n, m) of tokens x and y, under RoPE at their positions."""
     query, key = layer.project(x, y)
     if layer.rope is not None:
@@ -132,7 +135,7 @@ def scores(heads: Heads, layer: Layer, x: Tensor, y: Tensor, positions: Tensor |
     return layer.scale * (query @ key.mT).flatten(1, 2)
 
 
-def _entered(capture: Capture, module: str, time: int, which: int) -> Tensor | None:
+def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | None:
     """Tokens that entered a projection; of a whole attention module, its queries or keys."""
     call = capture.before(module, time)
     if call is None:
@@ -144,7 +147,7 @@ def _entered(capture: Capture, module: str, time: int, which: int) -> Tensor | N
     return chosen
 
 
-def _windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
+def windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
     """Tokens (windows, n, d): as many windows as the softmax has rows of keys."""
     rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     m = event.scores.shape[-1]
@@ -154,26 +157,59 @@ def _windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
     return rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1])
 
 
-def _closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
-    windows, heads, n, m = ours.shape
-    theirs, bad = event.scores, float("inf")
-    if theirs.shape[-1] > m:
-        cuts = [theirs[..., :m], theirs[..., -m:]]  # sinks stand behind the keys or before them
-    else:
-        cuts = [theirs]
+def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
+    """The match of a softmax with scores of ours."""
+    bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
-    for cut in cuts:
-        if cut.numel() != ours.numel():
-            continue
-        for arranged in (
-            cut.reshape(windows, heads, n, m),
-            cut.reshape(windows, n, heads, m).transpose(1, 2),
-            cut.reshape(heads, windows, n, m).transpose(0, 1),
-        ):
-            error, strict = errors(ours, arranged)
-            if error < best.error or best.error == bad:
-                best = Match(event.owner, name, error, strict, _mask(arranged, layer) if error < 1e-4 else "")
+    for arranged in arrangements(event.scores, ours):
+        error, strict = errors(ours, arranged)
+        if error < best.error or best.error == bad:
+            best = Match(event.owner, name, error, strict, _mask(arranged, layer) if error < 1e-4 else "")
     return best
+
+
+def arrangements(theirs: Tensor, ours: Tensor) -> Iterator[Tensor]:
+    """Scores of a model in the order of ours: (windows, heads, n, m)."""
+    count, heads, n, m = ours.shape
+    # Sinks stand behind the keys or before them.
+    cuts = [theirs[..., :m], theirs[..., -m:]] if theirs.shape[-1] > m else [theirs]
+    for cut in cuts:
+        if cut.numel() == ours.numel():
+            yield cut.reshape(count, heads, n, m)
+            yield cut.reshape(count, n, heads, m).transpose(1, 2)
+            yield cut.reshape(heads, count, n, m).transpose(0, 1)
+
+
+def content(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
+    """The match of what is read of a layer whose term of positions is not: the product of queries and keys.
+
+    A rotation leaves the score of a token with itself as it is. What is added to the product does not change it; it is
+    compared up to a factor, and the factor to the softmax's input must be nearer to ours than to twice or half of it.
+    """
+    bad = float("inf")
+    best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
+    rotary = layer.position == "rotary"
+    theirs = event.scores if rotary or event.product is None else event.product.out.detach()
+    for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
+        if rotary:
+            mine, other = (t.double().diagonal(dim1=-2, dim2=-1) for t in (ours, arranged))
+            error = float((mine - other).abs().max() / other.abs().max().clamp(min=1e-9))
+        else:
+            factor = fitted(ours, arranged)
+            error, _ = errors(factor * ours, arranged)
+            error = error if 0.5 < fitted(ours, whole) < 2 else bad
+        if error < best.error:
+            best = Match(event.owner, name, error, error, _mask(whole, layer) if error < 1e-4 else "")
+    return best
+
+
+def fitted(ours: Tensor, theirs: Tensor) -> float:
+    """The factor of our scores that comes nearest to theirs, up to a constant per query, at visible pairs."""
+    seen = theirs > HIDDEN
+    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    a, b = (torch.where(seen, t.double(), 0.0) for t in (ours, theirs))
+    a, b = (torch.where(seen, t - t.sum(-1, keepdim=True) / count, 0.0) for t in (a, b))
+    return float((a * b).sum() / a.square().sum().clamp(min=1e-12))
 
 
 def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:

@@ -57,7 +57,7 @@ def tiny_configs(source: str | Mapping[str, Any]) -> Iterator[Any]:
             yield cls(**_merged(small, known.get("config", {})))
         except Exception as error:
             reasons.append(f"a config {factor} times smaller: {brief(error)}")
-    if len(reasons) == len(FACTORS):
+    if reasons:
         raise CannotBuild(reasons[0])
 
 
@@ -65,8 +65,11 @@ def build(config: Any) -> Any:
     """A model of a config with random weights, in float64, with the attention that transformers calls eager."""
     cls = model_class(config)
     _set_eager(config)
-    with torch.device("meta"):
-        sizes = sum(p.numel() for p in _instance(cls, config).parameters())
+    try:
+        with torch.device("meta"):
+            sizes = sum(p.numel() for p in _instance(cls, config).parameters())
+    except (RuntimeError, NotImplementedError):  # tensors that need values
+        sizes = 0
     if sizes > MOST:
         raise CannotBuild(f"it has {sizes / 1e6:.0f} million parameters at its smallest")
     torch.manual_seed(0)
@@ -92,17 +95,17 @@ def model_class(config: Any) -> Any:
     known = overrides().get(config.model_type, {})
     if "model" in known:
         return getattr(transformers, known["model"])
-    try:
-        return transformers.MODEL_MAPPING[type(config)]
-    except KeyError:
-        pass
+    if type(config) in transformers.MODEL_MAPPING:
+        found = transformers.MODEL_MAPPING[type(config)]
+        return found[0] if isinstance(found, tuple) else found
     for mapping in ("MODEL_FOR_PRETRAINING_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING"):
         if type(config) in getattr(transformers, mapping):
             return getattr(transformers, mapping)[type(config)]
-    found = list(_classes_of(type(config)))
-    if not found:
+    classes = list(_classes_of(type(config)))
+    if not classes:
         raise CannotBuild(f"transformers has no model class of {type(config).__name__}")
-    return min(found, key=lambda cls: (not cls.__name__.endswith("Model"), len(cls.__name__)))
+    stem = type(config).__name__.removesuffix("Config")
+    return min(classes, key=lambda cls: (cls.__name__ != f"{stem}Model", "Model" not in cls.__name__, len(cls.__name__)))
 
 
 def _classes_of(config: type) -> Iterator[Any]:
@@ -111,9 +114,13 @@ def _classes_of(config: type) -> Iterator[Any]:
     module = optional(f"{package}.{name}", "prove")
     base = optional("transformers", "prove").PreTrainedModel
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__:
-            if getattr(value, "config_class", None) is config and "PreTrained" not in value.__name__:
-                yield value
+        if not isinstance(value, type) or not issubclass(value, base) or value.__module__ != module.__name__:
+            continue
+        taken = value.__init__.__annotations__.get("config") if "__init__" in vars(value) else None
+        named = value.__name__ == config.__name__.replace("Config", "Model")
+        fits = getattr(value, "config_class", None) is config or taken in (config, config.__name__) or named
+        if fits and "PreTrained" not in value.__name__:
+            yield value
 
 
 def randomise(model: Any) -> None:

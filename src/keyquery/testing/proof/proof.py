@@ -84,7 +84,7 @@ def prove(source: str | Path | Mapping[str, Any]) -> Proof:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    model, runs = _run(config)
+                    model, runs = run(config)
                 except Exception as error:
                     reasons.append(brief(error))
                     continue
@@ -110,7 +110,7 @@ def _facts(source: str | Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
 Run = tuple[Capture, torch.Tensor | None]
 
 
-def _run(config: Any) -> tuple[Any, list[Run]]:
+def run(config: Any) -> tuple[Any, list[Run]]:
     """The model, and two runs of it; parts that a run does not reach are run by themselves."""
     model = build(config)
     for dtype in (torch.float64, torch.float32):

@@ -29,7 +29,7 @@ NOT_WIDTH = re.compile(
     r".*(?:vocab|image|patch|window|kernel|bucket|position|^max|token|batch|chunk|block_size|codebook_size|ratio|mult"
     r"|^num_(?!filters|pos_feats)|stride|crop|pool_s|act|drop|_rate|range|eps|layer_id|layers|length|factor|scale|input_size"
     r"|stage|grid|context_size|memory_size|feature_size|groups|in_channels|audio_channels|num_channels|levels|mel"
-    r"|temperature|_step|norm|type|merge_size|temporal|sample_size|tubelet|mode|hidden_act|interpol|vision_feature"
+    r"|temperature|_step|norm|type|merge_size|temporal|sample_size|tubelet|hidden_act|interpol|vision_feature"
     r"|backbone_feature|queue|cache|in_chans|index_topk|d_state|d_conv|conv_dim_head|pretrain)"
 )
 EXPERTS = re.compile(r".*(?:num|n)_?(?:local|routed|moe|real)?_?experts$|moe_num_experts|num_experts")
@@ -52,11 +52,22 @@ def shrink(facts: Mapping[str, Any], factor: int) -> dict[str, Any]:
     by_heads = _fewer_heads(facts, factor)
     layers = _kept_layers(facts)
     for key, value in facts.items():
-        if isinstance(value, Mapping):
+        if not isinstance(key, str):
+            chosen[key] = value
+        elif isinstance(value, Mapping) and _by_layer(value):
+            places = {old: new for new, old in enumerate(layers[1])}
+            chosen[key] = {
+                places[int(index)]: shrink(part, factor) if isinstance(part, Mapping) else part
+                for index, part in value.items()
+                if int(index) in places
+            }
+        elif isinstance(value, Mapping):
             nested = not key.startswith("rope_") and "label" not in key
             chosen[key] = shrink(value, factor) if nested else _rope(value, factor // by_heads)
         else:
             chosen[key] = _value(key, value, factor, by_heads, layers)
+    _completed(chosen)
+    _sectioned(chosen)
     vocab = next((v for k, v in chosen.items() if "vocab_size" in k and isinstance(v, int)), VOCAB)
     return _tokens(chosen, vocab if vocab > 8 else VOCAB)
 
@@ -80,7 +91,7 @@ def _value(key: str, value: Any, factor: int, by_heads: int, layers: tuple[int, 
     if "vocab_size" in key and "type_vocab" not in key:
         return min(value, VOCAB)
     if EXPERTS.fullmatch(key):
-        return min(value, 4)
+        return min(value, 8)
     if PER_TOKEN.fullmatch(key):
         return min(value, 2)
     if HEADS.fullmatch(key):
@@ -89,11 +100,18 @@ def _value(key: str, value: Any, factor: int, by_heads: int, layers: tuple[int, 
         return value * by_heads // factor if value * by_heads >= factor else value
     if EVERY.fullmatch(key):
         return min(value, 2)
-    if key in ("n_group", "topk_group", "num_expert_group", "num_expert_groups"):
+    if key in ("n_group", "num_expert_group", "num_expert_groups"):
+        return min(value, 2)
+    if key == "topk_group":
         return 1
     if value >= 32 and WIDTH.match(key) and not NOT_WIDTH.match(key):
         return value // factor if value % factor == 0 else value
     return value
+
+
+def _by_layer(value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping has numbers of layers as its keys, and mappings as its values."""
+    return bool(value) and all(str(key).isdecimal() and isinstance(part, Mapping) for key, part in value.items())
 
 
 def _count(value: Any) -> bool:
@@ -138,9 +156,11 @@ def _kept_layers(facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     if depth <= 2:
         return depth, list(range(depth))
     lists = [v for v in facts.values() if isinstance(v, (list, tuple)) and len(v) == depth]
+    tables = [v for v in facts.values() if isinstance(v, Mapping) and _by_layer(v)]
     kinds: dict[tuple[str, ...], int] = {}
     for index in range(depth):
-        kinds.setdefault(tuple(str(v[index]) for v in lists), index)
+        own = [str(table.get(index, table.get(str(index)))) for table in tables]
+        kinds.setdefault((*own, *(str(v[index]) for v in lists)), index)
     kept = sorted(kinds.values())
     if len(kept) > 6:  # values of their own in each layer
         kept = [0, 1, depth - 2, depth - 1]
@@ -164,6 +184,37 @@ def _rope(parameters: Mapping[str, Any], by: int) -> Any:
         else:
             changed[key] = value
     return changed
+
+
+def _completed(facts: dict[str, Any]) -> None:
+    """Give values to what is None in a default config and in no released one."""
+    heads, width = facts.get("num_attention_heads"), facts.get("hidden_size")
+    if "vocab_size" in facts and facts["vocab_size"] is None:
+        facts["vocab_size"] = VOCAB
+    if not _count(heads) or not _count(width) or not heads:
+        return
+    if "head_dim" in facts and facts["head_dim"] is None and width % heads == 0:
+        facts["head_dim"] = width // heads
+    if "num_key_value_heads" in facts and facts["num_key_value_heads"] is None:
+        facts["num_key_value_heads"] = heads
+
+
+# Sections of rotary pairs by axis that models have where their configs have none.
+AXES = {"qwen2_vl": [16, 24, 24], "qwen2_5_vl": [16, 24, 24], "qwen2_5_omni": [16, 24, 24], "paddleocr": [16, 24, 24]}
+AXES |= {"glm4v": [8, 12, 12], "glm_image": [8, 12, 12], "glm_ocr": [8, 12, 12], "ernie4_5_vl": [22, 22, 20]}
+
+
+def _sectioned(facts: dict[str, Any]) -> None:
+    """Give rotary parameters the sections that their heads need."""
+    kind, said = str(facts.get("model_type")), facts.get("rope_parameters")
+    sizes = next((sizes for start, sizes in AXES.items() if kind.startswith(start)), None)
+    width = _head_dim(facts)
+    if sizes is None or width is None or not isinstance(said, Mapping) or "vision" in kind:
+        return
+    pairs = int(width * said.get("partial_rotary_factor", 1.0)) // 2
+    if sum(said.get("mrope_section", sizes)) != pairs:
+        ends = [round(pairs * sum(sizes[:n]) / sum(sizes)) for n in range(len(sizes) + 1)]
+        facts["rope_parameters"] = {**said, "mrope_section": [b - a for a, b in pairwise(ends)]}
 
 
 def _section(sizes: list[int], by: int) -> list[int]:
