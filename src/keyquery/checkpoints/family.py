@@ -65,7 +65,8 @@ class Attention:
     gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
     position: str = "none"  # position term: "alibi", "t5", "disentangled"; "unread": there is one, and it is not read
-    rope: str | None = None  # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
+    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read; "before norm": rotated, then normed
+    rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
     alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
@@ -74,6 +75,7 @@ class Attention:
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
+    kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Family:
     model_types: list[str]
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
+    gaps: bool = False  # whether layers may have no attention, or attention of another kind
     by_names: bool = True  # whether it can be recognised without a config
     defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)
@@ -143,10 +146,21 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
     for attention in family.attention:
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
+        kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
         for place in _places_of(attention, tensors):
+            if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
+                continue
             # Of two entries for the same tensors, the later one wins.
             found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
     return list(found.values())
+
+
+def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
+    """A section of a config, as far as the config has it."""
+    found: Any = config
+    for part in path.split(".") if path else ():
+        found = found.get(part) or found
+    return found if isinstance(found, Mapping) else config
 
 
 def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Attention, Family, Place, gap, places
+from keyquery.checkpoints.family import Attention, Family, Place, gap, places, section
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
@@ -222,10 +222,7 @@ class Heads:
         return LatentLayer(**facts, eps=_epsilon(attention, config))
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
-        section: Any = self.config
-        for part in (place.attention.config or "").split("."):
-            section = section.get(part) or section if part else section
-        return section if isinstance(section, Mapping) else self.config
+        return section(self.config, place.attention.config)
 
     def values(self, index: int) -> Values:
         """Value and output weights of layer `index`, with biases.
@@ -268,7 +265,7 @@ def _position(attention: Attention, config: Mapping[str, Any]) -> str:
     """The term of positions; "rotary" where there is a rotation that is not read."""
     if attention.alibi and config.get(attention.alibi):
         return "scaled alibi"
-    return "rotary" if attention.rope == "unread" else attention.position
+    return {"unread": "rotary", "before norm": "rotary before norm"}.get(str(attention.rope), attention.position)
 
 
 def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
@@ -285,6 +282,9 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
         "rotary positions unknown: there is no config": bool(attention.rope and not config),
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
+        "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
+            attention.rope == "before norm"
+        ),
         "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,

@@ -86,7 +86,7 @@ def read(
     opened, notes = _language_tower(opened)
     family = _family_of(opened)
     strange = _strangeness(opened, family)
-    return Heads(opened, family, heads, (*notes, *strange), gaps=bool(strange))
+    return Heads(opened, family, heads, (*notes, *strange), gaps=bool(strange) or family.gaps)
 
 
 def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any] | None) -> Source:

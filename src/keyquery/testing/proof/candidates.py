@@ -72,6 +72,7 @@ def projections(near: list[Weight]) -> Iterator[tuple[Names, dict[str, Any]]]:
     queries = [w for w in matrices if w.words & QUERY_WORDS and not w.words & (KEY_WORDS | VALUE_WORDS)]
     keys = [w for w in matrices if w.words & KEY_WORDS and not w.words & (QUERY_WORDS | VALUE_WORDS)]
     fused = [w for w in matrices if w.words & FUSED_WORDS or {"query", "key"} <= w.words]
+    yield from _latent(near)
     for query, key in product(queries, keys):
         yield from _pair(query, key)
     for weight in fused or ([] if queries and keys else matrices):
@@ -80,6 +81,25 @@ def projections(near: list[Weight]) -> Iterator[tuple[Names, dict[str, Any]]]:
         for query, key in product(matrices[:6], matrices[:6]):
             if query is not key:
                 yield from _pair(query, key)
+
+
+LATENT = {
+    "query": ("q_proj",),
+    "query_down": ("q_a_proj",),
+    "query_latent_norm": ("q_a_layernorm",),
+    "query_up": ("q_b_proj",),
+    "key_down": ("kv_a_proj_with_mqa",),
+    "key_latent_norm": ("kv_a_layernorm",),
+    "key_up": ("kv_b_proj",),
+}
+
+
+def _latent(near: list[Weight]) -> Iterator[tuple[Names, dict[str, Any]]]:
+    """Multi-head latent attention, as DeepSeek names its tensors."""
+    leaves = {weight.stem.rpartition(".")[2]: weight.stem for weight in near}
+    names = {role: leaves[leaf] for role, known in LATENT.items() for leaf in known if leaf in leaves}
+    if {"key_down", "key_up"} <= set(names):
+        yield names, {"order": "latent", "scale": "latent"}
 
 
 def _pair(query: Weight, key: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
@@ -167,6 +187,8 @@ def ropes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def scale_name(config: Mapping[str, Any], value: float) -> str | None:
     """How a config says a factor on the scores."""
+    if not value > 0:
+        return None
     if abs(value - 1) < 1e-6:
         return "one"
     for key, number in config.items():

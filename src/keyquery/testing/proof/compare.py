@@ -18,7 +18,8 @@ from keyquery.testing.proof.capture import Capture, Event
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
 QUERY = ("query", "query_down", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
-CONTENT = ("unread", "rotary", "disentangled")  # terms of positions that are not read
+UNTESTED = "only at position 0"
+CONTENT = ("unread", "rotary", "rotary before norm", "disentangled")  # terms of positions that are not read
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,29 @@ class Match:
 def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
     """Modules in memory of the tensors on disk, whose names may differ: by their values, else by their names."""
     owners: dict[str, str] = {}
-    for name, tensor in model.state_dict().items():
+    state = model.state_dict()
+    for name, tensor in state.items():
         owners.setdefault(_digest(tensor), name.rpartition(".")[0])
-    found = {}
+    found, rows = {}, None
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 tensor = opened.get_tensor(name)
-                found[name] = owners.get(_digest(tensor), name.rpartition(".")[0])
+                owner = owners.get(_digest(tensor))
+                if owner is None and tensor.ndim == 2:  # split or fused: by its first row
+                    rows = _rows(state) if rows is None else rows
+                    owner = rows.get(_digest(tensor[0]))
+                found[name] = name.rpartition(".")[0] if owner is None else owner
+    return found
+
+
+def _rows(state: dict[str, Tensor]) -> dict[str, str]:
+    """Modules by the rows of their matrices."""
+    found: dict[str, str] = {}
+    for name, tensor in state.items():
+        if tensor.ndim == 2 and len(tensor) < 5000:
+            for row in tensor:
+                found.setdefault(_digest(row), name.rpartition(".")[0])
     return found
 
 
@@ -107,7 +123,7 @@ class Comparison:
         try:
             both = torch.stack([scores(layer, *windows(x, y, event), positions) for layer in layers]).sum(0)
             if layers[0].position in CONTENT:
-                return content(event, name, both, layers[0])
+                return content(event, name, both, layers[0], positions)
             return closest(event, name, self._finished(layers[0], both), layers[0])
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
@@ -180,19 +196,24 @@ def arrangements(theirs: Tensor, ours: Tensor) -> Iterator[Tensor]:
             yield cut.reshape(heads, count, n, m).transpose(0, 1)
 
 
-def content(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
+def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tensor | None) -> Match:
     """The match of what is read of a layer whose term of positions is not: the product of queries and keys.
 
-    A rotation leaves the score of a token with itself as it is. What is added to the product does not change it; it is
+    A rotation leaves the score of a token with itself as it is, and at position 0 all scores. What is added to the product does not change it; it is
     compared up to a factor, and the factor to the softmax's input must be nearer to ours than to twice or half of it.
     """
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
-    rotary = layer.position == "rotary"
+    rotary = layer.position.startswith("rotary")
+    if layer.position == "rotary before norm" and not at_zero(positions):
+        return Match(event.owner, name, 0.0, 0.0, UNTESTED)
     theirs = event.scores if rotary or event.product is None else event.product.out.detach()
     for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
         if rotary:
-            mine, other = (t.double().diagonal(dim1=-2, dim2=-1) for t in (ours, arranged))
+            mine, other = ours.double(), arranged.double()
+            if not at_zero(positions):
+                mine, other = (t.diagonal(dim1=-2, dim2=-1) for t in (mine, other))
+            mine, other = (torch.where(other > HIDDEN, t, 0.0) for t in (mine, other))
             error = float((mine - other).abs().max() / other.abs().max().clamp(min=1e-9))
         else:
             factor = fitted(ours, arranged)
@@ -201,6 +222,11 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
         if error < best.error:
             best = Match(event.owner, name, error, error, _mask(whole, layer) if error < 1e-4 else "")
     return best
+
+
+def at_zero(positions: Tensor | None) -> bool:
+    """Whether all tokens of a run stand at position 0."""
+    return positions is not None and not bool(positions.any())
 
 
 def fitted(ours: Tensor, theirs: Tensor) -> float:

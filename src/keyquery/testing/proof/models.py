@@ -84,6 +84,7 @@ def _instance(cls: Any, config: Any) -> Any:
 
 def _set_eager(config: Any) -> None:
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     for name in getattr(config, "sub_configs", {}):
         if (part := getattr(config, name, None)) is not None and hasattr(part, "to_dict"):
             _set_eager(part)

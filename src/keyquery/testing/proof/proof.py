@@ -22,7 +22,7 @@ from keyquery.testing.proof.models import CannotBuild, brief, build, overrides, 
 
 TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
-RUNS = ((8, 1, 0), (13, 3, 5))  # tokens; positions shift + spread·i
+RUNS = ((8, 1, 0), (9, 0, 0), (13, 3, 5))  # tokens; positions shift + spread·i
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.checkpoints.family import parse
+from keyquery.checkpoints.family import parse, section
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer
 from keyquery.checkpoints.reader import open_path
@@ -30,11 +30,15 @@ from keyquery.testing.proof.candidates import (
     weights,
 )
 from keyquery.testing.proof.capture import Capture, Event
-from keyquery.testing.proof.compare import HIDDEN, arrangements, content, entered, errors, fitted, memory_names, scores
+from keyquery.testing.proof.compare import HIDDEN, arrangements, at_zero, content, entered, errors, fitted
+from keyquery.testing.proof.compare import memory_names, scores
 from keyquery.testing.proof.compare import windows as in_windows
 from keyquery.testing.proof.models import tiny_configs
 from keyquery.testing.proof.proof import TOLERANCE, Run, run
 
+ANCHORS = ("fused", "key_down", "query")
+QUERY = ("query", "query_down", "fused")
+KEY = ("key", "key_down", "fused")
 NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -50,6 +54,7 @@ class Finding:
     stem: str = ""  # of the query's tensor, or the fused one
     rotated: bool = False
     kind: str = ""  # of the layer, as `layer_types` says
+    depth: int = 0  # layers of its stack in the file, with attention or not
 
 
 def sought(model_type: str) -> tuple[list[Finding], list[str]]:
@@ -93,7 +98,7 @@ class _Seeker:
 
     def find(self, owner: str, events: list[tuple[Event, Capture, Tensor | None]]) -> Finding | None:
         """The first reading under which all events of an owner agree."""
-        event, capture, positions = max(events, key=lambda item: item[0].time)
+        event, capture, _ = events[-1]
         near = scope(event, capture, self.weights)
         tried = 0
         for exactly in (True, False):
@@ -101,10 +106,9 @@ class _Seeker:
                 tried += 1
                 if tried > 3000:
                     return None
-                finding = self._try(names, facts, events[-1], exactly)
-                if finding is not None and all(
-                    self._error(finding, other, exactly)[0] <= TOLERANCE for other in (events[0],)
-                ):
+                usable = events if facts.get("rope") != "before norm" else [e for e in events if at_zero(e[2])]
+                finding = self._try(names, facts, usable[-1], exactly) if usable else None
+                if finding is not None and self._error(finding, usable[0], exactly)[0] <= TOLERANCE:
                     return self._finished(finding, near, events)
         return None
 
@@ -121,7 +125,7 @@ class _Seeker:
                     seen.add(tuple(numbers))
                     own: dict[str, Any] = {**shape, "heads": key, **({"config": section} if section else {})}
                     for norm_names, norm_facts in qk_norms(near):
-                        turned = ropes(config) if exactly else [{"rope": "unread"}, {"position": "unread"}]
+                        turned = ropes(config) if exactly else [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
                         for rope in turned:
                             yield {**names, **norm_names}, {**own, **norm_facts, **rope}
 
@@ -135,8 +139,8 @@ class _Seeker:
             finding.facts["softcap"] = cap
             error, factor = self._error(finding, item, exactly)
         if error <= TOLERANCE and exactly and abs(factor - 1) > 1e-6:
-            layer = self._layer(finding)
-            name = scale_name(config, factor * layer.scale) if layer is not None else None
+            layers = self._layers(finding)
+            name = scale_name(config, factor * layers[0].scale) if layers else None
             if name is None:
                 return None
             finding.facts["scale"] = name
@@ -147,43 +151,36 @@ class _Seeker:
         return finding if error <= TOLERANCE else None
 
     def _section(self, name: str | None) -> Mapping[str, Any]:
-        section: Any = self.source.config
-        for part in (name or "").split("."):
-            section = section.get(part) or section if part else section
-        return section
+        return section(self.source.config, name)
 
-    def _layer(self, finding: Finding) -> Layer | None:
+    def _layers(self, finding: Finding) -> list[Layer]:
+        """The layer of a finding as it is read; two kernels in latent attention, none if it cannot be read."""
         facts = {"attention": [{**finding.facts, "names": [dict(finding.names)]}], "model_types": []}
         try:
             heads = Heads(self.source, parse("sought", facts), gaps=True)
             wanted = {role: name.format(layer=finding.layer) for role, name in finding.names.items()}
-            anchor = next(role for role in ("fused", "query") if role in wanted)
-            index = next(i for i, (p, _) in enumerate(heads._places) if p.names.get(anchor) == wanted[anchor])
-            self.heads = heads
-            return heads[index]
+            anchor = next(role for role in ANCHORS if role in wanted)
+            return [heads[i] for i, (p, _) in enumerate(heads._places) if p.names.get(anchor) == wanted[anchor]]
         except (ValueError, StopIteration, KeyError):
-            return None
+            return []
 
     def _error(self, finding: Finding, item: Any, exactly: bool) -> tuple[float, float]:
         """Relative error of a reading up to a factor, and the factor."""
         (event, capture, positions), bad = item, (float("inf"), 0.0)
-        layer = self._layer(finding)
-        if layer is None:
+        layers = self._layers(finding)
+        if not layers:
             return bad
-        roles = finding.names
-        stems = [roles[role].format(layer=finding.layer) for role in ("query", "key") if role in roles]
-        stems = stems or [roles["fused"].format(layer=finding.layer)] * 2
-        modules = [self.modules[stem] for stem in stems]
+        layer = layers[0]
+        modules = [self.modules[stem] for stem in self._stems(finding)]
         x, y = (entered(capture, module, event.time, which) for which, module in enumerate(modules))
         if x is None or y is None:
             return bad
         try:
-            ours = scores(layer, *in_windows(x, y, event), positions)
+            ours = torch.stack([scores(one, *in_windows(x, y, event), positions) for one in layers]).sum(0)
         except (RuntimeError, ValueError):
             return bad
         if not exactly:
-            match = content(event, "", ours, layer)
-            return match.error, 1.0
+            return content(event, "", ours, layer, positions).error, 1.0
         best = bad
         for arranged in arrangements(event.scores, ours):
             if layer.softcap:  # as it was before it was capped
@@ -196,16 +193,18 @@ class _Seeker:
                 self.seen = arranged > HIDDEN
         return best
 
+    def _stems(self, finding: Finding) -> list[str]:
+        """The tensors that make queries and keys of tokens."""
+        roles = finding.names
+        chosen = [next(roles[r] for r in known if r in roles) for known in (QUERY, KEY)]
+        return [name.format(layer=finding.layer) for name in chosen]
+
     def _finished(self, finding: Finding, near: list[Weight], events: list[Any]) -> Finding:
         """With kind, mask, and the other roles."""
         event, capture, _ = events[-1]
-        self._error(finding, events[-1], "unread" not in (finding.facts.get("rope"), finding.facts.get("position")))
-        layer = self._layer(finding)
-        finding.owner, finding.rotated = event.owner, layer is not None and layer.rope is not None
-        roles = finding.names
-        stems = [roles[role].format(layer=finding.layer) for role in ("query", "key") if role in roles]
-        inputs = [entered(capture, self.modules[stem], event.time, 0) for stem in stems]
-        if len(inputs) == 2 and not _same(*inputs):
+        finding.owner, finding.rotated = event.owner, any(layer.rope is not None for layer in self._layers(finding))
+        inputs = [entered(capture, self.modules[stem], event.time, i) for i, stem in enumerate(self._stems(finding))]
+        if not _same(*inputs):
             finding.facts["kind"] = "cross"
         n, m = event.scores.shape[-2:]
         if n == m and n > 2 and finding.facts.get("kind") != "cross":
@@ -216,12 +215,18 @@ class _Seeker:
         if isinstance(kinds, list) and finding.layer < len(kinds):
             finding.kind = str(kinds[finding.layer])
         self._others(finding, near, capture, event)
+        stack = generalised({"a": finding.stem})[0]["a"].partition("{layer}")[0]
+        numbers = [int(name[len(stack) :].split(".")[0]) for name in self._in(stack)] if stack else []
+        finding.depth = max(numbers, default=finding.layer) + 1
         return finding
+
+    def _in(self, stack: str) -> Iterator[str]:
+        return (name for name in self.source.shapes if name.startswith(stack) and name[len(stack) :][:1].isdecimal())
 
     def _others(self, finding: Finding, near: list[Weight], capture: Capture, event: Event) -> None:
         """Values and outputs by their names, and the norm whose output is the input of the queries."""
-        anchor = next(finding.names[role] for role in ("query", "fused") if role in finding.names)
-        stem = finding.stem = anchor.format(layer=finding.layer)
+        finding.stem = next(finding.names[r] for r in ANCHORS if r in finding.names).format(layer=finding.layer)
+        stem = self._stems(finding)[0]
         call = capture.before(self.modules[stem], event.time)
         entering = None if call is None else next(iter([*call.inputs, *call.names.values()]), None)
         for weight in self.weights:

@@ -9,7 +9,8 @@ from keyquery.testing.proof.search import Finding
 
 USUAL = {"heads": "num_attention_heads", "gain_offset": 0.0}
 ORDER = ("kind", "causal", "order", "transposed", "gated", "config", "heads", "scale", "softcap", "rope", "rope_kinds")
-ROLES = ("query", "key", "value", "fused", "output", "module", "norm", "first_norm", "query_norm", "key_norm")
+ROLES = ("query", "query_down", "query_latent_norm", "query_up", "key", "key_down", "key_latent_norm", "key_up", "value")
+ROLES += ("fused", "output", "module", "norm", "first_norm", "query_norm", "key_norm")
 
 
 def family_tables(model_type: str, findings: list[Finding]) -> dict[str, Any]:
@@ -19,16 +20,32 @@ def family_tables(model_type: str, findings: list[Finding]) -> dict[str, Any]:
         groups.setdefault(_alike(finding), []).append(finding)
     members = sorted(groups.values(), key=lambda group: not _textual(group[0]))
     entries = [_entry(group, [f for other in members if other is not group for f in other]) for group in members]
+    _by_kind(entries, members)
     merged: dict[str, dict[str, Any]] = {}
     for entry in entries:
         merged.setdefault(repr(entry), entry)
-    return {"model_types": [model_type], "by_names": False, "attention": list(merged.values())}
+    gaps = any({f.layer for f in group} < set(range(f.depth)) for group in groups.values() for f in group[:1])
+    tables = {"model_types": [model_type], "by_names": False, **({"gaps": True} if gaps else {})}
+    return {**tables, "attention": list(merged.values())}
+
+
+def _by_kind(entries: list[dict[str, Any]], members: list[list[Finding]]) -> None:
+    """Entries of the same names apply to layers of different kinds."""
+    for i, entry in enumerate(entries):
+        same = [j for j, other in enumerate(entries) if _anchor_of(other) == _anchor_of(entry)]
+        own = {f.kind for f in members[i]}
+        if len(same) > 1 and not any(own & {f.kind for f in members[j]} for j in same if j != i):
+            entry["kinds"] = sorted(own)
+
+
+def _anchor_of(entry: dict[str, Any]) -> str:
+    return str(next(entry["names"][role] for role in ("fused", "key_down", "query") if role in entry["names"]))
 
 
 def _alike(finding: Finding) -> str:
     facts = {k: v for k, v in finding.facts.items() if k not in ("rope", "norm_kind", "causal")}
     unread = finding.facts.get("rope") == "unread"
-    anchor = next(finding.names[role] for role in ("query", "fused") if role in finding.names)
+    anchor = next(finding.names[role] for role in ("fused", "key_down", "query") if role in finding.names)
     prefix = re.sub(r"\d+", "0", anchor)
     return repr((prefix, sorted(facts.items()), unread))
 
@@ -66,7 +83,7 @@ def _entry(group: list[Finding], others: list[Finding]) -> dict[str, Any]:
 
 def latest_prefix(finding: Finding) -> str:
     """What stands before the layer's number in the names of a finding."""
-    anchor = next(finding.names[role] for role in ("query", "fused") if role in finding.names)
+    anchor = next(finding.names[role] for role in ("fused", "key_down", "query") if role in finding.names)
     return anchor
 
 
@@ -93,6 +110,7 @@ def as_toml(tables: dict[str, Any], comment: str) -> str:
     """A family's tables as text."""
     lines = [f"# {comment}", f"model_types = {_list(tables['model_types'])}"]
     lines += ["by_names = false"] if tables.get("by_names") is False else []
+    lines += ["gaps = true  # some layers have no attention of this kind"] if tables.get("gaps") else []
     for entry in tables["attention"]:
         lines += ["", "[[attention]]"]
         keys = sorted((k for k in entry if k != "names"), key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
