@@ -50,9 +50,14 @@ class Heads:
         heads: int | None = None,
         notes: tuple[str, ...] = (),
         gaps: bool = False,
+        positions: bool = True,
     ) -> None:
-        """`notes` are added to every layer; `gaps`: whether some layers may have no attention."""
+        """`notes` are added to every layer; `gaps`: whether some layers may have no attention.
+
+        Without `positions`, neither RoPE nor a bias of positions is read: they are not known to be right.
+        """
         self.source, self.family, self._given, self._notes = source, family, heads, notes
+        self._positions = positions
         found = places(family, source.shapes, source.config)
         if not found:
             raise ValueError(f"{source.label} has no attention layer of family {family.name}")
@@ -209,8 +214,8 @@ class Heads:
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
-            "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
-            "position": _position(attention, config),
+            "rope": None if part == "nope" or not self._positions else rope_of(attention, config, place.layer, weights.query.shape[2]),
+            "position": _position(attention, config) if self._positions else "none",
             "modules": place.names,
             "softcap": float(config[attention.softcap]) if attention.softcap and config.get(attention.softcap) else None,
             "notes": (*self._notes, *_notes(place, config, part, shifted)),

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from keyquery.checkpoints.coverage import listed, uncovered
 from keyquery.checkpoints.custom import custom_family
 from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
+from keyquery.checkpoints.proven import proof_of
 from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.support.extras import optional
@@ -29,6 +31,7 @@ def read(
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
+    partial: bool = False,
 ) -> Heads:
     """Open the attention heads of a checkpoint or a live model; weights are loaded lazily.
 
@@ -46,6 +49,8 @@ def read(
         Storage of `query` and `key`: "linear" (heads·r, d), "transposed" (d, heads·r), "heads" (heads, d, r) or
         "heads-linear" (heads, r, d); or of one tensor `query` without `key`: "fused" (3·heads·r, d),
         "fused-transposed" or "fused-heads". Default: "linear" for matrices.
+    partial
+        Read a file of which some attention modules cannot be read; every layer says so. Default: refuse it.
 
     Returns
     -------
@@ -57,7 +62,8 @@ def read(
     FileNotFoundError
         If `source` is neither a file, nor a folder, nor a hub model.
     ValueError
-        If the architecture is unknown and `query` and `key` are not set.
+        If the architecture is unknown and `query` and `key` are not set, if it is proven to be read wrongly, or if
+        attention modules are not read and `partial` is not set.
 
     See Also
     --------
@@ -83,10 +89,17 @@ def read(
         return Heads(opened, family, heads, gaps=True)
     if layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
-    opened, notes = _language_tower(opened)
-    family = _family_of(opened)
-    strange = _strangeness(opened, family)
-    return Heads(opened, family, heads, (*notes, *strange), gaps=bool(strange) or family.gaps)
+    return read_recognised(opened, heads, partial)
+
+
+def read_recognised(opened: Source, heads: int | None = None, partial: bool = False, trusted: bool = False) -> Heads:
+    """Heads of a source whose architecture is recognised; `trusted`: as if that were proven, to prove it."""
+    tower, notes = _language_tower(opened)
+    family = _family_of(tower)
+    unproven = () if trusted else _unproven(tower, family)
+    notes = (*unproven, *notes, *_partial(opened, tower, family, partial))
+    gaps = bool(unproven) or trusted or partial or family.gaps
+    return Heads(tower, family, heads, notes, gaps=gaps, positions=not unproven)
 
 
 def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any] | None) -> Source:
@@ -185,17 +198,41 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
     return Tower(source, {**defaults, **text}), ("the language tower only",)
 
 
-def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
-    """A note if the model type of the config does not belong to the architecture."""
+def _unproven(source: Source, family: Family) -> tuple[str, ...]:
+    """A note if the model type of the config is not known to be read exactly as this architecture."""
     model_type = source.config.get("model_type")
     if model_type is None or family.goes_by(model_type):
         return ()
     known = any(other.goes_by(model_type) for other in families().values())
+    proof = None if known else proof_of(model_type)
+    if proof is not None and proof.family == family.name:
+        if proof.status == "exact":
+            return ()
+        if proof.status in ("wrong", "missing layers"):
+            raise ValueError(
+                f"{source.label}: the model type {_quoted(model_type)} is not supported: read as {family.name} by its "
+                f"tensor names, its scores differ from the model's ({proof.status}; keyquery prove {model_type})"
+            )
     why = "does not fit its tensors" if known else "is not known"
     return (
-        f"model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; "
-        "scale and norms may differ",
+        f"unproven: model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; scale and norms "
+        "may differ, and positions are left out",
     )
+
+
+def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tuple[str, ...]:
+    """A note if attention modules of a file are not read, which must be allowed."""
+    if isinstance(whole, Live):
+        return ()
+    left = uncovered(whole.shapes, places(family, source.shapes, source.config))
+    if not left:
+        return ()
+    count = f"{len(left)} attention module{'s are' if len(left) > 1 else ' is'} not read"
+    if not allowed:
+        raise ValueError(
+            f"{whole.label}: {count} as {family.name}: {listed(left)}. To read the rest: partial=True (--partial)"
+        )
+    return (f"partial: {count}: {listed(left)}",)
 
 
 def _family_by_type(source: Source) -> Family | None:

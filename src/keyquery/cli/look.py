@@ -43,6 +43,9 @@ Layout = Annotated[
         + ". Default: linear."
     ),
 ]
+Partial = Annotated[
+    bool, typer.Option("--partial", help="Read a model of which some attention modules cannot be read; it is noted.")
+]
 Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
 Count = Annotated[
@@ -86,6 +89,7 @@ def look(
     key: Key = None,
     layout: Layout = None,
     config: Config = None,
+    partial: Partial = False,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
@@ -116,7 +120,7 @@ def look(
         "tokens": tokens,
         "length": length,
     }
-    options |= {"corpus": corpus, "window": window, "pairs": pairs, "ids": ids}
+    options |= {"corpus": corpus, "window": window, "pairs": pairs, "ids": ids, "partial": partial}
     options |= {"lengths": None if lengths is None else _numbers("--lengths", lengths)}
     options |= {
         "text": text,

@@ -123,6 +123,7 @@ def look(
     key: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
+    partial: bool = False,
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
@@ -152,7 +153,7 @@ def look(
         weights only.
     layers
         Indices of the layers to measure. Default: all.
-    heads, query, key, config, layout
+    heads, query, key, config, layout, partial
         As in `kq.read`, for checkpoints whose layout is not recognised.
     tokenizer
         For `text`. Default: the one stored with the model.
@@ -168,8 +169,7 @@ def look(
     sample
         Keep every head's scores, by part, for this many tokens at the start of the data. Default: 0.
     corpus, window
-        A text file or a `kq.Cooccurrence`: heads are compared with its co-occurrence counts within `window` tokens.
-        Default: none, and 5.
+        A text file or a `kq.Cooccurrence` to compare heads with, counted within `window` tokens. Default: none, and 5.
     name
         Name of the model. Default: that of its file.
     thresholds
@@ -207,10 +207,10 @@ def look(
     label = {"name": name or Path(str(source)).name} if name or not live else {}
     words, named = None if live or not directions else vocabulary(str(source)), str(source)
     if text is None and inputs is None:
-        checkpoint, on_data, curves = read(source, heads, query, key, config, layout), OnData(), {}
+        checkpoint, on_data, curves = read(source, heads, query, key, config, layout, partial), OnData(), {}
     else:
         source, batches, text_tokenizer, origin = _prepare(source, text, inputs, tokenizer, length, tokens, watching)
-        checkpoint = read(source, heads, query, key, config, layout)
+        checkpoint = read(source, heads, query, key, config, layout, partial)
         first_tokens = take(source, batches, checkpoint, sample, text_tokenizer)
         facts = {"from": origin, "pairs": pairs}
         on_data = OnData.of(source, batches, checkpoint, {"longest": length, **facts}, first_tokens, watching)

@@ -38,6 +38,11 @@ def _textual(wanted: list[str], model: Any) -> bool:
     return "input_ids" in wanted
 
 
+def _crossed(wanted: list[str], model: Any) -> bool:
+    facts = model.config.to_dict()
+    return "encoder_hidden_size" in facts and bool({"query_embeds", "input_ids"} & set(wanted))
+
+
 # Optional arguments that are passed where the condition holds.
 WITH: dict[str, Callable[[list[str], Any], bool]] = {
     "attention_mask": _textual,
@@ -45,6 +50,13 @@ WITH: dict[str, Callable[[list[str], Any], bool]] = {
     "decoder_input_ids": lambda wanted, model: True,
     "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip"),
     "bbox": _textual,
+    "encoder_hidden_states": _crossed,
+    "input_points": lambda wanted, model: "pixel_values" in wanted,
+    "feature_lens": lambda wanted, model: "input_features" in wanted,
+    "aftercnn_lens": lambda wanted, model: "input_features" in wanted,
+    "input_features_mask": lambda wanted, model: "input_features" in wanted and "flamingo" in model.config.model_type,
+    "aspect_ratio_ids": lambda wanted, model: "pixel_values" in wanted,
+    "aspect_ratio_mask": lambda wanted, model: "pixel_values" in wanted,
     "image_grid_thw": lambda wanted, model: "pixel_values" in wanted,
     "grid_thw": lambda wanted, model: "pixel_values" in wanted or "hidden_states" in wanted,
 }
@@ -111,6 +123,11 @@ class _Maker:
         return torch.cat((corners[..., :2], corners[..., :2] + corners[..., 2:]), -1)
 
     def _pixel_values(self) -> Tensor:
+        if self.config.model_type in ("siglip2_vision_model", "lfm2_vl"):
+            return self.randn(1, 12, 3 * int(self.get("patch_size")) ** 2)
+        if self.config.model_type.startswith("mllama"):
+            height, width = self._image()
+            return self.randn(1, 1, int(self.get("max_num_tiles")), 3, height, width)
         if (patch := self.get("temporal_patch_size")) is not None and self.get("spatial_merge_size") is not None:
             side, channels = int(self.get("patch_size")), int(self.get("in_channels", "num_channels", default=3))
             return self.randn(int(self._grid_thw()[0].prod()), channels * int(patch) * side * side)
@@ -120,6 +137,51 @@ class _Maker:
         frames = self.get("num_frames")
         video = frames is not None and "video" not in self.config.model_type[:0]
         return self.randn(1, int(frames), channels, height, width) if video else self.randn(1, channels, height, width)
+
+    def _pixel_attention_mask(self) -> Tensor:
+        return torch.ones(1, 12, dtype=torch.long)
+
+    def _spatial_shapes(self) -> Tensor:
+        return torch.tensor([[3, 4]])
+
+    def _aspect_ratio_ids(self) -> Tensor:
+        return torch.ones(1, 1, dtype=torch.long)
+
+    def _aspect_ratio_mask(self) -> Tensor:
+        return torch.ones(1, 1, int(self.get("max_num_tiles", default=4)), dtype=torch.long)
+
+    def _input_points(self) -> Tensor:
+        return self.randn(1, 1, 2, 2).abs() * 20
+
+    def _flattened_patches(self) -> Tensor:
+        places = torch.tensor([[row, column] for row in range(1, 4) for column in range(1, 5)]).double()
+        side = int(self.get("patch_size", default=16))
+        width = int(self.get("patch_embed_hidden_size", default=3 * side * side))
+        return torch.cat((places, self.randn(12, width)), -1)[None]
+
+    def _feature_lens(self) -> Tensor:
+        return torch.tensor([64])
+
+    def _aftercnn_lens(self) -> Tensor:
+        return torch.tensor([32])
+
+    def _input_features_mask(self) -> Tensor:
+        return torch.ones(1, self._input_features().shape[-1], dtype=torch.long)
+
+    def _encoder_hidden_states(self) -> Tensor:
+        return self.randn(1, 7, int(self.get("encoder_hidden_size", "cross_attention_hidden_size", *WIDTHS)))
+
+    def _query_embeds(self) -> Tensor:
+        return self.randn(1, self.length, int(self.get("hidden_size")))
+
+    def _inputs(self) -> Tensor:
+        return self.randn(1, 12, int(self.get("d_model", *WIDTHS)))
+
+    def _context(self) -> Tensor:
+        return self.randn(1, 12, int(self.get(*WIDTHS)))
+
+    def _prompt_pixel_values(self) -> Tensor:
+        return self._pixel_values()
 
     def _image(self) -> tuple[int, int]:
         size = self.get("image_size", "img_size", "input_size", default=64)
@@ -143,8 +205,13 @@ class _Maker:
 
     def _input_features(self) -> Tensor:
         mel = int(self.get("num_mel_bins", "feature_size", "input_dim", "input_feat_per_channel", default=80))
-        if (frames := self.get("max_source_positions")) is not None and self.get("encoder_layers") is not None:
+        if self.config.model_type in ("glmasr_encoder",):
+            return self.randn(1, mel, 48)
+        frames = self.get("max_source_positions")
+        if frames is not None and self.get("encoder_layers") is not None and "speech_to_text" not in self.config.model_type:
             return self.randn(1, mel, 2 * int(frames))
+        if self.config.model_type in ("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"):
+            return self.randn(mel, 64)
         if self.config.model_type in ("speech_to_text",):
             return self.randn(1, 40, mel)
         width = int(self.get("feature_projection_input_dim", default=mel))

@@ -33,8 +33,7 @@ from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import HIDDEN, arrangements, at_zero, content, entered, errors, fitted
 from keyquery.testing.proof.compare import memory_names, scores
 from keyquery.testing.proof.compare import windows as in_windows
-from keyquery.testing.proof.models import tiny_configs
-from keyquery.testing.proof.proof import TOLERANCE, Run, run
+from keyquery.testing.proof.proof import TOLERANCE, Run, save, tiny_run
 
 ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
@@ -58,20 +57,14 @@ class Finding:
 
 
 def sought(model_type: str) -> tuple[list[Finding], list[str]]:
-    """The search in the first tiny model of a type that runs."""
-    for config in tiny_configs(model_type):
-        try:
-            model, runs = run(config)
-        except Exception:
-            continue
-        return search(model, runs)
-    return [], []
+    """The search in a tiny model of a type."""
+    return search(*tiny_run(model_type))
 
 
 def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
     """Findings for all softmaxes of a model's runs, and the owners of those that nothing explains."""
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        save(model, folder)
         seeker = _Seeker(model, Path(folder))
         owners: dict[str, list[tuple[Event, Capture, Tensor | None]]] = {}
         for capture, positions in runs:

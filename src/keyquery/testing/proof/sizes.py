@@ -213,11 +213,12 @@ def _sectioned(facts: dict[str, Any]) -> None:
         return
     pairs = int(width * said.get("partial_rotary_factor", 1.0)) // 2
     if sum(said.get("mrope_section", sizes)) != pairs:
-        ends = [round(pairs * sum(sizes[:n]) / sum(sizes)) for n in range(len(sizes) + 1)]
-        facts["rope_parameters"] = {**said, "mrope_section": [b - a for a, b in pairwise(ends)]}
+        even = pairs * 11 // 32  # the first two alike, as ERNIE needs them
+        section = [even, even, pairs - 2 * even] if sizes[0] == sizes[1] else _section(sizes, sum(sizes) / pairs)
+        facts["rope_parameters"] = {**said, "mrope_section": section}
 
 
-def _section(sizes: list[int], by: int) -> list[int]:
+def _section(sizes: list[int], by: float) -> list[int]:
     """Sizes that add up to a `by`-th of their sum, each at least 1 and nearly in proportion."""
     ends = [round(sum(sizes[:n]) / by) for n in range(len(sizes) + 1)]
     return [max(1, b - a) for a, b in pairwise(ends)]

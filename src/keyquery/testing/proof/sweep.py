@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from keyquery.checkpoints.proven import OFF
 from keyquery.support.extras import optional
 from keyquery.testing.proof.models import model_types
 from keyquery.testing.proof.proof import STATUSES, Proof, prove
@@ -104,7 +105,7 @@ def _proofs(types: list[str]) -> Iterator[Proof]:
 
 def _worker() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "keyquery.testing.proof.sweep"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", OFF: "1", "TOKENIZERS_PARALLELISM": "false"}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(command, env=environment, **pipes)
 
