@@ -47,7 +47,7 @@ class Attention:
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
     causal: bool | str = False  # or the name of a config flag
-    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups"; "latent" (MLA)
+    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups", "quarters"; "latent" (MLA)
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
     shared: bool = False  # one set of weights used by every layer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Attention, Place
+from keyquery.checkpoints.family import ANCHORS, Attention, Place
 from keyquery.checkpoints.layer import Projections
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_count
@@ -38,11 +37,12 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
 
 
 def _of_stage(number: Any, place: Place) -> Any:
-    """A number of the config; of a list, that of the layer's stage, which the prefix ends with, or of the layer."""
+    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer."""
     if not isinstance(number, (list, tuple)):
         return number
-    stage = re.findall(r"\d+", place.prefix)
-    index = int(stage[-1]) if stage else place.layer
+    anchor = next(place.names[role] for role in ANCHORS if role in place.names)
+    stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
+    index = stages[-2] if len(stages) > 1 else place.layer
     return number[index] if index < len(number) else None
 
 
@@ -101,6 +101,8 @@ def _last(packed: Tensor, place: Place, groups: int, shared: int, rank: int) -> 
     rest = packed.shape[1:]
     if place.attention.order == "groups":
         packed = packed.reshape(groups, shared + 2, rank, *rest)[:, -1].flatten(0, 1)
+    elif place.attention.order == "quarters":
+        packed = packed.reshape(4, 3, -1, *rest)[:, 1].flatten(0, 1)
     return packed[-groups * rank :].reshape(groups, 1, rank, *rest)
 
 
@@ -188,6 +190,9 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     stop = (heads + groups) * rank if attention.order == "blocks" else None
     weight = read_weight(source, name + attention.weight, attention, 0, stop)
     query, key = _unfuse(weight, attention.order, groups, shared, rank)
+    if "query_bias" in place.names:  # DeBERTa's keys have none
+        own = place.names["query_bias"]
+        return Projections(query, key, _shaped(read_rows(source, own), (groups, shared, rank), own))
     bias = name + attention.bias
     if bias not in source.shapes:
         return Projections(query, key)
@@ -203,6 +208,9 @@ def _unfuse(packed: Tensor, order: str, groups: int, shared: int, rank: int) -> 
     if order == "groups":
         packed = packed.reshape(groups, shared + 2, rank, *rest)
         return packed[:, :shared], packed[:, shared : shared + 1]
+    if order == "quarters":  # CodeGen's, made on four devices: queries, values and keys of each
+        packed = packed.reshape(4, 3, -1, *rest)
+        return tuple(packed[:, part].reshape(groups, shared, rank, *rest) for part in (0, 2))  # type: ignore[return-value]
     heads = groups * shared
     query, key = packed[: heads * rank], packed[heads * rank : (heads + groups) * rank]
     return query.reshape(groups, shared, rank, *rest), key.reshape(groups, 1, rank, *rest)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +244,21 @@ def _family_by_type(source: Source) -> Family | None:
     return next((family for family in fitting if places(family, source.shapes, source.config)), None)
 
 
+@cache
+def _refused() -> dict[str, str]:
+    """Model types that are known not to be read, and why."""
+    found: dict[str, str] = tomllib.loads(files("keyquery.checkpoints").joinpath("refused.toml").read_text("utf-8"))
+    return found
+
+
 def _family_of(source: Source) -> Family:
     model_type = source.config.get("model_type")
     if (family := _family_by_type(source)) is not None:
         return family
+    if isinstance(model_type, str) and model_type in _refused():
+        raise ValueError(
+            f"{source.label}: the model type {_quoted(model_type)} is not supported: {_refused()[model_type]}"
+        )
     if isinstance(model_type, str) and model_type.startswith("gguf-"):
         supported = ", ".join(name.removeprefix("gguf-") for name in families()["gguf"].model_types)
         raise ValueError(

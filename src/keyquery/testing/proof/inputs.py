@@ -48,9 +48,10 @@ WITH: dict[str, Callable[[list[str], Any], bool]] = {
     "attention_mask": _textual,
     "position_ids": lambda wanted, model: _textual(wanted, model) and not getattr(model.config, "is_encoder_decoder", 0),
     "decoder_input_ids": lambda wanted, model: True,
-    "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip"),
+    "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip", "idefics"),
     "bbox": _textual,
     "encoder_hidden_states": _crossed,
+    "query_embeds": lambda wanted, model: "qformer" in model.config.model_type,
     "input_points": lambda wanted, model: "pixel_values" in wanted,
     "feature_lens": lambda wanted, model: "input_features" in wanted,
     "aftercnn_lens": lambda wanted, model: "input_features" in wanted,
@@ -125,6 +126,8 @@ class _Maker:
     def _pixel_values(self) -> Tensor:
         if self.config.model_type in ("siglip2_vision_model", "lfm2_vl"):
             return self.randn(1, 12, 3 * int(self.get("patch_size")) ** 2)
+        if self.config.model_type == "idefics":
+            return self.randn(1, 1, 3, *self._image())
         if self.config.model_type.startswith("mllama"):
             height, width = self._image()
             return self.randn(1, 1, int(self.get("max_num_tiles")), 3, height, width)
@@ -207,11 +210,11 @@ class _Maker:
         mel = int(self.get("num_mel_bins", "feature_size", "input_dim", "input_feat_per_channel", default=80))
         if self.config.model_type in ("glmasr_encoder",):
             return self.randn(1, mel, 48)
+        if self.config.model_type.endswith("omni_audio_encoder") or "omni_moe_audio" in self.config.model_type:
+            return self.randn(mel, 64)  # not batched
         frames = self.get("max_source_positions")
         if frames is not None and self.get("encoder_layers") is not None and "speech_to_text" not in self.config.model_type:
             return self.randn(1, mel, 2 * int(frames))
-        if self.config.model_type in ("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"):
-            return self.randn(mel, 64)
         if self.config.model_type in ("speech_to_text",):
             return self.randn(1, 40, mel)
         width = int(self.get("feature_projection_input_dim", default=mel))

@@ -145,7 +145,7 @@ def _bare(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _bare(value) if isinstance(value, Mapping) else value
         for key, value in facts.items()
-        if key not in DERIVED and not key.startswith("_out")
+        if key not in DERIVED and not str(key).startswith("_out")
     }
 
 

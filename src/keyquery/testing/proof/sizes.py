@@ -30,7 +30,7 @@ NOT_WIDTH = re.compile(
     r"|^num_(?!filters|pos_feats)|stride|crop|pool_s|act|drop|_rate|range|eps|layer_id|layers|length|factor|scale|input_size"
     r"|stage|grid|context_size|memory_size|feature_size|groups|in_channels|audio_channels|num_channels|levels|mel"
     r"|temperature|_step|norm|type|merge_size|temporal|sample_size|tubelet|hidden_act|interpol|vision_feature"
-    r"|backbone_feature|queue|cache|in_chans|index_topk|d_state|d_conv|conv_dim_head|pretrain)"
+    r"|backbone_feature|queue|cache|base_channels|latent_channels|in_chans|index_topk|d_state|d_conv|conv_dim_head|pretrain)"
 )
 EXPERTS = re.compile(r".*(?:num|n)_?(?:local|routed|moe|real)?_?experts$|moe_num_experts|num_experts")
 PER_TOKEN = re.compile(r".*(?:experts_per_tok|top_?k_?experts|moe_topk|moe_k|moe_top_k|num_selected_experts)$")
@@ -135,7 +135,7 @@ def _fewer_heads(facts: Mapping[str, Any], factor: int) -> int:
 def _heads(facts: Mapping[str, Any]) -> list[int]:
     counts = []
     for key, value in facts.items():
-        if HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key and "linear" not in key:
+        if isinstance(key, str) and HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key and "linear" not in key:
             counts += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if _count(v) and v > 0]
     return counts
 
@@ -164,7 +164,7 @@ def _kept_layers(facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     kept = sorted(kinds.values())
     if len(kept) > 6:  # values of their own in each layer
         kept = [0, 1, depth - 2, depth - 1]
-    intervals = [v for k, v in facts.items() if EVERY.fullmatch(k) and _count(v) and v > 1]
+    intervals = [v for k, v in facts.items() if EVERY.fullmatch(str(k)) and _count(v) and v > 1]
     least = 4 if intervals else 2
     rest = (index for index in range(depth) if index not in kept)
     kept += [index for index, _ in zip(rest, range(max(0, least - len(kept))), strict=False)]

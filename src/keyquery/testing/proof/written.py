@@ -96,6 +96,8 @@ def _cut(finding: Finding, others: list[Finding]) -> int:
     """How much of the names can be left out: they must not match tensors of other entries, but for those of text."""
     anchor = latest_prefix(finding)
     before = anchor.split("{layer}")[0] if "{layer}" in anchor else anchor.rpartition(".")[0].rpartition(".")[0] + "."
+    if before.rstrip(".").rpartition(".")[2].isdecimal():  # a stage's number
+        return len(before)
     starts = [0, *(match.end() for match in re.finditer(r"\.", before))]
     starts = [start for start in starts if start < len(before)] or [0]
     for start in reversed(starts):
