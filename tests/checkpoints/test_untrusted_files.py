@@ -106,10 +106,10 @@ def test_an_unknown_type_is_read_by_names_and_says_so(tmp_path):
     tiny_model("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     heads = kq.read(tmp_path, config={**config, "model_type": "frobnicate"})
-    words = "model type 'frobnicate' is not known: read as llama by its tensor names; scale and norms may"
+    words = "unproven: model type 'frobnicate' is not known: read as llama by its tensor names; scale and norms may"
     assert all(layer.notes[0].startswith(words) for layer in heads)
     strange = kq.read(tmp_path, config={**config, "model_type": "bert"})
-    assert strange[0].notes[0].startswith("model type 'bert' does not fit its tensors: read as")
+    assert strange[0].notes[0].startswith("unproven: model type 'bert' does not fit its tensors: read as")
     assert kq.read(tmp_path)[0].notes == ()
     assert kq.look(tmp_path, config={**config, "model_type": "frobnicate"}).layers[1]["notes"] == list(heads[1].notes)
 

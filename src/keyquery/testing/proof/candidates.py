@@ -137,7 +137,7 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if defaults.get(key) != value}
 
 
-def sections(config: Mapping[str, Any], owner: str, prefix: str = "") -> list[tuple[str, Mapping[str, Any]]]:
+def sections(config: Mapping[Any, Any], owner: str, prefix: str = "") -> list[tuple[str, Mapping[Any, Any]]]:
     """The config and its sections, the likeliest for a module first."""
     found = [(prefix, config)]
     for key, value in config.items():
@@ -160,7 +160,7 @@ def _affinity(section: str, owner: str) -> float:
     return fits
 
 
-def head_keys(config: Mapping[str, Any], owner: str) -> list[tuple[str, list[int]]]:
+def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int]]]:
     """Config keys that could be the number of query heads, and their values: several where stages differ."""
     found = []
     for key, value in config.items():
@@ -178,14 +178,14 @@ def head_keys(config: Mapping[str, Any], owner: str) -> list[tuple[str, list[int
     return sorted(found, key=rank)
 
 
-def ropes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def ropes(config: Mapping[Any, Any]) -> list[dict[str, Any]]:
     """Rotations that a config could mean."""
     said = any("rope" in key or "rotary" in key for key in config)
     both: list[dict[str, Any]] = [{"rope": "half"}, {"rope": "interleaved"}]
     return [*both, {}] if said else [{}, *both]
 
 
-def scale_name(config: Mapping[str, Any], value: float) -> str | None:
+def scale_name(config: Mapping[Any, Any], value: float) -> str | None:
     """How a config says a factor on the scores."""
     if not value > 0:
         return None

@@ -16,7 +16,7 @@ class NoInputs(Exception):
     """An argument that a model needs cannot be made."""
 
 
-def inputs_for(model: Any, length: int, spread: int = 1, shift: int = 0, known: Mapping[str, Any] = {}) -> dict[str, Any]:
+def inputs_for(model: Any, length: int, spread: int = 1, shift: int = 0, known: Mapping[Any, Any] = {}) -> dict[str, Any]:
     """Arguments of a model's forward: `length` tokens at the positions shift + spread·i where it takes positions.
 
     `known` are shapes of arguments by name; "none" leaves one out.
@@ -69,7 +69,7 @@ class _Maker:
     def __init__(self, config: Any, length: int, spread: int, shift: int) -> None:
         self.config, self.length, self.spread, self.shift = config, length, spread, shift
         self.generator = torch.Generator().manual_seed(2)
-        self.facts: Mapping[str, Any] = config.to_dict()
+        self.facts: Mapping[Any, Any] = config.to_dict()
 
     def __call__(self, name: str) -> Any:
         made = getattr(self, f"_{name}", None)
@@ -237,7 +237,7 @@ class _Maker:
         return self.randn(1, int(self.get("frames_per_clip", "num_frames", default=4)), 3, height, width)
 
 
-def _ids(facts: Mapping[str, Any]) -> set[int]:
+def _ids(facts: Mapping[Any, Any]) -> set[int]:
     """All ids of special tokens in a config."""
     found: set[int] = set()
     for key, value in facts.items():

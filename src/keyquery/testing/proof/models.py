@@ -37,7 +37,7 @@ def model_types() -> list[str]:
     return list(auto.CONFIG_MAPPING_NAMES)
 
 
-def tiny_configs(source: str | Mapping[str, Any]) -> Iterator[Any]:
+def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
     """Small configs of a type, or of a config's own values, the smallest first."""
     transformers = optional("transformers", "prove")
     facts = dict(source) if isinstance(source, Mapping) else {}
@@ -140,7 +140,7 @@ def randomise(model: Any) -> None:
                 parameter.copy_(noise * (0.5 if "embed" in name.lower() else 1 / math.sqrt(inside)))
 
 
-def _bare(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _bare(facts: Mapping[Any, Any]) -> dict[str, Any]:
     """Without what a config derives from the rest."""
     return {
         key: _bare(value) if isinstance(value, Mapping) else value
@@ -149,7 +149,7 @@ def _bare(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _merged(facts: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(facts: dict[str, Any], changes: Mapping[Any, Any]) -> dict[str, Any]:
     merged = dict(facts)
     for key, value in changes.items():
         inner = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)

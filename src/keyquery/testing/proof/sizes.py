@@ -43,7 +43,7 @@ CAPPED |= {"max_text_length": 64, "expert_capacity": 32, "max_seq_length": 512, 
 VOCAB = 99
 
 
-def shrink(facts: Mapping[str, Any], factor: int) -> dict[str, Any]:
+def shrink(facts: Mapping[Any, Any], factor: int) -> dict[Any, Any]:
     """A config's values with all widths divided by `factor`, few layers of every kind, few experts, a small vocabulary.
 
     Sub-configs are shrunk alike. The number of heads is reduced with the width where it can be.
@@ -118,7 +118,7 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _fewer_heads(facts: Mapping[str, Any], factor: int) -> int:
+def _fewer_heads(facts: Mapping[Any, Any], factor: int) -> int:
     """By how much head counts are divided; head widths take the rest of the factor, and stay multiples of 8."""
     counts, width = _heads(facts), _head_dim(facts)
     options = [by for by in (8, 4, 2, 1) if factor % by == 0]
@@ -132,7 +132,7 @@ def _fewer_heads(facts: Mapping[str, Any], factor: int) -> int:
     return 1
 
 
-def _heads(facts: Mapping[str, Any]) -> list[int]:
+def _heads(facts: Mapping[Any, Any]) -> list[int]:
     counts = []
     for key, value in facts.items():
         if isinstance(key, str) and HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key and "linear" not in key:
@@ -140,7 +140,7 @@ def _heads(facts: Mapping[str, Any]) -> list[int]:
     return counts
 
 
-def _head_dim(facts: Mapping[str, Any]) -> int | None:
+def _head_dim(facts: Mapping[Any, Any]) -> int | None:
     for key in ("head_dim", "d_kv", "qk_rope_head_dim", "kv_channels", "attention_head_dim"):
         if _count(facts.get(key)) and facts[key]:
             return int(facts[key])
@@ -149,7 +149,7 @@ def _head_dim(facts: Mapping[str, Any]) -> int | None:
     return width // max(counts) if _count(width) and counts and width % max(counts) == 0 else None
 
 
-def _kept_layers(facts: Mapping[str, Any]) -> tuple[int, list[int]]:
+def _kept_layers(facts: Mapping[Any, Any]) -> tuple[int, list[int]]:
     """The depth of a stack, and which of its layers are kept: the first of each kind, and at least two."""
     names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers", "layers")
     depth = next((facts[name] for name in names if _count(facts.get(name))), 0)
@@ -171,9 +171,9 @@ def _kept_layers(facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     return depth, sorted(kept)
 
 
-def _rope(parameters: Mapping[str, Any], by: int) -> Any:
+def _rope(parameters: Mapping[Any, Any], by: int) -> Any:
     """Rotary parameters of narrower heads: sections and factors by pair are thinned."""
-    changed: dict[str, Any] = {}
+    changed: dict[Any, Any] = {}
     for key, value in parameters.items():
         if isinstance(value, Mapping):
             changed[key] = _rope(value, by)
@@ -186,7 +186,7 @@ def _rope(parameters: Mapping[str, Any], by: int) -> Any:
     return changed
 
 
-def _completed(facts: dict[str, Any]) -> None:
+def _completed(facts: dict[Any, Any]) -> None:
     """Give values to what is None in a default config and in no released one."""
     heads, width = facts.get("num_attention_heads"), facts.get("hidden_size")
     if "vocab_size" in facts and facts["vocab_size"] is None:
@@ -204,7 +204,7 @@ AXES = {"qwen2_vl": [16, 24, 24], "qwen2_5_vl": [16, 24, 24], "qwen2_5_omni": [1
 AXES |= {"glm4v": [8, 12, 12], "glm_image": [8, 12, 12], "glm_ocr": [8, 12, 12], "ernie4_5_vl": [22, 22, 20]}
 
 
-def _sectioned(facts: dict[str, Any]) -> None:
+def _sectioned(facts: dict[Any, Any]) -> None:
     """Give rotary parameters the sections that their heads need."""
     kind, said = str(facts.get("model_type")), facts.get("rope_parameters")
     sizes = next((sizes for start, sizes in AXES.items() if kind.startswith(start)), None)
@@ -224,7 +224,7 @@ def _section(sizes: list[int], by: float) -> list[int]:
     return [max(1, b - a) for a, b in pairwise(ends)]
 
 
-def _tokens(facts: dict[str, Any], vocab: int) -> dict[str, Any]:
+def _tokens(facts: dict[Any, Any], vocab: int) -> dict[Any, Any]:
     """Ids of special tokens within the vocabulary, distinct where they were."""
     free = iter(range(vocab - 1, 3, -1))
     moved: dict[int, int] = {}
@@ -238,10 +238,10 @@ def _tokens(facts: dict[str, Any], vocab: int) -> dict[str, Any]:
             moved[value] = next(free, vocab - 1)
         return moved[value]
 
-    return {key: inside(value) if TOKEN.fullmatch(key) else value for key, value in facts.items()}
+    return {key: inside(value) if TOKEN.fullmatch(str(key)) else value for key, value in facts.items()}
 
 
-def nested(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def nested(facts: Mapping[Any, Any]) -> Iterator[Mapping[Any, Any]]:
     """A config's values and those of its sub-configs."""
     yield facts
     for value in facts.values():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha1
 from importlib.resources import files
@@ -89,8 +90,7 @@ def _proofs(types: list[str]) -> Iterator[Proof]:
             answer = None
         if answer is None:
             late = time.monotonic() - started >= TIMEOUT
-            worker.kill()
-            worker.wait()
+            _end(worker)
             worker = None
             reason = f"not done after {TIMEOUT:.0f} seconds" if late else "its process died"
             version = optional("transformers", "prove").__version__
@@ -98,9 +98,17 @@ def _proofs(types: list[str]) -> Iterator[Proof]:
         else:
             yield Proof(**answer)
     if worker is not None:
-        assert worker.stdin is not None
-        worker.stdin.close()
-        worker.wait()
+        _end(worker)
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """Stop a worker, which is waiting for work or hangs."""
+    worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 def _worker() -> subprocess.Popen[bytes]:
