@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from keyquery.checkpoints.sources import OTHER_TOWERS
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query")
@@ -58,6 +60,7 @@ class Attention:
     norm_weight: str = ".weight"
     norm_bias: str = ".bias"
     config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
+    of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
     heads: str | None = None  # config key of the number of heads
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions.scale_of
@@ -143,7 +146,7 @@ def parse(name: str, facts: Mapping[str, Any]) -> Family:
 def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
-    for attention in family.attention:
+    for attention, tensors in _entries(family, tensors, config):  # noqa: PLR1704
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
@@ -153,6 +156,25 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
             # Of two entries for the same tensors, the later one wins.
             found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
     return list(found.values())
+
+
+def _entries(
+    family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
+) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
+    """Attentions and the tensors they may be of; those of another architecture where a tower is of another type."""
+    replaced: set[str] = set()
+    for attention in family.attention:
+        path = attention.config or ""
+        actual = section(config, path).get("model_type") if path and attention.of else None
+        known = (None, config.get("model_type"), attention.of)
+        if actual in known or str(attention.of).startswith(str(actual)):
+            yield attention, tensors
+        elif path not in replaced:
+            replaced.add(path)
+            sight = "text" not in path and "decoder" not in path
+            own = {n: t for n, t in tensors.items() if sight == any(word in n for word in OTHER_TOWERS)}
+            for other in (other for f in families().values() if f.goes_by(actual) for other in f.attention):
+                yield replace(other, config=".".join(part for part in (path, other.config) if part)), own
 
 
 def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:

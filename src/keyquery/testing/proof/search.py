@@ -204,7 +204,10 @@ class _Seeker:
             seen = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
             if not bool((seen & torch.ones(n, n, dtype=torch.bool).triu(1)).any()):
                 finding.facts["causal"] = True
-        kinds = self._section(finding.facts.get("config")).get("layer_types")
+        own = self._section(finding.facts.get("config"))
+        if finding.facts.get("config") and own.get("model_type"):
+            finding.facts["of"] = own["model_type"]
+        kinds = own.get("layer_types")
         if isinstance(kinds, list) and finding.layer < len(kinds):
             finding.kind = str(kinds[finding.layer])
         self._others(finding, near, capture, event)

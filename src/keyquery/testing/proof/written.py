@@ -8,7 +8,7 @@ from typing import Any
 from keyquery.testing.proof.search import Finding
 
 USUAL = {"heads": "num_attention_heads", "gain_offset": 0.0}
-ORDER = ("kind", "causal", "order", "transposed", "gated", "config", "heads", "scale", "softcap", "rope", "rope_kinds")
+ORDER = ("kind", "causal", "order", "transposed", "gated", "config", "of", "heads", "scale", "softcap", "rope", "rope_kinds")
 ROLES = ("query", "query_down", "query_latent_norm", "query_up", "key", "key_down", "key_latent_norm", "key_up", "value")
 ROLES += ("fused", "output", "module", "norm", "first_norm", "query_norm", "key_norm")
 
