@@ -95,7 +95,7 @@ def test_a_tower_can_be_run_on_data():
     expected = {"tokens": 14, "length": 7, "longest": 128, "from": "inputs"}
     assert expected.items() <= reading.provenance["data"].items()
     assert len(reading.heads) == 16
-    assert len([head for head in reading.heads if head.get("data")]) == 8  # the vision tower was given nothing
+    assert len([head for head in reading.heads if head.get("on_data")]) == 8  # the vision tower was given nothing
 
 
 def test_a_known_type_keeps_all_its_towers():

@@ -8,8 +8,32 @@ from collections.abc import Iterable, Mapping
 from keyquery.checkpoints.family import Place, natural
 from keyquery.support.printable import NAME, printable
 
-QUERIES = {"q", "query", "wq", "q_proj", "to_q", "q_lin", "query_proj", "linear_q", "c_q", "query_projection", "q_a_proj"}
-KEYS = {"k", "key", "wk", "k_proj", "to_k", "k_lin", "key_proj", "linear_k", "c_k", "key_projection", "kv_a_proj_with_mqa"}
+QUERIES = {
+    "q",
+    "query",
+    "wq",
+    "q_proj",
+    "to_q",
+    "q_lin",
+    "query_proj",
+    "linear_q",
+    "c_q",
+    "query_projection",
+    "q_a_proj",
+}
+KEYS = {
+    "k",
+    "key",
+    "wk",
+    "k_proj",
+    "to_k",
+    "k_lin",
+    "key_proj",
+    "linear_k",
+    "c_k",
+    "key_projection",
+    "kv_a_proj_with_mqa",
+}
 FUSED = {"qkv", "qkv_proj", "query_key_value", "c_attn", "Wqkv", "in_proj_weight", "attn_qkv", "qkv_linear"}
 # Modules whose queries and keys meet in no softmax.
 LINEAR = re.compile(r"linear_attn|mamba|mixer|delta_net|rwkv|linear_attention|retention")
@@ -35,6 +59,8 @@ def listed(modules: list[str]) -> str:
     kinds: dict[str, list[str]] = {}
     for module in modules:
         kinds.setdefault(re.sub(r"\d+", "…", module), []).append(module)
-    names = [found[0] + (f" and {len(found) - 1} more of its kind" if len(found) > 1 else "") for found in kinds.values()]
+    names = [
+        found[0] + (f" and {len(found) - 1} more of its kind" if len(found) > 1 else "") for found in kinds.values()
+    ]
     more = f", … ({len(names)} kinds in all)" if len(names) > SHOWN else ""
     return ", ".join(printable(name, NAME) for name in names[:SHOWN]) + more

@@ -48,7 +48,7 @@ class Attention:
 
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
-    causal: bool | str = False  # or the name of a config flag
+    causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
     order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups", "quarters"; "latent" (MLA)
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
@@ -77,6 +77,7 @@ class Attention:
     qk_norm_kind: str = "rms"
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
+    latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 
@@ -146,7 +147,7 @@ def parse(name: str, facts: Mapping[str, Any]) -> Family:
 def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
-    for attention, tensors in _entries(family, tensors, config):  # noqa: PLR1704
+    for attention, tensors in _entries(family, tensors, config):
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = section(config, attention.config).get("layer_types") if attention.kinds else None

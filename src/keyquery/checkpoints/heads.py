@@ -214,17 +214,21 @@ class Heads:
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
-            "rope": None if part == "nope" or not self._positions else rope_of(attention, config, place.layer, weights.query.shape[2]),
+            "rope": None
+            if part == "nope" or not self._positions
+            else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "position": _position(attention, config) if self._positions else "none",
             "modules": place.names,
-            "softcap": float(config[attention.softcap]) if attention.softcap and config.get(attention.softcap) else None,
+            "softcap": float(config[attention.softcap])
+            if attention.softcap and config.get(attention.softcap)
+            else None,
             "notes": (*self._notes, *_notes(place, config, part, shifted)),
             **norms,
         }
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
-        return LatentLayer(**facts, eps=_epsilon(attention, config))
+        return LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
         return section(self.config, place.attention.config)
@@ -274,6 +278,8 @@ def _position(attention: Attention, config: Mapping[str, Any]) -> str:
 
 
 def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
+    if attention.causal == "always":
+        return True
     said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
     return bool(said) and config.get("use_bidirectional_attention") is not True
 

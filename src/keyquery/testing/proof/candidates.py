@@ -100,10 +100,13 @@ def _latent(near: list[Weight]) -> Iterator[tuple[Names, dict[str, Any]]]:
     names = {role: leaves[leaf] for role, known in LATENT.items() for leaf in known if leaf in leaves}
     if {"key_down", "key_up"} <= set(names):
         yield names, {"order": "latent", "scale": "latent"}
+        yield names, {"order": "latent", "scale": "latent", "latent_eps": 1e-6}
 
 
 def _pair(query: Weight, key: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
-    ending = {} if query.ending == ".weight" else {"weight": query.ending, "bias": query.ending.replace("weight", "bias")}
+    ending = (
+        {} if query.ending == ".weight" else {"weight": query.ending, "bias": query.ending.replace("weight", "bias")}
+    )
     if query.ending == key.ending:
         yield {"query": query.stem, "key": key.stem}, ending
         yield {"query": query.stem, "key": key.stem}, {**ending, "gated": True}
@@ -121,7 +124,7 @@ def _whole(weight: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
 
 def qk_norms(near: list[Weight]) -> list[tuple[Names, dict[str, Any]]]:
     """Norms of queries and keys: none, by rms or LayerNorm, with gains stored as they are or less 1; without gains."""
-    vectors = [w for w in near if len(w.shape) == 1 and "norm" in w.stem.lower() or "ln" in w.words]
+    vectors = [w for w in near if (len(w.shape) == 1 and "norm" in w.stem.lower()) or "ln" in w.words]
     query = [w for w in vectors if any(word.startswith("q") for word in w.words)]
     key = [w for w in vectors if any(word.startswith("k") for word in w.words)]
     bare: list[tuple[Names, dict[str, Any]]] = [({}, {}), ({}, {"unit_norm": "rms"}), ({}, {"unit_norm": "l2"})]

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -84,7 +83,8 @@ class Comparison:
         for roles in (QUERY, KEY):
             role = next(role for role in roles if role in layer.modules)
             stem = layer.modules[role]
-            full = next((name for name in names if name.startswith(stem) and names[name] and _rest(name, stem)), None)
+            own = [name for name in names if name.startswith(stem) and names[name] and _rest(name, stem)]
+            full = min(own, key=lambda name: not name.endswith("weight"), default=None)  # biases may be renamed alone
             both.append(names[full] if full is not None and role != "module" else stem)
         return both[0], both[1]
 

@@ -16,7 +16,9 @@ class NoInputs(Exception):
     """An argument that a model needs cannot be made."""
 
 
-def inputs_for(model: Any, length: int, spread: int = 1, shift: int = 0, known: Mapping[Any, Any] = {}) -> dict[str, Any]:
+def inputs_for(
+    model: Any, length: int, spread: int = 1, shift: int = 0, known: Mapping[Any, Any] = {}
+) -> dict[str, Any]:
     """Arguments of a model's forward: `length` tokens at the positions shift + spread·i where it takes positions.
 
     `known` are shapes of arguments by name; "none" leaves one out.
@@ -46,7 +48,9 @@ def _crossed(wanted: list[str], model: Any) -> bool:
 # Optional arguments that are passed where the condition holds.
 WITH: dict[str, Callable[[list[str], Any], bool]] = {
     "attention_mask": _textual,
-    "position_ids": lambda wanted, model: _textual(wanted, model) and not getattr(model.config, "is_encoder_decoder", 0),
+    "position_ids": lambda wanted, model: (
+        _textual(wanted, model) and not getattr(model.config, "is_encoder_decoder", 0)
+    ),
     "decoder_input_ids": lambda wanted, model: True,
     "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip", "idefics"),
     "bbox": _textual,
@@ -213,7 +217,11 @@ class _Maker:
         if self.config.model_type.endswith("omni_audio_encoder") or "omni_moe_audio" in self.config.model_type:
             return self.randn(mel, 64)  # not batched
         frames = self.get("max_source_positions")
-        if frames is not None and self.get("encoder_layers") is not None and "speech_to_text" not in self.config.model_type:
+        if (
+            frames is not None
+            and self.get("encoder_layers") is not None
+            and "speech_to_text" not in self.config.model_type
+        ):
             return self.randn(1, mel, 2 * int(frames))
         if self.config.model_type in ("speech_to_text",):
             return self.randn(1, 40, mel)

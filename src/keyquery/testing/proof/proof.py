@@ -16,7 +16,7 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
-from keyquery.testing.proof.compare import Comparison, Match, memory_names
+from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
 from keyquery.testing.proof.inputs import inputs_for
 from keyquery.testing.proof.models import CannotBuild, brief, build, overrides, tiny_configs
 
@@ -130,7 +130,7 @@ def run(config: Any) -> tuple[Any, list[Run]]:
     """The model, and two runs of it; parts that a run does not reach are run by themselves."""
     failed, best = None, None
     for dtype in (torch.float64, torch.float32):
-        model = build(config).to(dtype)
+        model = _as(build(config), dtype)
         try:
             runs = [run for sizes in RUNS for run in _runs(model, dtype, *sizes)]
         except Exception as error:
@@ -144,6 +144,16 @@ def run(config: Any) -> tuple[Any, list[Run]]:
     if best is None:
         raise failed or RuntimeError("nothing ran")
     return best[1], best[2]
+
+
+def _as(model: Any, dtype: torch.dtype) -> Any:
+    """A model in another precision; complex rotations stay complex."""
+    turned = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    turned = [(module, name, buffer) for module, name, buffer in turned if buffer is not None and buffer.is_complex()]
+    model = model.to(dtype)
+    for module, name, buffer in turned:
+        module._buffers[name] = buffer.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+    return model
 
 
 def _idle(model: Any, runs: list[Run]) -> list[str]:
@@ -237,19 +247,25 @@ def save(model: Any, folder: str) -> None:
             logging.enable_progress_bar()
 
 
+def _mask_differs(whys: list[str]) -> bool:
+    """Whether a layer's mask is read wrongly: sees what it should not once, or never what it should."""
+    return any(why.startswith("causal") for why in whys) or all(why.startswith("not causal") for why in whys)
+
+
 def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about: dict[str, Any]) -> Proof:
     family = compared.heads.family.name
     errors: dict[str, float] = {}
     for match in matches:
-        if match.layer is not None:
+        if match.layer is not None and match.why != UNTESTED:
             errors[match.owner] = max(errors.get(match.owner, 0.0), match.error)
     missing = sorted({match.owner for match in matches if match.layer is None} - set(errors))
     untested = sorted({name for name in compared.groups if name not in compared.seen})
+    untested += sorted({match.owner for match in matches if match.why == UNTESTED} - set(errors))
     untested += [name for name in idle if not any(name in other or other in name for other in untested)]
     why = dict.fromkeys(match.why for match in matches if match.why and match.layer is not None)
     worst = max(errors.values(), default=None)
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE]
-    masks = [text for text in why if "causal" in text]
+    masks = [owner for owner in errors if _mask_differs([match.why for match in matches if match.owner == owner])]
     status = "wrong" if wrong or masks else "missing layers" if missing else "cannot be built" if untested else "exact"
     reason = "; ".join(list(why)[:2])
     if status == "cannot be built":

@@ -30,8 +30,17 @@ from keyquery.testing.proof.candidates import (
     weights,
 )
 from keyquery.testing.proof.capture import Capture, Event
-from keyquery.testing.proof.compare import HIDDEN, arrangements, at_zero, content, entered, errors, fitted
-from keyquery.testing.proof.compare import memory_names, scores
+from keyquery.testing.proof.compare import (
+    HIDDEN,
+    arrangements,
+    at_zero,
+    content,
+    entered,
+    errors,
+    fitted,
+    memory_names,
+    scores,
+)
 from keyquery.testing.proof.compare import windows as in_windows
 from keyquery.testing.proof.proof import TOLERANCE, Run, save, tiny_run
 
@@ -118,7 +127,11 @@ class _Seeker:
                     seen.add(tuple(numbers))
                     own: dict[str, Any] = {**shape, "heads": key, **({"config": section} if section else {})}
                     for norm_names, norm_facts in qk_norms(near):
-                        turned = ropes(config) if exactly else [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
+                        turned = (
+                            ropes(config)
+                            if exactly
+                            else [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
+                        )
                         for rope in turned:
                             yield {**names, **norm_names}, {**own, **norm_facts, **rope}
 
@@ -203,7 +216,8 @@ class _Seeker:
         if n == m and n > 2 and finding.facts.get("kind") != "cross":
             seen = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
             if not bool((seen & torch.ones(n, n, dtype=torch.bool).triu(1)).any()):
-                finding.facts["causal"] = True
+                own = self._section(finding.facts.get("config"))
+                finding.facts["causal"] = "always" if own.get("use_bidirectional_attention") is True else True
         own = self._section(finding.facts.get("config"))
         if finding.facts.get("config") and own.get("model_type"):
             finding.facts["of"] = own["model_type"]
@@ -254,7 +268,9 @@ class _Seeker:
         fixed = "query_norm" in finding.names
         offsets = [finding.facts.get("gain_offset", 0.0)] if fixed else [0.0, 1.0]
         for (kind, normed), offset in product((("rms", rms), ("layer", layer)), offsets):
-            if x.shape[-1] == len(gain) and torch.allclose(normed * (gain + offset) + shift, made.out.double(), atol=1e-3):
+            if x.shape[-1] == len(gain) and torch.allclose(
+                normed * (gain + offset) + shift, made.out.double(), atol=1e-3
+            ):
                 finding.names["norm"] = _relative(pattern["norm"], number, weight.stem, finding.layer)
                 finding.facts |= {"norm_kind": "rms"} if kind == "rms" else {}
                 finding.facts |= {"gain_offset": offset} if offset else {}

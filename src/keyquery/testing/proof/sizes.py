@@ -135,7 +135,13 @@ def _fewer_heads(facts: Mapping[Any, Any], factor: int) -> int:
 def _heads(facts: Mapping[Any, Any]) -> list[int]:
     counts = []
     for key, value in facts.items():
-        if isinstance(key, str) and HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key and "linear" not in key:
+        if (
+            isinstance(key, str)
+            and HEADS.fullmatch(key)
+            and "key_value" not in key
+            and "kv" not in key
+            and "linear" not in key
+        ):
             counts += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if _count(v) and v > 0]
     return counts
 

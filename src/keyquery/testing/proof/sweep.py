@@ -113,7 +113,13 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
 
 def _worker() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "keyquery.testing.proof.sweep"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", OFF: "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        OFF: "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(command, env=environment, **pipes)
 

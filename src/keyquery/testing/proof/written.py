@@ -8,8 +8,31 @@ from typing import Any
 from keyquery.testing.proof.search import Finding
 
 USUAL = {"heads": "num_attention_heads", "gain_offset": 0.0}
-ORDER = ("kind", "causal", "order", "transposed", "gated", "config", "of", "heads", "scale", "softcap", "rope", "rope_kinds")
-ROLES = ("query", "query_down", "query_latent_norm", "query_up", "key", "key_down", "key_latent_norm", "key_up", "value")
+ORDER = (
+    "kind",
+    "causal",
+    "order",
+    "transposed",
+    "gated",
+    "config",
+    "of",
+    "heads",
+    "scale",
+    "softcap",
+    "rope",
+    "rope_kinds",
+)
+ROLES = (
+    "query",
+    "query_down",
+    "query_latent_norm",
+    "query_up",
+    "key",
+    "key_down",
+    "key_latent_norm",
+    "key_up",
+    "value",
+)
 ROLES += ("fused", "output", "module", "norm", "first_norm", "query_norm", "key_norm")
 
 
@@ -73,11 +96,15 @@ def _entry(group: list[Finding], others: list[Finding]) -> dict[str, Any]:
         names.pop("norm", None)
     else:
         names["norm"] = feeding
-        first = next((f.names["norm"] for f in group if f.layer == 0 and f.names.get("norm") not in (None, feeding)), None)
+        first = next(
+            (f.names["norm"] for f in group if f.layer == 0 and f.names.get("norm") not in (None, feeding)), None
+        )
         if first is not None:
             names["first_norm"] = first
     cut = _cut(latest, others)
-    entry["names"] = {role: name[cut:] if name[:cut] == latest_prefix(latest)[:cut] else _tail(name) for role, name in names.items()}
+    entry["names"] = {
+        role: name[cut:] if name[:cut] == latest_prefix(latest)[:cut] else _tail(name) for role, name in names.items()
+    }
     return entry
 
 
