@@ -147,11 +147,11 @@ def parse(name: str, facts: Mapping[str, Any]) -> Family:
 def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
-    for attention, tensors in _entries(family, tensors, config):
+    for attention, own in _entries(family, tensors, config):
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
-        for place in _places_of(attention, tensors):
+        for place in _places_of(attention, own):
             if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
                 continue
             # Of two entries for the same tensors, the later one wins.

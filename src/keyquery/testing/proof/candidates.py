@@ -37,6 +37,7 @@ class Weight:
         return {*re.split(r"[_\d]+", leaf.lower()), leaf.lower()}
 
     def under(self, module: str) -> bool:
+        """Whether it belongs to a module or to one inside it."""
         return self.module == module or self.module.startswith(f"{module}." if module else "")
 
 
@@ -168,9 +169,9 @@ def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int
     found = []
     for key, value in config.items():
         counts = value if isinstance(value, list) else [value]
-        if HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key:
-            if all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in counts):
-                found.append((key, counts))
+        numbers = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in counts)
+        if numbers and HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key:
+            found.append((key, counts))
     usual = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 
     def rank(item: tuple[str, list[int]]) -> tuple[bool, int]:

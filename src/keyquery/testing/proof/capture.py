@@ -160,7 +160,7 @@ class _Watch(TorchFunctionMode):
             self._record(scores.movedim(dim, -1), product)
 
     def _product(self, args: Any, kwargs: Any, out: Any) -> None:
-        operands = [t for t in _tensors([*args, *kwargs.values()])]
+        operands = list(_tensors([*args, *kwargs.values()]))
         if len(operands) < 2:
             return
         left, right = operands[-2:]

@@ -159,8 +159,7 @@ def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | No
     values = [*call.inputs, *call.names.values()]
     named = call.names.get("query" if which == 0 else "key")
     chosen = named if named is not None else values[min(which, len(values) - 1)] if len(values) > 2 else None
-    chosen = values[0] if chosen is None and values else chosen
-    return chosen
+    return values[0] if chosen is None and values else chosen
 
 
 def windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
@@ -199,8 +198,9 @@ def arrangements(theirs: Tensor, ours: Tensor) -> Iterator[Tensor]:
 def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tensor | None) -> Match:
     """The match of what is read of a layer whose term of positions is not: the product of queries and keys.
 
-    A rotation leaves the score of a token with itself as it is, and at position 0 all scores. What is added to the product does not change it; it is
-    compared up to a factor, and the factor to the softmax's input must be nearer to ours than to twice or half of it.
+    A rotation leaves the score of a token with itself as it is, and at position 0 all scores. What is added to the
+    product does not change it; it is compared up to a factor, and the factor to the softmax's input must be nearer to
+    ours than to twice or half of it.
     """
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")

@@ -12,7 +12,7 @@ from torch import Tensor
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "width", "encoder_hidden_size")
 
 
-class NoInputs(Exception):
+class NoInputsError(Exception):
     """An argument that a model needs cannot be made."""
 
 
@@ -82,7 +82,7 @@ class _Maker:
         if made is None and ("hidden_states" in name or "embeds" in name or "features" in name):
             made = self._hidden_states
         if made is None:
-            raise NoInputs(f"nothing is known to pass as {name}")
+            raise NoInputsError(f"nothing is known to pass as {name}")
         return made()
 
     def get(self, *names: str, default: Any = None) -> Any:

@@ -20,7 +20,7 @@ DERIVED = ("stage_names", "out_features", "out_indices", "id2label", "label2id",
 DERIVED += ("transformers_version", "architectures", "_name_or_path")
 
 
-class CannotBuild(Exception):
+class CannotBuildError(Exception):
     """No tiny model of a type can be made here."""
 
 
@@ -44,13 +44,13 @@ def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
     model_type = str(facts.get("model_type")) if facts else str(source)
     known = overrides().get(model_type, {})
     if model_type not in transformers.CONFIG_MAPPING:
-        raise CannotBuild(f"transformers {transformers.__version__} has no config type {model_type!r}")
+        raise CannotBuildError(f"transformers {transformers.__version__} has no config type {model_type!r}")
     cls = transformers.CONFIG_MAPPING[model_type]
     reasons = []
     try:
         start = cls(**facts) if facts else cls(**known.get("start", {}))
     except Exception as error:
-        raise CannotBuild(f"its default config: {brief(error)}") from error
+        raise CannotBuildError(f"its default config: {brief(error)}") from error
     for factor in [known["factor"]] if "factor" in known else FACTORS:
         try:
             small = shrink(_bare(start.to_dict()), factor)
@@ -58,7 +58,7 @@ def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
         except Exception as error:
             reasons.append(f"a config {factor} times smaller: {brief(error)}")
     if reasons:
-        raise CannotBuild(reasons[0])
+        raise CannotBuildError(reasons[0])
 
 
 def build(config: Any) -> Any:
@@ -71,7 +71,7 @@ def build(config: Any) -> Any:
     except (RuntimeError, NotImplementedError):  # tensors that need values
         sizes = 0
     if sizes > MOST:
-        raise CannotBuild(f"it has {sizes / 1e6:.0f} million parameters at its smallest")
+        raise CannotBuildError(f"it has {sizes / 1e6:.0f} million parameters at its smallest")
     torch.manual_seed(0)
     model = _instance(cls, config).eval()
     randomise(model)
@@ -104,7 +104,7 @@ def model_class(config: Any) -> Any:
             return getattr(transformers, mapping)[type(config)]
     classes = list(_classes_of(type(config)))
     if not classes:
-        raise CannotBuild(f"transformers has no model class of {type(config).__name__}")
+        raise CannotBuildError(f"transformers has no model class of {type(config).__name__}")
     stem = type(config).__name__.removesuffix("Config")
     return min(
         classes, key=lambda cls: (cls.__name__ != f"{stem}Model", "Model" not in cls.__name__, len(cls.__name__))

@@ -18,7 +18,7 @@ from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
 from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
 from keyquery.testing.proof.inputs import inputs_for
-from keyquery.testing.proof.models import CannotBuild, brief, build, overrides, tiny_configs
+from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
 
 TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
@@ -83,7 +83,7 @@ def prove(source: str | Path | Mapping[str, Any]) -> Proof:
     about = {"model_type": model_type, "transformers": optional("transformers", "prove").__version__}
     try:
         model, runs = tiny_run(facts)
-    except CannotBuild as error:
+    except CannotBuildError as error:
         return Proof(status="cannot be built", reason=str(error), **about)
     return _judged(model, runs, about)
 
@@ -106,10 +106,10 @@ def tiny_run(source: str | Mapping[str, Any]) -> tuple[Any, list[Run]]:
                 best = (idle, model, runs)
             if not idle:
                 break
-    except CannotBuild as error:
+    except CannotBuildError as error:
         reasons.append(str(error))
     if best is None:
-        raise CannotBuild(reasons[0] if reasons else "no config")
+        raise CannotBuildError(reasons[0] if reasons else "no config")
     return best[1], best[2]
 
 

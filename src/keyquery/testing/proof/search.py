@@ -120,12 +120,12 @@ class _Seeker:
         lead = event.scores.numel() // event.scores.shape[-1]
         for names, shape in projections(near):
             seen: set[tuple[int, ...]] = set()
-            for section, config in sections(self.source.config, owner):
+            for path, config in sections(self.source.config, owner):
                 for key, numbers in head_keys(config, owner):
                     if all(lead % number for number in numbers) or tuple(numbers) in seen:
                         continue
                     seen.add(tuple(numbers))
-                    own: dict[str, Any] = {**shape, "heads": key, **({"config": section} if section else {})}
+                    own: dict[str, Any] = {**shape, "heads": key, **({"config": path} if path else {})}
                     for norm_names, norm_facts in qk_norms(near):
                         turned = (
                             ropes(config)

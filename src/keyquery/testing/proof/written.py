@@ -103,25 +103,19 @@ def _entry(group: list[Finding], others: list[Finding]) -> dict[str, Any]:
             names["first_norm"] = first
     cut = _cut(latest, others)
     entry["names"] = {
-        role: name[cut:] if name[:cut] == latest_prefix(latest)[:cut] else _tail(name) for role, name in names.items()
+        role: name[cut:] if name[:cut] == anchor_of(latest)[:cut] else name for role, name in names.items()
     }
     return entry
 
 
-def latest_prefix(finding: Finding) -> str:
-    """What stands before the layer's number in the names of a finding."""
-    anchor = next(finding.names[role] for role in ("fused", "key_down", "query") if role in finding.names)
-    return anchor
-
-
-def _tail(name: str) -> str:
-    """A name without its first part, if it has several: prefixes of files differ."""
-    return name
+def anchor_of(finding: Finding) -> str:
+    """The name that a finding's other names are cut like."""
+    return next(finding.names[role] for role in ("fused", "key_down", "query") if role in finding.names)
 
 
 def _cut(finding: Finding, others: list[Finding]) -> int:
     """How much of the names can be left out: they must not match tensors of other entries, but for those of text."""
-    anchor = latest_prefix(finding)
+    anchor = anchor_of(finding)
     before = anchor.split("{layer}")[0] if "{layer}" in anchor else anchor.rpartition(".")[0].rpartition(".")[0] + "."
     if before.rstrip(".").rpartition(".")[2].isdecimal():  # a stage's number
         return len(before)
