@@ -193,10 +193,13 @@ def _config(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
-    """The language tower of a multimodal model of an unknown architecture, with a note."""
+    """The language tower of a multimodal model whose towers no architecture names, with a note."""
     model_type, text = source.config.get("model_type"), source.config.get("text_config")
-    if not isinstance(text, Mapping) or any(family.goes_by(model_type) for family in families().values()):
+    own = [family for family in families().values() if family.goes_by(model_type)]
+    if not isinstance(text, Mapping) or any(attention.config for family in own for attention in family.attention):
         return source, ()
+    if own:  # the only tower with attention
+        return Tower(source, text), ()
     defaults = next((f.defaults for f in families().values() if f.goes_by(text.get("model_type"))), {})
     return Tower(source, {**defaults, **text}), ("the language tower only",)
 

@@ -42,11 +42,12 @@ from keyquery.testing.proof.compare import (
     scores,
 )
 from keyquery.testing.proof.compare import windows as in_windows
-from keyquery.testing.proof.proof import TOLERANCE, Run, save, tiny_run
+from keyquery.testing.proof.proof import Run, save, tiny_run
 
 ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
 KEY = ("key", "key_down", "fused")
+CLOSE = 3e-6  # relative error of a reading that is found: well below what a proof allows
 NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -110,7 +111,7 @@ class _Seeker:
                     return None
                 usable = events if facts.get("rope") != "before norm" else [e for e in events if at_zero(e[2])]
                 finding = self._try(names, facts, usable[-1], exactly) if usable else None
-                if finding is not None and self._error(finding, usable[0], exactly)[0] <= TOLERANCE:
+                if finding is not None and self._error(finding, usable[0], exactly)[0] <= CLOSE:
                     return self._finished(finding, near, events)
         return None
 
@@ -141,10 +142,10 @@ class _Seeker:
         error, factor = self._error(finding, item, exactly)
         config = self._section(facts.get("config"))
         cap = next((k for k in config if "softcap" in k and config[k] and "final" not in k and "router" not in k), None)
-        if not error <= TOLERANCE and error < 0.5 and exactly and cap:
+        if not error <= CLOSE and error < 0.5 and exactly and cap:
             finding.facts["softcap"] = cap
             error, factor = self._error(finding, item, exactly)
-        if error <= TOLERANCE and exactly and abs(factor - 1) > 1e-6:
+        if error <= CLOSE and exactly and abs(factor - 1) > 1e-6:
             layers = self._layers(finding)
             name = scale_name(config, factor * layers[0].scale) if layers else None
             if name is None:
@@ -154,7 +155,7 @@ class _Seeker:
             if abs(factor - 1) > 1e-6:
                 return None
         finding.error = error
-        return finding if error <= TOLERANCE else None
+        return finding if error <= CLOSE else None
 
     def _section(self, name: str | None) -> Mapping[str, Any]:
         return section(self.source.config, name)
