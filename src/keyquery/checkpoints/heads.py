@@ -309,7 +309,9 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
     groups, shared, rank, width = weights.query.shape
     norms = {}
     for role, called in ((feeding, "norm"), ("memory_norm", "memory_norm")):
-        projected = role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (width,)
+        projected = (
+            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (width,)
+        )
         if role in names and not projected:  # embeddings may be of another width, and projected after their norm
             norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (width,))
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):

@@ -221,7 +221,8 @@ def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]
     """Arguments of `look` for a file of token ids: whole sequences, however long."""
     if options.get("text") is not None:
         raise ValueError("give --text or --ids, not both")
-    heads = read(source, *(options.get(name) for name in ("heads", "query", "key", "config")))
+    how: dict[str, Any] = {name: options.get(name) for name in ("heads", "query", "key", "config")}
+    heads = read(source, **how, partial=bool(options.get("partial")))
     rows = read_ids(ids, heads)
     batches = id_batches(rows, options["tokens"])
     if heads.config.get("is_encoder_decoder"):

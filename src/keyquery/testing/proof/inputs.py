@@ -28,7 +28,7 @@ def inputs_for(
     names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     needed = [name for name in names if signature.parameters[name].default is inspect.Parameter.empty]
     main = getattr(model, "main_input_name", "input_ids")
-    wanted = [name for name in ([main] if main in names else []) + needed if name in names]
+    wanted: list[str] = [name for name in ([main] if main in names else []) + needed if name in names]
     if not wanted:
         wanted = [name for name in ("input_ids", "pixel_values", "input_features", "input_values") if name in names][:1]
     wanted += [name for name in WITH if name in names and WITH[name](wanted, model)]

@@ -16,7 +16,15 @@ from keyquery.testing.proof.sizes import shrink
 
 FACTORS = (16, 8, 4, 2, 1)
 MOST = 40_000_000  # parameters of a tiny model
-DERIVED = ("stage_names", "out_features", "out_indices", "id2label", "label2id", "_attn_implementation", "dtype")
+DERIVED: tuple[str, ...] = (
+    "stage_names",
+    "out_features",
+    "out_indices",
+    "id2label",
+    "label2id",
+    "_attn_implementation",
+    "dtype",
+)
 DERIVED += ("transformers_version", "architectures", "_name_or_path")
 
 
@@ -119,7 +127,7 @@ def _classes_of(config: type) -> Iterator[Any]:
     for value in vars(module).values():
         if not isinstance(value, type) or not issubclass(value, base) or value.__module__ != module.__name__:
             continue
-        taken = value.__init__.__annotations__.get("config") if "__init__" in vars(value) else None
+        taken = vars(value)["__init__"].__annotations__.get("config") if "__init__" in vars(value) else None
         named = value.__name__ == config.__name__.replace("Config", "Model")
         fits = getattr(value, "config_class", None) is config or taken in (config, config.__name__) or named
         if fits and "PreTrained" not in value.__name__:

@@ -270,5 +270,5 @@ def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about:
     reason = "; ".join(list(why)[:2])
     if status == "cannot be built":
         reason = f"no input reaches {len(untested)} attention modules"
-    rest = {"error": worst, "modules": errors, "missing": missing, "untested": untested}
+    rest: dict[str, Any] = {"error": worst, "modules": errors, "missing": missing, "untested": untested}
     return Proof(status=status, reason=reason, family=family, **rest, **about)

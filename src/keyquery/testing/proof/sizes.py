@@ -150,7 +150,7 @@ def _head_dim(facts: Mapping[Any, Any]) -> int | None:
     for key in ("head_dim", "d_kv", "qk_rope_head_dim", "kv_channels", "attention_head_dim"):
         if _count(facts.get(key)) and facts[key]:
             return int(facts[key])
-    width = next((facts[k] for k in ("hidden_size", "d_model", "n_embd", "embed_dim", "dim") if k in facts), None)
+    width: Any = next((facts[k] for k in ("hidden_size", "d_model", "n_embd", "embed_dim", "dim") if k in facts), None)
     counts = _heads(facts)
     return width // max(counts) if _count(width) and counts and width % max(counts) == 0 else None
 

@@ -22,7 +22,7 @@ ORDER = (
     "rope",
     "rope_kinds",
 )
-ROLES = (
+ROLES: tuple[str, ...] = (
     "query",
     "query_down",
     "query_latent_norm",
