@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from keyquery.testing.proof.proof import STATUSES, Proof, prove
 
 TIMEOUT = 90.0  # seconds per type
 MEMORY = 6 << 30  # bytes of a worker
+TYPES = 50  # after so many, a worker is replaced: what it imports stays in memory
 
 
 def sweep(
@@ -77,7 +79,10 @@ def counts(proofs: Iterable[Proof]) -> dict[str, int]:
 
 def _proofs(types: list[str]) -> Iterator[Proof]:
     worker = None
-    for name in types:
+    for index, name in enumerate(types):
+        if worker is not None and index % TYPES == 0:
+            _end(worker)
+            worker = None
         if worker is None:
             worker = _worker()
         assert worker.stdin is not None
@@ -160,6 +165,7 @@ def _serve() -> None:
             version = optional("transformers", "prove").__version__
             proof = Proof(name, "cannot be built", f"{type(error).__name__}: {error}"[:300], transformers=version)
         print(json.dumps(asdict(proof)), flush=True)
+        gc.collect()  # tensors and the products they come from refer to each other
 
 
 if __name__ == "__main__":
