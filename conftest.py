@@ -4,6 +4,7 @@ import os
 import sys
 
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("KEYQUERY_NO_PROOFS", "1")  # reading proves nothing by itself, and writes to no user's cache
 
 from jaxtyping import config, install_import_hook
 

@@ -258,6 +258,7 @@ WRITERS = {
         "keyquery_studies/transport/cost.py",
         "write_text",
     ),  # to the kernel: forget the peak of memory
+    ("keyquery/testing/proof/sweep.py", "open"),  # lines are only added to the cache of proofs
     ("keyquery/training/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
 }
 WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from keyquery.checkpoints.sources import OTHER_TOWERS
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query")
@@ -46,8 +48,8 @@ class Attention:
 
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
-    causal: bool | str = False  # or the name of a config flag
-    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups"; "latent" (MLA)
+    causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
+    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups", "quarters"; "latent" (MLA)
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
     shared: bool = False  # one set of weights used by every layer
@@ -57,19 +59,27 @@ class Attention:
     output_weight: str = ".weight"
     norm_weight: str = ".weight"
     norm_bias: str = ".bias"
-    config: str | None = None  # the section of the config for this attention
+    config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
+    of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
     heads: str | None = None  # config key of the number of heads
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions.scale_of
+    softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
+    gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
-    position: str = "none"  # position term: "alibi", "t5", "disentangled"
-    rope: str | None = None  # "half" or "interleaved" pairs
+    position: str = "none"  # position term: "alibi", "t5", "disentangled"; "unread": there is one, and it is not read
+    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read; "before norm": rotated, then normed
+    rope: str | None = None
+    rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
     alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
+    unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
+    latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
+    kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Family:
     model_types: list[str]
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
+    gaps: bool = False  # whether layers may have no attention, or attention of another kind
     by_names: bool = True  # whether it can be recognised without a config
     defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)
@@ -136,13 +147,43 @@ def parse(name: str, facts: Mapping[str, Any]) -> Family:
 def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
-    for attention in family.attention:
+    for attention, own in _entries(family, tensors, config):
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
-        for place in _places_of(attention, tensors):
+        kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
+        for place in _places_of(attention, own):
+            if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
+                continue
             # Of two entries for the same tensors, the later one wins.
             found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
     return list(found.values())
+
+
+def _entries(
+    family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
+) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
+    """Attentions and the tensors they may be of; those of another architecture where a tower is of another type."""
+    replaced: set[str] = set()
+    for attention in family.attention:
+        path = attention.config or ""
+        actual = section(config, path).get("model_type") if path and attention.of else None
+        known = (None, config.get("model_type"), attention.of)
+        if actual in known or str(attention.of).startswith(str(actual)):
+            yield attention, tensors
+        elif path not in replaced:
+            replaced.add(path)
+            sight = "text" not in path and "decoder" not in path
+            own = {n: t for n, t in tensors.items() if sight == any(word in n for word in OTHER_TOWERS)}
+            for other in (other for f in families().values() if f.goes_by(actual) for other in f.attention):
+                yield replace(other, config=".".join(part for part in (path, other.config) if part)), own
+
+
+def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
+    """A section of a config, as far as the config has it."""
+    found: Any = config
+    for part in path.split(".") if path else ():
+        found = found.get(part) or found
+    return found if isinstance(found, Mapping) else config
 
 
 def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:

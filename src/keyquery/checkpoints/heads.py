@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Attention, Family, Place, gap, places
+from keyquery.checkpoints.family import Attention, Family, Place, gap, places, section
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
@@ -51,9 +51,14 @@ class Heads:
         heads: int | None = None,
         notes: tuple[str, ...] = (),
         gaps: bool = False,
+        positions: bool = True,
     ) -> None:
-        """`notes` are added to every layer; `gaps`: whether some layers may have no attention."""
+        """`notes` are added to every layer; `gaps`: whether some layers may have no attention.
+
+        Without `positions`, neither RoPE nor a bias of positions is read: they are not known to be right.
+        """
         self.source, self.family, self._given, self._notes = source, family, heads, notes
+        self._positions = positions
         found = places(family, source.shapes, source.config)
         if not found:
             raise ValueError(f"{source.label} has no attention layer of family {family.name}")
@@ -211,20 +216,24 @@ class Heads:
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
-            "rope": None if part == "nope" else rope_of(attention, config, place.layer, weights.query.shape[2]),
-            "position": "scaled alibi" if attention.alibi and config.get(attention.alibi) else attention.position,
+            "rope": None
+            if part == "nope" or not self._positions
+            else rope_of(attention, config, place.layer, weights.query.shape[2]),
+            "position": _position(attention, config) if self._positions else "none",
             "modules": place.names,
+            "softcap": float(config[attention.softcap])
+            if attention.softcap and config.get(attention.softcap)
+            else None,
             "notes": (*self._notes, *_notes(place, config, part, shifted), *precision_notes(self.source, place)),
             **norms,
         }
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
-        return LatentLayer(**facts, eps=_epsilon(attention, config))
+        return LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
-        part = place.attention.config
-        return self.config.get(part) or self.config if part else self.config
+        return section(self.config, place.attention.config)
 
     def values(self, index: int) -> Values:
         """Value and output weights of layer `index`, with biases.
@@ -263,7 +272,16 @@ def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
             yield place, part
 
 
+def _position(attention: Attention, config: Mapping[str, Any]) -> str:
+    """The term of positions; "rotary" where there is a rotation that is not read."""
+    if attention.alibi and config.get(attention.alibi):
+        return "scaled alibi"
+    return {"unread": "rotary", "before norm": "rotary before norm"}.get(str(attention.rope), attention.position)
+
+
 def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
+    if attention.causal == "always":
+        return True
     said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
     return bool(said) and config.get("use_bidirectional_attention") is not True
 
@@ -276,7 +294,11 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
         "rotary positions unknown: there is no config": bool(attention.rope and not config),
-        "rotary positions enter its scores and are not read": rotary,
+        "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
+        "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
+            attention.rope == "before norm"
+        ),
+        "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
         f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
@@ -309,7 +331,10 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
     groups, shared, rank, width = weights.query.shape
     norms = {}
     for role, called in ((feeding, "norm"), ("memory_norm", "memory_norm")):
-        if role in names:
+        projected = (
+            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (width,)
+        )
+        if role in names and not projected:  # embeddings may be of another width, and projected after their norm
             norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (width,))
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
         if role in names:
@@ -318,6 +343,9 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
+        elif attention.unit_norm:
+            size = 1.0 if attention.unit_norm == "rms" else rank**-0.5
+            norms[role] = Norm("rms", weights.query.new_full((1, 1, rank), size), None, _epsilon(attention, config))
     return norms
 
 

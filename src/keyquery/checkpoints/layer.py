@@ -90,6 +90,7 @@ class Layer:
     modules: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     label: str = ""  # what to call it: "encoder 0", "cross 3", "0 rope", or its index
+    softcap: float | None = None  # c: the model uses c·tanh(s/c) of the scaled score s
 
     def __repr__(self) -> str:
         facts = [f"{self.heads} heads", _sized(self.weights.query), *(["causal"] if self.causal else [])]

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Attention, Place
+from keyquery.checkpoints.family import ANCHORS, Attention, Place
 from keyquery.checkpoints.layer import Projections
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_count
@@ -26,7 +26,7 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
     said["the module"] = _heads_of_module(place, source)
-    said |= {f"the config's {name}": config.get(name) for name in named}
+    said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
@@ -34,6 +34,16 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     if given is not None and given != found:
         raise ValueError(f"heads is {given}, but {where} says {found}")
     return int(found)
+
+
+def _of_stage(number: Any, place: Place) -> Any:
+    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer."""
+    if not isinstance(number, (list, tuple)):
+        return number
+    anchor = next(place.names[role] for role in ANCHORS if role in place.names)
+    stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
+    index = stages[-2] if len(stages) > 1 else place.layer
+    return number[index] if index < len(number) else None
 
 
 def _heads_of_module(place: Place, source: Source) -> int | None:
@@ -91,6 +101,8 @@ def _last(packed: Tensor, place: Place, groups: int, shared: int, rank: int) -> 
     rest = packed.shape[1:]
     if place.attention.order == "groups":
         packed = packed.reshape(groups, shared + 2, rank, *rest)[:, -1].flatten(0, 1)
+    elif place.attention.order == "quarters":
+        packed = packed.reshape(4, 3, -1, *rest)[:, 1].flatten(0, 1)
     return packed[-groups * rank :].reshape(groups, 1, rank, *rest)
 
 
@@ -123,6 +135,8 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     attention = place.attention
     query, key = (read_weight(source, place.names[role] + attention.weight, attention) for role in ("query", "key"))
     name = place.names["query"]
+    if attention.gated:
+        query = _ungated(query, heads, name)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
             f"{name}: keys of width {key.shape[-1]} beside queries of width {query.shape[-1]} have no form"
@@ -138,12 +152,23 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     )
 
 
+def _ungated(query: Tensor, heads: int, name: str) -> Tensor:
+    """The queries among rows that hold, head by head, a query and a gate of the same width."""
+    rank = _divide(len(query), 2 * heads, f"{name}: {len(query)} rows are not {heads} heads of a query and a gate")
+    return query.reshape(heads, 2, rank, *query.shape[1:])[:, 0].flatten(0, 1)
+
+
 def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
     name, count = place.bias(role), math.prod(shape)
     if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
         first, name = 0 if role == "query" else count, place.names["packed_bias"] + place.attention.bias
         return _shaped(read_rows(source, name, first, first + count), shape, name)
-    return _shaped(read_rows(source, name), shape, name) if name in source.shapes else None
+    if name not in source.shapes:
+        return None
+    rows = read_rows(source, name)
+    if place.attention.gated and role == "query":
+        rows = _ungated(rows, shape[0] * shape[1], name)
+    return _shaped(rows, shape, name)
 
 
 def _shaped(bias: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -168,6 +193,9 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     stop = (heads + groups) * rank if attention.order == "blocks" else None
     weight = read_weight(source, name + attention.weight, attention, 0, stop)
     query, key = _unfuse(weight, attention.order, groups, shared, rank)
+    if "query_bias" in place.names:  # DeBERTa's keys have none
+        own = place.names["query_bias"]
+        return Projections(query, key, _shaped(read_rows(source, own), (groups, shared, rank), own))
     bias = name + attention.bias
     if bias not in source.shapes:
         return Projections(query, key)
@@ -183,6 +211,9 @@ def _unfuse(packed: Tensor, order: str, groups: int, shared: int, rank: int) -> 
     if order == "groups":
         packed = packed.reshape(groups, shared + 2, rank, *rest)
         return packed[:, :shared], packed[:, shared : shared + 1]
+    if order == "quarters":  # CodeGen's, made on four devices: queries, values and keys of each
+        packed = packed.reshape(4, 3, -1, *rest)
+        return tuple(packed[:, part].reshape(groups, shared, rank, *rest) for part in (0, 2))  # type: ignore[return-value]
     heads = groups * shared
     query, key = packed[: heads * rank], packed[heads * rank : (heads + groups) * rank]
     return query.reshape(groups, shared, rank, *rest), key.reshape(groups, 1, rank, *rest)

@@ -21,6 +21,10 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
     match attention.scale:
         case "one":
             return 1.0
+        case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value
+            how, key = key.split(" ", 1)
+            value = float(config[key])
+            return value if how == "times" else value**-0.5
         case "query_pre_attn_scalar":
             return float(config.get("query_pre_attn_scalar", head_dim)) ** -0.5
         case "gpt2":
@@ -90,7 +94,9 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
         or (attention.alibi and config.get(attention.alibi))
         or (layer < len(turned) and not turned[layer])
     )
-    if attention.rope is None or not config or without:
+    if attention.rope in (None, "unread", "before norm") or not config or without:
+        return None
+    if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
         return None
     try:
         return _rope(attention, config, layer, head_dim)
@@ -103,12 +109,16 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
 def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope:
     parameters = _rope_parameters(config, layer)
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
-    dims = int(config.get("rotary_dim") or head_dim * next((share for share in shares if share), 1.0))
+    share = next((share for share in shares if share), 1.0)
+    whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
+    dims = head_dim if whole else int(config.get("rotary_dim") or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
     interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
     base = float(parameters["rope_theta"])
     frequencies = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    if whole:
+        frequencies[int(share * head_dim // 2) :] = 0
     frequencies, factor = _rescaled(frequencies, base, parameters, config)
     return Rope(dims, base, interleaved, frequencies, factor)
 
@@ -153,6 +163,8 @@ def _rescaled(
     match parameters["rope_type"]:
         case "linear":
             return frequencies / float(parameters["factor"]), 1.0
+        case "proportional":
+            return frequencies / float(parameters.get("factor") or 1), 1.0
         case "llama3":
             return _llama3(frequencies, float(parameters["factor"]), parameters), 1.0
         case "yarn":

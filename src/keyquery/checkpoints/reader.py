@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from keyquery.checkpoints.coverage import listed, uncovered
 from keyquery.checkpoints.custom import custom_family
 from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
@@ -15,6 +19,7 @@ from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
+from keyquery.checkpoints.proven import proof_of
 from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.support.extras import optional
@@ -32,6 +37,7 @@ def read(
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
     adapter: str | Path | None = None,
+    partial: bool = False,
 ) -> Heads:
     """Open the attention heads of a checkpoint or a live model; weights are loaded lazily.
 
@@ -51,6 +57,8 @@ def read(
         "fused-transposed" or "fused-heads". Default: "linear" for matrices.
     adapter
         A folder of PEFT with a LoRA adapter, which is added to the weights as they are read. Default: none.
+    partial
+        Read a file of which some attention modules cannot be read; every layer says so. Default: refuse it.
 
     Returns
     -------
@@ -62,7 +70,8 @@ def read(
     FileNotFoundError
         If `source` is neither a file, nor a folder, nor a hub model.
     ValueError
-        If the architecture is unknown and `query` and `key` are not set.
+        If the architecture is unknown and `query` and `key` are not set, if it is proven to be read wrongly, or if
+        attention modules are not read and `partial` is not set.
 
     See Also
     --------
@@ -90,10 +99,17 @@ def read(
         return Heads(opened, family, heads, gaps=True)
     if layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
-    opened, notes = _language_tower(opened)
-    family = _family_of(opened)
-    strange = _strangeness(opened, family)
-    return Heads(opened, family, heads, (*notes, *strange), gaps=bool(strange))
+    return read_recognised(opened, heads, partial)
+
+
+def read_recognised(opened: Source, heads: int | None = None, partial: bool = False, trusted: bool = False) -> Heads:
+    """Heads of a source whose architecture is recognised; `trusted`: as if that were proven, to prove it."""
+    tower, notes = _language_tower(opened)
+    family = _family_of(tower)
+    unproven = () if trusted else _unproven(tower, family)
+    notes = (*unproven, *notes, *_partial(opened, tower, family, partial))
+    gaps = bool(unproven) or trusted or partial or family.gaps
+    return Heads(tower, family, heads, notes, gaps=gaps, positions=not unproven)
 
 
 def _adapted(source: Source, adapter: str | Path | None) -> Source:
@@ -197,25 +213,52 @@ def _config(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
-    """The language tower of a multimodal model of an unknown architecture, with a note."""
+    """The language tower of a multimodal model whose towers no architecture names, with a note."""
     model_type, text = source.config.get("model_type"), source.config.get("text_config")
-    if not isinstance(text, Mapping) or any(family.goes_by(model_type) for family in families().values()):
+    own = [family for family in families().values() if family.goes_by(model_type)]
+    if not isinstance(text, Mapping) or any(attention.config for family in own for attention in family.attention):
         return source, ()
+    if own:  # the only tower with attention
+        return Tower(source, text), ()
     defaults = next((f.defaults for f in families().values() if f.goes_by(text.get("model_type"))), {})
     return Tower(source, {**defaults, **text}), ("the language tower only",)
 
 
-def _strangeness(source: Source, family: Family) -> tuple[str, ...]:
-    """A note if the model type of the config does not belong to the architecture."""
+def _unproven(source: Source, family: Family) -> tuple[str, ...]:
+    """A note if the model type of the config is not known to be read exactly as this architecture."""
     model_type = source.config.get("model_type")
     if model_type is None or family.goes_by(model_type):
         return ()
     known = any(other.goes_by(model_type) for other in families().values())
+    proof = None if known else proof_of(model_type)
+    if proof is not None and proof.family == family.name:
+        if proof.status == "exact":
+            return ()
+        if proof.status in ("wrong", "missing layers"):
+            raise ValueError(
+                f"{source.label}: the model type {_quoted(model_type)} is not supported: read as {family.name} by its "
+                f"tensor names, its scores differ from the model's ({proof.status}; keyquery prove {model_type})"
+            )
     why = "does not fit its tensors" if known else "is not known"
     return (
-        f"model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; "
-        "scale and norms may differ",
+        f"unproven: model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; scale and norms "
+        "may differ, and positions are left out",
     )
+
+
+def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tuple[str, ...]:
+    """A note if attention modules of a file are not read, which must be allowed."""
+    if isinstance(whole, Live):
+        return ()
+    left = uncovered(whole.shapes, places(family, source.shapes, source.config))
+    if not left:
+        return ()
+    count = f"{len(left)} attention module{'s are' if len(left) > 1 else ' is'} not read"
+    if not allowed:
+        raise ValueError(
+            f"{whole.label}: {count} as {family.name}: {listed(left)}. To read the rest: partial=True (--partial)"
+        )
+    return (f"partial: {count}: {listed(left)}",)
 
 
 def _family_by_type(source: Source) -> Family | None:
@@ -224,10 +267,21 @@ def _family_by_type(source: Source) -> Family | None:
     return next((family for family in fitting if places(family, source.shapes, source.config)), None)
 
 
+@cache
+def _refused() -> dict[str, str]:
+    """Model types that are known not to be read, and why."""
+    found: dict[str, str] = tomllib.loads(files("keyquery.checkpoints").joinpath("refused.toml").read_text("utf-8"))
+    return found
+
+
 def _family_of(source: Source) -> Family:
     model_type = source.config.get("model_type")
     if (family := _family_by_type(source)) is not None:
         return family
+    if isinstance(model_type, str) and model_type in _refused():
+        raise ValueError(
+            f"{source.label}: the model type {_quoted(model_type)} is not supported: {_refused()[model_type]}"
+        )
     if isinstance(model_type, str) and model_type.startswith("gguf-"):
         raise ValueError(f"{source.label} is a GGUF file without attention layers: it holds {_shown(source)}")
     recognised = recognise(source.shapes)

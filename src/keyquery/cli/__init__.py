@@ -18,6 +18,7 @@ from keyquery.cli.causes import causes
 from keyquery.cli.depth import depth
 from keyquery.cli.flow import flow
 from keyquery.cli.look import compare, look
+from keyquery.cli.prove import prove
 from keyquery.cli.rerank import rerank
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
@@ -43,6 +44,7 @@ app.command()(causes)
 app.command()(flow)
 app.command()(rerank)
 app.command()(depth)
+app.command()(prove)
 PLUGINS = commands()
 for name, command in PLUGINS.items():
     app.add_typer(command, name=name)

@@ -33,6 +33,9 @@ Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or
 Adapter = Annotated[
     Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights as they are read.")
 ]
+Partial = Annotated[
+    bool, typer.Option("--partial", help="Read a model of which some attention modules cannot be read; it is noted.")
+]
 Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
 Count = Annotated[
     int | None,
@@ -77,6 +80,7 @@ def look(
     layout: Layout = None,
     config: Config = None,
     adapter: Adapter = None,
+    partial: Partial = False,
     directions: Count = None,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
@@ -103,6 +107,7 @@ def look(
         "layout": layout,
         "config": config,
         "adapter": adapter,
+        "partial": partial,
         "tokens": tokens,
         "length": length,
         "lengths": None if lengths is None else _numbers("--lengths", lengths),
@@ -214,7 +219,8 @@ def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]
     """Arguments of `look` for a file of token ids: whole sequences, however long."""
     if options.get("text") is not None:
         raise ValueError("give --text or --ids, not both")
-    heads = read(source, *(options.get(name) for name in ("heads", "query", "key", "config")))
+    how: dict[str, Any] = {name: options.get(name) for name in ("heads", "query", "key", "config")}
+    heads = read(source, **how, partial=bool(options.get("partial")))
     rows = read_ids(ids, heads)
     batches = id_batches(rows, options["tokens"])
     if heads.config.get("is_encoder_decoder"):

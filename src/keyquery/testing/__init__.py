@@ -3,5 +3,6 @@
 from keyquery.testing.families import check_family
 from keyquery.testing.forms import check_form
 from keyquery.testing.kernels import check_kernel
+from keyquery.testing.proof import Proof, prove
 
-__all__ = ["check_family", "check_form", "check_kernel"]
+__all__ = ["Proof", "check_family", "check_form", "check_kernel", "prove"]

@@ -13,6 +13,7 @@ from keyquery.capture.scores.pairs import ScoredPairs, watch_pairs
 from keyquery.capture.scores.position_means import LEAST, PositionMeans
 from keyquery.capture.scores.variance import FOLDS, ScoreVariance
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import OTHER_TOWERS
 
 SEQUENCES = 2 * FOLDS * LEAST  # needed for means by position: half of them for the means, in folds
 
@@ -56,7 +57,7 @@ def score_variances(
     sums = {
         layer.index: ScoreVariance(means[layer.index], layer.rope, partial(heads.position_bias, layer))
         for layer in heads
-        if layer.kind == "self"
+        if layer.index in means
     }
     count = 0
 
@@ -100,5 +101,7 @@ def rows_of(batch: Batch) -> int:
 
 def _require_heard(heads: Heads, means: dict[int, PositionMeans]) -> None:
     silent = [layer.name for layer in heads if layer.kind == "self" and layer.index not in means]
+    if means:  # a model that also sees or hears may be run on text alone
+        silent = [name for name in silent if not any(word in name for word in OTHER_TOWERS)]
     if silent:
         raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")

@@ -121,6 +121,7 @@ def look(
     config: str | Path | Mapping[str, Any] | None = None,
     layout: str | None = None,
     adapter: str | Path | None = None,
+    partial: bool = False,
     tokenizer: Any = None,
     length: int = LENGTH,
     lengths: Sequence[int] | None = None,
@@ -150,8 +151,9 @@ def look(
         weights only.
     layers
         Indices of the layers to measure. Default: all.
-    heads, query, key, config, layout, adapter
-        As in `kq.read`, for checkpoints whose layout is not recognised, and for a model with a LoRA adapter.
+    heads, query, key, config, layout, adapter, partial
+        As in `kq.read`: for checkpoints whose layout is not recognised, for a model with a LoRA adapter, and for one of
+        which some attention modules cannot be read.
     tokenizer
         For `text`. Default: the one stored with the model.
     length, tokens
@@ -166,8 +168,7 @@ def look(
     sample
         Keep every head's scores, by part, for this many tokens at the start of the data. Default: 0.
     corpus, window
-        A text file or a `kq.Cooccurrence`: heads are compared with its co-occurrence counts within `window` tokens.
-        Default: none, and 5.
+        A text file or a `kq.Cooccurrence` to compare heads with, counted within `window` tokens. Default: none, and 5.
     name
         Name of the model. Default: that of its file.
     thresholds
@@ -216,9 +217,9 @@ def look(
     watching = progress or silent
     prepared = data.prepare(source, watching, adapter)
     if prepared is None:
-        checkpoint = read(source, layout=layout, **how)
+        checkpoint = read(source, layout=layout, partial=partial, **how)
     else:  # the adapter is part of the live model
-        checkpoint = read(prepared.model, heads, query, key, config, layout)
+        checkpoint = read(prepared.model, heads, query, key, config, layout, partial=partial)
     chosen = _chosen(checkpoint, layers)
     tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
     # All arguments are checked; only now does the model run.

@@ -1,0 +1,5 @@
+"""The proof of a reading: the scores of a tiny random model against those that its checkpoint is read to have."""
+
+from keyquery.testing.proof.proof import STATUSES, Proof, prove
+
+__all__ = ["STATUSES", "Proof", "prove"]

@@ -1,0 +1,278 @@
+"""Scores read from a checkpoint against those that the model itself computed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from keyquery.checkpoints import Heads, Layer
+from keyquery.testing.proof.capture import Capture, Event
+
+HIDDEN = -60.0  # masks lie below, scores of tiny models above
+QUERY = ("query", "query_down", "module", "fused")
+KEY = ("key", "key_down", "module", "fused")
+UNTESTED = "only at position 0"
+CONTENT = ("unread", "rotary", "rotary before norm", "disentangled")  # terms of positions that are not read
+
+
+@dataclass(frozen=True)
+class Match:
+    """One softmax and the layer that explains it best: relative errors, without and with a constant per query."""
+
+    owner: str
+    layer: str | None
+    error: float  # up to a constant per query, which softmax does not see
+    strict: float
+    why: str = ""
+
+
+def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
+    """Modules in memory of the tensors on disk, whose names may differ: by their values, else by their names."""
+    owners: dict[str, str] = {}
+    state = model.state_dict()
+    for name, tensor in state.items():
+        owners.setdefault(_digest(tensor), name.rpartition(".")[0])
+    found, rows = {}, None
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                tensor = opened.get_tensor(name)
+                owner = owners.get(_digest(tensor))
+                if owner is None and tensor.ndim == 2:  # split or fused: by its first row
+                    rows = _rows(state) if rows is None else rows
+                    owner = rows.get(_digest(tensor[0]))
+                found[name] = name.rpartition(".")[0] if owner is None else owner
+    return found
+
+
+def _rows(state: dict[str, Tensor]) -> dict[str, str]:
+    """Modules by the rows of their matrices."""
+    found: dict[str, str] = {}
+    for name, tensor in state.items():
+        if tensor.ndim == 2 and len(tensor) < 5000:
+            for row in tensor:
+                found.setdefault(_digest(row), name.rpartition(".")[0])
+    return found
+
+
+def _digest(tensor: Tensor) -> str:
+    flat = tensor.detach().contiguous().flatten()
+    return hashlib.sha1(flat.view(torch.uint8).numpy().tobytes()).hexdigest() if flat.numel() else ""
+
+
+class Comparison:
+    """The layers of a checkpoint, grouped where their scores add up, and where the model keeps their projections."""
+
+    def __init__(self, heads: Heads, names: dict[str, str]) -> None:
+        self.heads = heads
+        self.groups: dict[str, list[Layer]] = {}
+        self.seen: set[str] = set()
+        for layer in heads:
+            self.groups.setdefault(layer.name.removesuffix(" (nope)").removesuffix(" (rope)"), []).append(layer)
+        self.modules = {name: self._projections(layers[0], names) for name, layers in self.groups.items()}
+
+    def _projections(self, layer: Layer, names: dict[str, str]) -> tuple[str, str]:
+        """The modules in memory that make queries and keys."""
+        both = []
+        for roles in (QUERY, KEY):
+            role = next(role for role in roles if role in layer.modules)
+            stem = layer.modules[role]
+            own = [name for name in names if name.startswith(stem) and names[name] and _rest(name, stem)]
+            full = min(own, key=lambda name: not name.endswith("weight"), default=None)  # biases may be renamed alone
+            both.append(names[full] if full is not None and role != "module" else stem)
+        return both[0], both[1]
+
+    def matches(self, capture: Capture, positions: Tensor | None) -> Iterator[Match]:
+        """Every softmax, with the layer that explains it best."""
+        for event in capture.events:
+            if event.scores.shape[-1] < 2:
+                continue
+            found = [self._match(event, name, capture, positions) for name in self._near(event, capture)]
+            best = min(found, key=lambda match: match.error, default=None)
+            if best is None:
+                yield Match(event.owner, None, float("inf"), float("inf"), "not read")
+                continue
+            self.seen.add(str(best.layer))
+            yield best
+
+    def _near(self, event: Event, capture: Capture) -> list[str]:
+        """Layers whose projections are called under the owner of a softmax, or beside it."""
+        shared = {}
+        for name, (query, key) in self.modules.items():
+            if capture.before(query, event.time) is None or capture.before(key, event.time) is None:
+                continue
+            shared[name] = min(_common(event.owner, query), _common(event.owner, key))
+        depth = len(event.owner.split(".")) if event.owner else 0
+        best = max(shared.values(), default=-1)
+        if best < max(depth - 1, 0):
+            return []
+        return [name for name, common in shared.items() if common == best]
+
+    def _match(self, event: Event, name: str, capture: Capture, positions: Tensor | None) -> Match:
+        layers, (query, key) = self.groups[name], self.modules[name]
+        x, y = entered(capture, query, event.time, 0), entered(capture, key, event.time, 1)
+        bad = float("inf")
+        if x is None or y is None:
+            return Match(event.owner, name, bad, bad, "its projections take no tokens")
+        try:
+            both = torch.stack([scores(layer, *windows(x, y, event), positions) for layer in layers]).sum(0)
+            if layers[0].position in CONTENT:
+                return content(event, name, both, layers[0], positions)
+            return closest(event, name, self._finished(layers[0], both), layers[0])
+        except (RuntimeError, ValueError) as error:
+            return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
+
+    def _finished(self, layer: Layer, ours: Tensor) -> Tensor:
+        """With soft-cap and position bias."""
+        cap = getattr(layer, "softcap", None)
+        ours = ours if not cap else cap * torch.tanh(ours / cap)
+        n, m = ours.shape[-2:]
+        offsets = torch.arange(m) - torch.arange(n)[:, None]
+        bias = self.heads.position_bias(layer, offsets.flatten())
+        return ours if bias is None else ours + bias.reshape(-1, n, m).to(ours.dtype)
+
+
+def scores(layer: Layer, x: Tensor, y: Tensor, positions: Tensor | None) -> Tensor:
+    """Scaled scores (windows, heads, n, m) of tokens x and y, under RoPE at their positions."""
+    query, key = layer.project(x, y)
+    if layer.rope is not None:
+        rotated = []
+        for t in (query, key):
+            count = t.shape[-2]
+            place = positions if positions is not None and len(positions) == count else torch.arange(count)
+            rotated.append(layer.rope.rotate(t, place))
+        query, key = rotated
+    return layer.scale * (query @ key.mT).flatten(1, 2)
+
+
+def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | None:
+    """Tokens that entered a projection; of a whole attention module, its queries or keys."""
+    call = capture.before(module, time)
+    if call is None:
+        return None
+    values = [*call.inputs, *call.names.values()]
+    named = call.names.get("query" if which == 0 else "key")
+    chosen = named if named is not None else values[min(which, len(values) - 1)] if len(values) > 2 else None
+    return values[0] if chosen is None and values else chosen
+
+
+def windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
+    """Tokens (windows, n, d): as many windows as the softmax has rows of keys."""
+    rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    m = event.scores.shape[-1]
+    count = len(columns) // m if len(columns) >= m and len(columns) % m == 0 else 1
+    if len(rows) % count:
+        count = 1
+    return rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1])
+
+
+def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
+    """The match of a softmax with scores of ours."""
+    bad = float("inf")
+    best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
+    for arranged in arrangements(event.scores, ours):
+        error, strict = errors(ours, arranged)
+        if error < best.error or best.error == bad:
+            best = Match(event.owner, name, error, strict, _mask(arranged, layer) if error < 1e-4 else "")
+    return best
+
+
+def arrangements(theirs: Tensor, ours: Tensor) -> Iterator[Tensor]:
+    """Scores of a model in the order of ours: (windows, heads, n, m)."""
+    count, heads, n, m = ours.shape
+    # Sinks stand behind the keys or before them.
+    cuts = [theirs[..., :m], theirs[..., -m:]] if theirs.shape[-1] > m else [theirs]
+    for cut in cuts:
+        if cut.numel() == ours.numel():
+            yield cut.reshape(count, heads, n, m)
+            yield cut.reshape(count, n, heads, m).transpose(1, 2)
+            yield cut.reshape(heads, count, n, m).transpose(0, 1)
+
+
+def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tensor | None) -> Match:
+    """The match of what is read of a layer whose term of positions is not: the product of queries and keys.
+
+    A rotation leaves the score of a token with itself as it is, and at position 0 all scores. What is added to the
+    product does not change it; it is compared up to a factor, and the factor to the softmax's input must be nearer to
+    ours than to twice or half of it.
+    """
+    bad = float("inf")
+    best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
+    rotary = layer.position.startswith("rotary")
+    if layer.position == "rotary before norm" and not at_zero(positions):
+        return Match(event.owner, name, 0.0, 0.0, UNTESTED)
+    theirs = event.scores if rotary or event.product is None else event.product.out.detach()
+    for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
+        if rotary:
+            mine, other = ours.double(), arranged.double()
+            if not at_zero(positions):
+                mine, other = (t.diagonal(dim1=-2, dim2=-1) for t in (mine, other))
+            mine, other = (torch.where(other > HIDDEN, t, 0.0) for t in (mine, other))
+            error = float((mine - other).abs().max() / other.abs().max().clamp(min=1e-9))
+        else:
+            factor = fitted(ours, arranged)
+            error, _ = errors(factor * ours, arranged)
+            error = error if 0.5 < fitted(ours, whole) < 2 else bad
+        if error < best.error:
+            best = Match(event.owner, name, error, error, _mask(whole, layer) if error < 1e-4 else "")
+    return best
+
+
+def at_zero(positions: Tensor | None) -> bool:
+    """Whether all tokens of a run stand at position 0."""
+    return positions is not None and not bool(positions.any())
+
+
+def fitted(ours: Tensor, theirs: Tensor) -> float:
+    """The factor of our scores that comes nearest to theirs, up to a constant per query, at visible pairs."""
+    seen = theirs > HIDDEN
+    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    a, b = (torch.where(seen, t.double(), 0.0) for t in (ours, theirs))
+    a, b = (torch.where(seen, t - t.sum(-1, keepdim=True) / count, 0.0) for t in (a, b))
+    return float((a * b).sum() / a.square().sum().clamp(min=1e-12))
+
+
+def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """Largest difference at visible pairs relative to the largest score: up to a constant per query, and as it is."""
+    seen = theirs > HIDDEN
+    ours, theirs = (torch.where(seen, t.double(), 0.0) for t in (ours, theirs))
+    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    difference = ours - theirs
+    centred = torch.where(seen, difference - difference.sum(-1, keepdim=True) / count, 0.0)
+    size = torch.where(seen, theirs - theirs.sum(-1, keepdim=True) / count, 0.0).abs().max().clamp(min=1e-9)
+    return float(centred.abs().max() / size), float(difference.abs().max() / theirs.abs().max().clamp(min=1e-9))
+
+
+def _mask(theirs: Tensor, layer: Layer) -> str:
+    """What is wrong about which keys a query sees, if anything."""
+    n, m = theirs.shape[-2:]
+    if n != m or layer.kind == "cross":
+        return ""
+    seen = (theirs > HIDDEN).any(0).any(0)
+    future = torch.ones(n, n, dtype=torch.bool).triu(1)
+    if layer.causal and bool((seen & future).any()):
+        return "causal, but queries see later keys"
+    if not layer.causal and n > 2 and not bool((seen & future).any()):
+        return "not causal, but no query sees a later key"
+    return ""
+
+
+def _rest(name: str, stem: str) -> bool:
+    """Whether a tensor's name is that of a role: nothing but a short ending follows it."""
+    rest = name[len(stem) :]
+    return "." not in rest[1:] and (not rest or not rest[0].isalnum())
+
+
+def _common(a: str, b: str) -> int:
+    count = 0
+    for left, right in zip(a.split("."), b.split("."), strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,0 +1,274 @@
+"""`prove`: whether a model type is read exactly."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from keyquery.checkpoints.reader import open_path, read_recognised
+from keyquery.support.extras import optional
+from keyquery.testing.proof.capture import Capture, captured
+from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
+from keyquery.testing.proof.inputs import inputs_for
+from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
+
+TOLERANCE = 1e-5
+STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
+RUNS = ((8, 1, 0), (9, 0, 0), (13, 2, 1))  # tokens; positions shift + spread·i
+
+
+Run = tuple[Capture, torch.Tensor | None]  # what was captured, and the positions of the tokens
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether the checkpoints of a model type are read exactly: every softmax of a tiny model against our scores."""
+
+    model_type: str
+    status: str
+    reason: str = ""
+    family: str | None = None
+    error: float | None = None  # the largest, relative, up to a constant per query
+    modules: dict[str, float] = field(default_factory=dict)  # error by attention module
+    missing: list[str] = field(default_factory=list)  # attention modules that are not read
+    untested: list[str] = field(default_factory=list)  # layers that are read, and that no input reaches
+    transformers: str = ""
+    factor: int | None = None
+
+    def __str__(self) -> str:
+        covered = f", {len(self.modules)} attention modules" if self.modules else ""
+        error = f", largest relative error {self.error:.1e}" if self.error is not None else ""
+        family = f", family {self.family}" if self.family else ""
+        text = f"{self.model_type}: {self.status}{covered}{error}{family} (transformers {self.transformers})"
+        wrong = [f"  {name}: {error:.1e}" for name, error in self.modules.items() if not error <= TOLERANCE]
+        lines = [*wrong, *(f"  {name}: not read" for name in self.missing)]
+        lines += [f"  {name}: not run" for name in self.untested]
+        return "\n".join([text, *([f"  {self.reason}"] if self.reason else []), *lines])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, as JSON has them."""
+        return asdict(self)
+
+
+def prove(source: str | Path | Mapping[str, Any]) -> Proof:
+    """Compare all attention scores of a tiny random model with those that its saved checkpoint is read to have.
+
+    Parameters
+    ----------
+    source
+        A config type of transformers ("qwen3"), a folder with a config.json, or the values of a config. Sizes are
+        reduced; every kind of layer stays.
+
+    Returns
+    -------
+    Proof
+        `status` is "exact" (relative error at most 1e-5, at two sets of positions, in every attention module),
+        "wrong", "missing layers", "refused", "no softmax attention" or "cannot be built".
+
+    Examples
+    --------
+    >>> kq.testing.prove("gpt2").status
+    'exact'
+    """
+    facts = _facts(source)
+    model_type = str(facts["model_type"]) if isinstance(facts, Mapping) else facts
+    about = {"model_type": model_type, "transformers": optional("transformers", "prove").__version__}
+    try:
+        model, runs = tiny_run(facts)
+    except CannotBuildError as error:
+        return Proof(status="cannot be built", reason=str(error), **about)
+    return _judged(model, runs, about)
+
+
+def tiny_run(source: str | Mapping[str, Any]) -> tuple[Any, list[Run]]:
+    """The smallest model of a type that runs, and its runs; the one in which most attention modules run."""
+    reasons: list[str] = []
+    best: tuple[int, Any, list[Run]] | None = None
+    try:
+        for config in tiny_configs(source):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    model, runs = run(config)
+                except Exception as error:
+                    reasons.append(brief(error))
+                    continue
+            idle = len(_idle(model, runs))
+            if best is None or idle < best[0]:
+                best = (idle, model, runs)
+            if not idle:
+                break
+    except CannotBuildError as error:
+        reasons.append(str(error))
+    if best is None:
+        raise CannotBuildError(reasons[0] if reasons else "no config")
+    return best[1], best[2]
+
+
+def _facts(source: str | Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    path = Path(source)
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file():
+        facts: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if "model_type" not in facts:
+            raise ValueError(f"{file} has no model_type")
+        return facts
+    return str(source)
+
+
+def run(config: Any) -> tuple[Any, list[Run]]:
+    """The model, and two runs of it; parts that a run does not reach are run by themselves."""
+    failed, best = None, None
+    for dtype in (torch.float64, torch.float32):
+        model = _as(build(config), dtype)
+        try:
+            runs = [run for sizes in RUNS for run in _runs(model, dtype, *sizes)]
+        except Exception as error:
+            failed = failed or error
+            continue
+        idle = len(_idle(model, runs))
+        if best is None or idle < best[0]:
+            best = (idle, model, runs)
+        if not idle:
+            break
+    if best is None:
+        raise failed or RuntimeError("nothing ran")
+    return best[1], best[2]
+
+
+def _as(model: Any, dtype: torch.dtype) -> Any:
+    """A model in another precision; complex rotations stay complex."""
+    turned = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    turned = [(module, name, buffer) for module, name, buffer in turned if buffer is not None and buffer.is_complex()]
+    model = model.to(dtype)
+    for module, name, buffer in turned:
+        module._buffers[name] = buffer.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+    return model
+
+
+def _idle(model: Any, runs: list[Run]) -> list[str]:
+    """Attention modules that no run has reached."""
+    owners = {event.owner for capture, _ in runs for event in capture.events}
+    return [name for name in attention_modules(model) if not _touched(name, owners)]
+
+
+def _runs(model: Any, dtype: torch.dtype, length: int, spread: int, shift: int) -> list[Run]:
+    known = overrides().get(model.config.model_type, {}).get("inputs", {})
+    found, failed = [], None
+    try:
+        found.append(_one_run(model, model, dtype, length, spread, shift, known))
+    except Exception as error:
+        failed = error
+    reached = {event.owner for capture, _ in found for event in capture.events}
+    base = optional("transformers", "prove").PreTrainedModel
+    for name, part in model.named_modules():
+        if not name or not isinstance(part, base):
+            continue
+        lonely = [a for a in attention_modules(part, name) if not _touched(a, reached)]
+        if lonely:
+            try:
+                found.append(_one_run(model, part, dtype, length, spread, shift, {}))
+                reached |= {event.owner for event in found[-1][0].events}
+            except Exception:
+                continue
+    if not found or (failed is not None and not reached):
+        raise failed if failed is not None else RuntimeError("nothing ran")
+    return found
+
+
+def _one_run(
+    model: Any, part: Any, dtype: torch.dtype, length: int, spread: int, shift: int, known: Mapping[str, Any]
+) -> Run:
+    inputs = inputs_for(part, length, spread, shift, known)
+    inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
+    torch.manual_seed(3)
+    with captured(model) as capture:
+        part(**inputs)
+    positions = inputs.get("position_ids")
+    return capture, None if positions is None else positions[0]
+
+
+def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
+    """Modules that look like attention: by the names of their classes, the outermost of each nest."""
+    found: list[str] = []
+    for name, module in model.named_modules(prefix=prefix):
+        kind = type(module).__name__.lower()
+        inside = any(name.startswith(f"{other}.") for other in found)
+        looks = ("attention" in kind or "attn" in kind) and "mask" not in kind and "linear" not in kind
+        if looks and not inside and sum(p.ndim > 1 for p in module.parameters()) >= 2:
+            found.append(name)
+    return found
+
+
+def _touched(name: str, owners: set[str]) -> bool:
+    return any(owner == name or owner.startswith(f"{name}.") for owner in owners)
+
+
+def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
+    owners = {event.owner for capture, _ in runs for event in capture.events}
+    idle = _idle(model, runs)
+    if not owners and not idle:
+        return Proof(status="no softmax attention", **about)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            save(model, folder)
+        except Exception as error:
+            return Proof(status="cannot be built", reason=f"it cannot be saved: {brief(error)}", **about)
+        try:
+            heads = read_recognised(open_path(Path(folder)), trusted=True)
+            compared = Comparison(heads, memory_names(model, Path(folder)))
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            reason = str(error).replace(folder, "the checkpoint")
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            return Proof(status="refused", reason=kind + reason, missing=sorted(owners), **about)
+        matches = [match for capture, positions in runs for match in compared.matches(capture, positions)]
+    return _verdict(matches, compared, idle, about)
+
+
+def save(model: Any, folder: str) -> None:
+    """Save a model without a progress bar."""
+    logging = optional("transformers", "prove").logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _mask_differs(whys: list[str]) -> bool:
+    """Whether a layer's mask is read wrongly: sees what it should not once, or never what it should."""
+    return any(why.startswith("causal") for why in whys) or all(why.startswith("not causal") for why in whys)
+
+
+def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about: dict[str, Any]) -> Proof:
+    family = compared.heads.family.name
+    errors: dict[str, float] = {}
+    for match in matches:
+        if match.layer is not None and match.why != UNTESTED:
+            errors[match.owner] = max(errors.get(match.owner, 0.0), match.error)
+    missing = sorted({match.owner for match in matches if match.layer is None} - set(errors))
+    untested = sorted({name for name in compared.groups if name not in compared.seen})
+    untested += sorted({match.owner for match in matches if match.why == UNTESTED} - set(errors))
+    untested += [name for name in idle if not any(name in other or other in name for other in untested)]
+    why = dict.fromkeys(match.why for match in matches if match.why and match.layer is not None)
+    worst = max(errors.values(), default=None)
+    wrong = [name for name, error in errors.items() if not error <= TOLERANCE]
+    masks = [owner for owner in errors if _mask_differs([match.why for match in matches if match.owner == owner])]
+    status = "wrong" if wrong or masks else "missing layers" if missing else "cannot be built" if untested else "exact"
+    reason = "; ".join(list(why)[:2])
+    if status == "cannot be built":
+        reason = f"no input reaches {len(untested)} attention modules"
+    rest: dict[str, Any] = {"error": worst, "modules": errors, "missing": missing, "untested": untested}
+    return Proof(status=status, reason=reason, family=family, **rest, **about)
