@@ -216,10 +216,8 @@ def look(
     words = vocabulary(stored) if stored and directions else None
     watching = progress or silent
     prepared = data.prepare(source, watching, adapter)
-    if prepared is None:
-        checkpoint = read(source, layout=layout, partial=partial, **how)
-    else:  # the adapter is part of the live model
-        checkpoint = read(prepared.model, heads, query, key, config, layout, partial=partial)
+    running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
+    checkpoint = read(**{"source": source, "layout": layout, "partial": partial, **how, **running})
     chosen = _chosen(checkpoint, layers)
     tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
     # All arguments are checked; only now does the model run.

@@ -30,7 +30,8 @@ def inputs_for(
     main = getattr(model, "main_input_name", "input_ids")
     wanted: list[str] = [name for name in ([main] if main in names else []) + needed if name in names]
     if not wanted:
-        wanted = [name for name in ("input_ids", "pixel_values", "input_features", "input_values") if name in names][:1]
+        usual: tuple[str, ...] = ("input_ids", "pixel_values", "input_features", "input_values")
+        wanted = [name for name in usual if name in names][:1]
     wanted += [name for name in WITH if name in names and WITH[name](wanted, model)]
     made = {name: maker(name) for name in dict.fromkeys(wanted) if name not in known}
     return made | {name: maker.of_shape(shape) for name, shape in known.items() if shape != "none"}
