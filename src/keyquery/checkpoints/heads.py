@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places, section
+from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
-from keyquery.checkpoints.precision import precision_notes
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
 from keyquery.support.printable import NAME, REPR, printable
