@@ -14,7 +14,7 @@ HEAD = """# Architectures
 Every config type of transformers {version}, and how its checkpoints are read. `keyquery prove` has built a tiny random
 model of each type, saved it, read it, and compared the scores of every attention module with those that the model gave
 to its softmax, at several positions. **Exact** means a relative error of at most 1e-5 in all of them. In {content} of
-the exact types some layers have a position term that is not read (two-dimensional RoPE of vision towers, relative biases);
+the exact types some layers have a position term that is not read (2-D RoPE of vision towers, relative biases);
 there the product of queries and keys is what was compared, and the note of the type says so.
 
 | status | types | meaning |
