@@ -13,7 +13,9 @@ HEAD = """# Architectures
 
 Every config type of transformers {version}, and how its checkpoints are read. `keyquery prove` has built a tiny random
 model of each type, saved it, read it, and compared the scores of every attention module with those that the model gave
-to its softmax, at several positions. **Exact** means a relative error of at most 1e-5 in all of them.
+to its softmax, at several positions. **Exact** means a relative error of at most 1e-5 in all of them. In {content} of
+the exact types some layers have a position term that is not read (2-D RoPE of vision towers, relative biases);
+there the product of queries and keys is what was compared, and the note of the type says so.
 
 | status | types | meaning |
 | --- | --- | --- |
@@ -43,6 +45,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     bearing = sum(found[status] for status in ("exact", "refused", "wrong", "missing layers"))
     counts = "\n".join(f"| {status} | {found[status]} | {text} |" for status, text in MEANING.items() if found[status])
     facts = {"bearing": bearing, "exact": found["exact"], "share": 100 * found["exact"] / max(bearing, 1)}
+    facts["content"] = sum(row["status"] == "exact" and "position term" in row["reason"] for row in rows)
     text = HEAD.format(version=rows[0]["transformers"], counts=counts, **facts)
     order = list(MEANING)
     rows = sorted(rows, key=lambda row: (order.index(row["status"]), row["model_type"]))
