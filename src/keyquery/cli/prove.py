@@ -18,6 +18,7 @@ from keyquery.testing.proof.sweep import counts, sweep
 from keyquery.testing.proof.written import as_toml, family_tables
 
 BAD = ("wrong", "missing layers")
+FAILED = (*BAD, "refused", "cannot be built")
 
 
 def prove(
@@ -40,7 +41,7 @@ def prove(
     Every attention module counts: self- and cross-attention, encoder, decoder, vision tower, pooling. Exact means that
     the scores before each softmax agree to a relative error of 1e-5, at several positions. Nothing is downloaded.
 
-    Exit code: 1 if a type is read wrongly or with missing layers.
+    Exit code: 1 if a type is read wrongly or with missing layers; for one type, also if it is refused or cannot be built.
     """
     if (model is None) == (not every):
         raise ValueError("give a config type, a folder, or --all")
@@ -59,7 +60,7 @@ def prove(
         typer.echo("\n".join(map(printable, str(proofs[0]).splitlines())))
     elif not quiet:
         typer.echo(", ".join(f"{status}: {count}" for status, count in counts(proofs).items()))
-    if any(proof.status in BAD for proof in proofs):
+    if any(proof.status in (BAD if every else FAILED) for proof in proofs):
         raise typer.Exit(1)
 
 

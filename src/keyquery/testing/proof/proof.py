@@ -44,7 +44,8 @@ class Proof:
     factor: int | None = None
 
     def __str__(self) -> str:
-        covered = f", {len(self.modules)} attention modules" if self.modules else ""
+        count = len(self.modules)
+        covered = f", {count} attention module{'' if count == 1 else 's'}" if count else ""
         error = f", largest relative error {self.error:.1e}" if self.error is not None else ""
         family = f", family {self.family}" if self.family else ""
         text = f"{self.model_type}: {self.status}{covered}{error}{family} (transformers {self.transformers})"
