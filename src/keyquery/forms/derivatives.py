@@ -28,12 +28,12 @@ def differentiated(*tensors: Tensor) -> bool:
     return any((backward and t.requires_grad) or unpack_dual(t).tangent is not None for t in tensors)
 
 
-def refuse_nan(tensor: Tensor, what: str) -> Tensor:
+def refuse_nan(tensor: Tensor, subject: str) -> Tensor:
     """The tensor itself; a gradient of it that is NaN or infinite raises."""
 
     def check(grad: Tensor) -> None:
         if not grad.isfinite().all():
-            raise RuntimeError(f"{what} have no derivatives where values are equal or factors dependent")
+            raise RuntimeError(f"{subject} have no derivatives where values are equal or factors dependent")
 
     if torch.is_grad_enabled() and tensor.requires_grad:
         tensor = tensor.view_as(tensor)
