@@ -46,7 +46,7 @@ TABLES = {
     "nothing": (None, ValueError, r"X must be a table \(rows, columns\), got NoneType"),
     "no rows": (X[:0], ValueError, r"X has no rows: 0 sample\(s\)"),
     "no columns": (X[:, :0], ValueError, r"X has no columns: 0 feature\(s\)"),
-    "uneven": ([[1, 2], [3]], ValueError, "its rows are not of one length"),
+    "uneven": ([[1, 2], [3]], ValueError, "its rows differ in length"),
     "names twice": (pd.DataFrame(X, columns=["a", "a"]), ValueError, "more than once: a"),
     "sparse": (torch.eye(12).to_sparse(), TypeError, "X is a sparse matrix; dense data is required: use X.to_dense"),
 }

@@ -52,7 +52,7 @@ def test_vectors_that_are_none(queries, database, said):
         ([[*range(95), 96]], "lists must hold database indices, 0 to 95, got 96 in row 0"),
         ([[-1, *range(20)]], "lists must hold database indices, 0 to 95, got -1 in row 0"),
         ([[0, 1, 2, 3, 4, 5, 6, 7, 3]], "lists must hold each item at most once, got 3 twice in row 0"),
-        ([[0.0, 1.0]], "lists must hold database indices (integers), got torch.float64"),
+        ([[0.0, 1.0]], r"lists must hold database indices \(integers\), got torch.float64"),
         ([0, 1], r"lists must be \(1, m\), one list per query, got shape \(2,\)"),
         (np.zeros((2, 3), int), r"lists must be \(1, m\), one list per query, got shape \(2, 3\)"),
     ],

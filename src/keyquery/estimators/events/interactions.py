@@ -24,10 +24,11 @@ Predict = Callable[[Batch], tuple[Tensor, Mixture]]
 class Interactions(Reading, kind="interactions"):
     """Effect of the type of one inserted past event: `change[a][b][l]` of the log-probability of b.
 
-    An event is inserted into real histories `lags[l]` before now, and `change` is log p(next is b | it is an a) minus
-    the median over all types c of log p(next is b | it is a c): the effect of the type, not of one event more. Values
-    are means over the `contexts` histories that reach back to the longest lag, and `error` their standard errors. `now`
-    is the last event with `information` "past", and the time of the predicted event with "target_time".
+    An event is inserted into real histories `lags[l]` before a reference time: that of the last event with
+    `information` "past", that of the predicted event with "target_time". `change` is log p(next is b | it is an a)
+    minus the median over all types c of log p(next is b | it is a c): the effect of the type, not of an additional
+    event. Values are means over the `contexts` histories that reach back to the longest lag, and `error` their standard
+    errors.
     `sooner[a][l]` is the log ratio by which the median time to the next event is shorter than with most other types.
     """
 
