@@ -384,7 +384,7 @@ def test_heads_of_one_dimension_have_a_form(kernel):
         ({"kernel": "zzz"}, "no kernel 'zzz'. Known: general, symmetric"),
         ({"kernel": "PSD"}, "did you mean 'psd'"),
         ({"kernel": "split", "symmetric_dims": float("nan")}, "share from 0 to 1"),
-        ({"kernel": "skew", "head_dim": 3}, "3 is odd"),
+        ({"kernel": "skew", "head_dim": 3}, "needs an even number of dimensions, got 3"),
         ({"kernel": "split", "symmetric_dims": 1}, "leaves an odd number of skew"),
         ({"kernel": "split", "symmetric_dims": 9}, "from 0 to 4 dimensions, got 9"),
         ({"kernel": "split", "symmetric_dims": 1.5}, "share from 0 to 1"),
