@@ -59,9 +59,7 @@ def check_range(name: str, *tensors: Tensor) -> None:
     for tensor in tensors:
         if _not_finite(name, tensor):
             limit, dtype = torch.finfo(tensor.dtype).max, str(tensor.dtype).removeprefix("torch.")
-            raise OverflowError(
-                f"{name} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype first"
-            )
+            raise OverflowError(f"{name} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype first")
 
 
 def _not_finite(name: str, value: Tensor) -> int:

@@ -134,7 +134,7 @@ def test_columns_of_pyarrow():
         ),
         (["x"] * 2, pd.Series([pd.NaT, pd.Timestamp(0)]), None, "1 is missing, the first in row 0"),
         (["x"] * 2, [MOMENT, pd.NaT], None, "1 is missing, the first in row 1"),
-        (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*use pandas.to_datetime to parse"),
+        (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*pandas.to_datetime to parse"),
         (["x"] * 2, [MOMENT, 3.0], None, "times must be all dates or all numbers, got both"),
         (
             ["x"] * 3,
