@@ -140,7 +140,7 @@ def test_the_loss_keeps_its_bounds_where_epsilon_is_small(epsilon):
 
 
 def test_a_coupling_that_has_not_settled_is_told():
-    with pytest.warns(UserWarning, match="Sinkhorn has not settled; give a larger epsilon, or more rounds"):
+    with pytest.warns(UserWarning, match="Sinkhorn has not converged; use a larger epsilon, or more rounds"):
         monge_gap(*clouds(60, 2), epsilon=1e-6, rounds=1)
 
 

@@ -40,7 +40,7 @@ def test_a_saved_model_comes_back(tmp_path):
 
 
 def test_a_text_that_is_too_long_is_told():
-    with pytest.raises(ValueError, match="places for 4 tokens, got 5"):
+    with pytest.raises(ValueError, match="positions for 4 tokens, got 5"):
         LanguageModel(Shape(vocab_size=20, width=16, length=4))(torch.zeros(1, 5, dtype=torch.long))
 
 

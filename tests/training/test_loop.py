@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_recipe_is_not_gone_on_with(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(small(), draw, loss, Recipe(40, check_every=10), after=interrupt, checkpoint=file)
-    with pytest.raises(ValueError, match="is of another recipe"):
+    with pytest.raises(ValueError, match="was written with another recipe"):
         train(small(), draw, loss, Recipe(40, check_every=10, seed=1), checkpoint=file)
     file.write_bytes(b"half a file")
     with pytest.raises(ValueError, match="is not a complete checkpoint"):

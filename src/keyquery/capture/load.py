@@ -149,8 +149,8 @@ def _nonempty(processor: Any) -> Any:
     return None if empty else processor
 
 
-def _transformers(what: str = "on data") -> Any:
-    return optional("transformers", what)
+def _transformers(feature: str = "on data") -> Any:
+    return optional("transformers", feature)
 
 
 def has_lm_head(source: str | Path) -> bool:
@@ -186,8 +186,8 @@ def pick_device(device: Any) -> str:
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …, got {device!r}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if resolved.type == "cuda" and (resolved.index or 0) >= count:
-        there = f"there are only {count} GPUs here" if count else "there is no GPU here"
-        raise ValueError(f"device {str(device)!r}: {there}")
+        reason = f"there are only {count} GPUs here" if count else "there is no GPU here"
+        raise ValueError(f"device {str(device)!r}: {reason}")
     return str(resolved)
 
 

@@ -55,7 +55,7 @@ class Probe:
                 arguments = _run(self.model, batch)
                 if not outputs:
                     raise ValueError(f"{self._called()} is not called on these inputs: there is nothing to record")
-                points, owner, count = self._taken(outputs[-1], arguments)
+                points, owner, count = self._selected(outputs[-1], arguments)
                 points_of.append(points.float().cpu())
                 owners.append(self.instances + owner.cpu())
                 self.instances += count
@@ -78,7 +78,7 @@ class Probe:
         with temporarily(self.model, listening):
             yield outputs
 
-    def _taken(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+    def _selected(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
         """Points (n, width) of one batch, the instance index of each, and the number of instances."""
         output = _first(output)
         if output is None or output.ndim < 2:
@@ -188,12 +188,12 @@ def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tens
         return real & (order == 1)
     if tokens == "last":
         return real & (order == order[:, -1:])
-    wanted = torch.zeros_like(real)
+    selected = torch.zeros_like(real)
     for place in tokens:
         if not isinstance(place, int) or not -real.shape[1] <= place < real.shape[1]:
             raise ValueError(f"tokens contains position {place!r}, but there are only {real.shape[1]} tokens")
-        wanted[:, place] = True
-    return real & wanted
+        selected[:, place] = True
+    return real & selected
 
 
 def _first(output: Any) -> Tensor | None:

@@ -45,7 +45,7 @@ def carried(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str | None]]:
         entered = args[0] if args else next(part for part in options.values() if isinstance(part, Tensor))
         norms[name] = of(entered.detach())
 
-    sources, reason = _ways(model)
+    sources, reason = _norm_functions(model)
 
     def listening(stack: ExitStack) -> None:
         for name, (module_name, of) in sources.items():
@@ -58,7 +58,7 @@ def carried(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str | None]]:
         yield norms, reason
 
 
-def _ways(model: nn.Module) -> tuple[dict[str, tuple[str, Lengths]], str | None]:
+def _norm_functions(model: nn.Module) -> tuple[dict[str, tuple[str, Lengths]], str | None]:
     """For each attention by name: the module whose input is used, and a function for the norms."""
     own = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     if own:

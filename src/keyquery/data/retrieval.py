@@ -117,8 +117,8 @@ class _DType(Stateful):
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or not NUMBERS.fullmatch(code):
-            what = repr(code[:40]) if isinstance(code, str) else f"a {type(code).__name__}"
-            raise ValueError(f"it holds an array of {what}; supported: integers, floats and booleans")
+            received = repr(code[:40]) if isinstance(code, str) else f"a {type(code).__name__}"
+            raise ValueError(f"it holds an array of {received}; supported: integers, floats and booleans")
         self.dtype = np.dtype(code)
 
     def build(self, state: Any) -> None:
@@ -251,11 +251,11 @@ def _matlab(path: Path) -> Mapping[str, np.ndarray]:
 
 def _check_matlab(variables: list[tuple[str, tuple[int, ...], str]], most: int) -> None:
     """Require float matrices within the size limit of decompressed files."""
-    wanted = [variable for variable in variables if variable[0] in "QX"]
-    for name, _, kind in wanted:
+    descriptors = [variable for variable in variables if variable[0] in "QX"]
+    for name, _, kind in descriptors:
         if kind not in ("double", "single"):
             raise ValueError(f"{name} has type {kind}; expected double or single")
-    if sum(8 * math.prod(shape) for _, shape, _ in wanted) > most:
+    if sum(8 * math.prod(shape) for _, shape, _ in descriptors) > most:
         raise ValueError(f"Q and X have more than {most} bytes")
 
 

@@ -185,11 +185,11 @@ def _names(path: str | Path, row: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _index(what: str, column: str | int, names: tuple[str, ...]) -> int:
+def _index(role: str, column: str | int, names: tuple[str, ...]) -> int:
     if isinstance(column, str):
-        check_choice(what, column, names)
+        check_choice(role, column, names)
         return names.index(column)
-    check_count(what, column, least=-len(names), most=len(names) - 1)
+    check_count(role, column, least=-len(names), most=len(names) - 1)
     return column % len(names)
 
 

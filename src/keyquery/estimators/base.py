@@ -86,7 +86,7 @@ class Classifier(ClassifierMixin):  # type: ignore[misc]
         """Accuracy. Default y: as in `fit`."""
         predicted = self.predict(X)
         truth = labels_of(type(self).__name__, target_of(X, y), len(predicted))
-        return float(np.average(predicted == truth, weights=sample_weight))  # scikit-learn's refuses bytes as labels
+        return float(np.average(predicted == truth, weights=sample_weight))  # scikit-learn's rejects bytes labels
 
 
 class SavedEstimator(Estimator, ABC):

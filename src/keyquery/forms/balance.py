@@ -55,7 +55,7 @@ def balanced(
 
 
 def halved(covariance: Float[Tensor, "d d"]) -> tuple[Float[Tensor, "d d"], Float[Tensor, ""]]:
-    """Σ/4^size of entries about 1, and size: tokens over 2^size have this covariance."""
+    """Σ/4^size with entries near 1, and size: tokens divided by 2^size have this covariance."""
     size = (_logs(covariance.flatten()) / 2).floor().nan_to_num(neginf=0.0).squeeze(-1)
     return times(covariance, -2 * size), size
 

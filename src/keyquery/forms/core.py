@@ -87,7 +87,7 @@ class Core:
 
     @cached_property
     def _square(self) -> Tensor:
-        """M with the rows that are zero."""
+        """M with all rows, including those that are zero."""
         rows, width = self.matrix.shape[-2:]
         return torch.nn.functional.pad(self.matrix, (0, 0, 0, width - rows))
 
@@ -153,9 +153,9 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def _in_range(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """In float64 at sizes whose squares it can hold, and the exponents of what rows were divided by."""
+    """In float64, with rows scaled so that squares do not overflow, and the exponents of their divisors."""
     wide = widened(factor)
-    if factor.dtype != torch.float64:  # squares of shorter ones always fit
+    if factor.dtype != torch.float64:  # squares of lower precisions always fit
         return wide, wide.new_zeros(*wide.shape[:-1], 1)
     size = row_exponents(wide)
     return wide * (-size).exp2(), size
@@ -207,7 +207,7 @@ def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor,
 
 
 def _paired(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor, independent: bool = False) -> Core:
-    """The core of rows that are those of the factors over 2^size."""
+    """The core of rows that are the factors' rows divided by 2^size."""
     query, key, lift, unit = balanced(query, key, size_query, size_key)
     return Core(query, (query - key) / 2, lift, unit, independent)
 
@@ -233,7 +233,7 @@ def _by_cholesky(
     inverse = _inverse_norm(factor.detach())
     trusted = (failed == 0) & (inverse <= TRUSTED_INVERSE)
     if not trusted.all():
-        # What is not trusted is replaced later; until then it must not poison the gradient of the others.
+        # Untrusted forms are replaced later; until then they must not make the gradients of others NaN.
         eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
         factor = torch.linalg.cholesky(torch.where(trusted[..., None, None], unit, eye))
     rows = factor * size.unsqueeze(-1)
@@ -244,7 +244,7 @@ def _by_cholesky(
 
 
 def _inverse_norm(factor: Tensor) -> Tensor:
-    """‖L⁻¹‖, estimated: L⁻¹z has that length on average for random z. A few fixed z do."""
+    """‖L⁻¹‖, estimated: L⁻¹z has that length on average for random z. A few fixed z suffice."""
     probes = torch.from_numpy(_probes(factor.shape[-1])).to(factor.device)
     solved = torch.linalg.solve_triangular(factor, probes, upper=False)
     return torch.linalg.matrix_norm(solved) / 8**0.5

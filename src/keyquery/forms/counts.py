@@ -1,7 +1,8 @@
-"""Attention that comes out of counting: what co-occurrence counts become, and their projection onto a sequence.
+"""Attention from co-occurrence counts: transformations of the counts, and their projection onto a sequence.
 
-X (n, n) holds how often word j stands after word i, S any symmetric matrix of the kind, Q (R, n) selects the words of a
-sequence. After "Self-Attention as Distributional Projection" (2025), with the directed form beside the symmetric one.
+X (n, n) counts how often word j follows word i, S is a symmetric matrix of counts, Q (R, n) selects the words of a
+sequence. After "Self-Attention as Distributional Projection" (2025), with directed counts in addition to symmetric
+ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KINDS = ("counts", "log", "ppmi")
 
 
 class Projected(NamedTuple):
-    """What a sequence of R words makes of n words: M (R, R), its rows' shares, E (R, n), their mean e, softmax p."""
+    """Projection of R words onto n words: M (R, R), Norm(M), E (R, n), the mean e of its rows, and p = softmax(e)."""
 
     M: Float[Tensor, "R R"]
     norm: Float[Tensor, "R R"]
@@ -36,10 +37,10 @@ def project(
     positions: Float[Tensor, "R n"] | None = None,
     normed: bool = False,
 ) -> Projected:
-    """M = QSQᵀ, Norm(M), E = M(QS), e = mean of E's rows, p = softmax(e), out of the rows QS that were gathered.
+    """M = QSQᵀ, Norm(M), E = M(QS), e = mean of E's rows, p = softmax(e), from the gathered rows QS.
 
-    With `positions` P, Q + P stands for Q, and `gathered` is (Q + P)S. With `normed`, E = Norm(M)(QS): raw counts make
-    p all but one-hot.
+    With `positions` P, Q is replaced by Q + P, and `gathered` is (Q + P)S. With `normed`, E = Norm(M)(QS): with raw
+    counts, p is nearly one-hot.
 
     >>> s = torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     >>> project(s[[0, 1]], torch.tensor([0, 1])).e
@@ -49,9 +50,9 @@ def project(
     if positions is not None:
         m = m + gathered @ positions.mT
     norm = normed_rows(m)
-    found = (norm if normed else m) @ gathered
-    e = found.mean(0)
-    return Projected(m, norm, found, e, e.softmax(0))
+    projection = (norm if normed else m) @ gathered
+    e = projection.mean(0)
+    return Projected(m, norm, projection, e, e.softmax(0))
 
 
 def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
@@ -66,7 +67,7 @@ def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
 
 
 def attention_of(scores: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
-    """Row-softmax, where a row of −∞ attends to nothing. That of log X is `normed_rows` of X, exactly.
+    """Row-wise softmax, 0 for a row of −∞. The softmax of log X is exactly `normed_rows` of X.
 
     >>> x = torch.tensor([[3.0, 1.0], [0.0, 0.0]])
     >>> attention_of(x.log())
@@ -89,7 +90,7 @@ def log_counts(counts: Float[Tensor, ...], smooth: float = 1.0) -> Float[Tensor,
 def ppmi(
     counts: Float[Tensor, ...], rows: Float[Tensor, ...], columns: Float[Tensor, ...], total: float
 ) -> Float[Tensor, ...]:
-    """max(0, log(X_ij·ΣX / X_i·X_j)), with the sums of rows and columns as they belong to each count.
+    """max(0, log(X_ij·ΣX / X_i·X_j)), given for each count the sum of its row and of its column.
 
     >>> x = torch.tensor([[0.0, 4.0], [4.0, 0.0]])
     >>> ppmi(x, x.sum(1, keepdim=True), x.sum(0), x.sum().item())
@@ -103,7 +104,7 @@ def ppmi(
 def truncated(matrix: Float[Tensor, "n n"], rank: int | None = None) -> Form:
     """The rank-r form nearest to a matrix, UΣVᵀ of its largest singular values, as factors √ΣUᵀ and √ΣVᵀ.
 
-    No form of that rank is nearer (Eckart–Young): ‖matrix − form‖ = √Σ σᵢ² over the values that are left out.
+    No form of that rank is nearer (Eckart–Young): ‖matrix − form‖ = √Σ σᵢ² over the dropped singular values.
 
     >>> form = truncated(torch.tensor([[0.0, 3.0], [1.0, 0.0]]), rank=1)
     >>> (form.dense().abs() > 1e-6).tolist()
@@ -113,9 +114,9 @@ def truncated(matrix: Float[Tensor, "n n"], rank: int | None = None) -> Form:
 
 
 def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> Form:
-    """A matrix as heads, pieces of rank r that add up to its nearest form of rank heads·r: a Form with batch (heads,).
+    """A matrix split into heads of rank r that sum to its nearest form of rank heads·r: a Form with batch (heads,).
 
-    Singular values are dealt out in turn, so that no head has all of the large ones.
+    Singular values are assigned to heads in turn, so that no head has all of the large ones.
 
     >>> pieces = dealt(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), heads=2, rank=1)
     >>> pieces.singular_values().flatten().round(decimals=6).tolist()
@@ -135,7 +136,7 @@ def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> 
 
 
 def symmetry_of(matrix: Float[Tensor, "n n"]) -> float:
-    """tr(X²)/‖X‖², as of a form: 1 symmetric, −1 skew; 0 where there is nothing.
+    """tr(X²)/‖X‖², as of a form: 1 symmetric, −1 skew; 0 for a zero matrix.
 
     >>> symmetry_of(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
     0.0
@@ -147,16 +148,16 @@ def symmetry_of(matrix: Float[Tensor, "n n"]) -> float:
 def count_pairs(
     ids: Int[ndarray, " tokens"], texts: Int[ndarray, " tokens"], window: int, old: int = 0
 ) -> tuple[Int[ndarray, " pairs"], Int[ndarray, " pairs"]]:
-    """How often word b stands at most `window` places after word a in one text, as keys a·2³² + b and their counts.
+    """How often word b occurs at most `window` positions after word a in one text, as keys a·2³² + b and their counts.
 
-    `texts` numbers the text of each token, and tokens below 0 are holes. Only pairs whose second token is not among the
-    first `old` are counted: these were counted before.
+    `texts` is the index of the text of each token, and tokens below 0 are skipped. Pairs whose second token is among
+    the first `old` are not counted again.
 
     >>> keys, counts = count_pairs(np.array([0, 1, 0]), np.zeros(3, dtype=np.int64), window=1)
     >>> [(int(key) >> 32, int(key) & 0xFFFFFFFF, int(count)) for key, count in zip(keys, counts)]
     [(0, 1, 1), (1, 0, 1)]
     """
-    found = []
+    runs = []
     holes = bool((ids < 0).any())
     for offset in range(1, min(window, len(ids) - 1) + 1):
         start = max(old - offset, 0)
@@ -165,15 +166,15 @@ def count_pairs(
         if holes:
             kept &= (first >= 0) & (second >= 0)
         keys = (first << 32) | second
-        found.append(keys if kept.all() else keys[kept])
-    if not found:
+        runs.append(keys if kept.all() else keys[kept])
+    if not runs:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    keys, counts = np.unique(np.concatenate(found), return_counts=True)
+    keys, counts = np.unique(np.concatenate(runs), return_counts=True)
     return keys, counts.astype(np.int64)
 
 
 def merge_pairs(
-    one: tuple[Int[ndarray, " a"], Int[ndarray, " a"]], other: tuple[Int[ndarray, " b"], Int[ndarray, " b"]]
+    first: tuple[Int[ndarray, " a"], Int[ndarray, " a"]], second: tuple[Int[ndarray, " b"], Int[ndarray, " b"]]
 ) -> tuple[Int[ndarray, " c"], Int[ndarray, " c"]]:
     """Two sorted lists of keys and counts as one, the counts of equal keys added.
 
@@ -181,10 +182,10 @@ def merge_pairs(
     >>> keys.tolist(), counts.tolist()
     ([1, 3], [1, 6])
     """
-    if not len(one[0]) or not len(other[0]):
-        return one if len(one[0]) else other
-    keys = np.concatenate((one[0], other[0]))
+    if not len(first[0]) or not len(second[0]):
+        return first if len(first[0]) else second
+    keys = np.concatenate((first[0], second[0]))
     order = keys.argsort(kind="stable")  # two sorted runs: linear
-    keys, counts = keys[order], np.concatenate((one[1], other[1]))[order]
+    keys, counts = keys[order], np.concatenate((first[1], second[1]))[order]
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     return keys[starts], np.add.reduceat(counts, starts)

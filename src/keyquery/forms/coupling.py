@@ -204,7 +204,7 @@ def _soft(start: Tensor, end: Tensor) -> Match:
 def _sinkhorn(cost: Tensor, epsilon: float, stop: float, rounds: int) -> tuple[Tensor, Tensor]:
     """Potentials f and g of P = exp((f + g − c)/ε)/n², without regard for gradients.
 
-    A small ε is come down to by fours, each from the potentials of the last: from zeros it would take 1/ε rounds.
+    ε is lowered by factors of four, each time from the previous potentials: from zeros, 1/ε rounds would be needed.
     """
     n = len(cost)
     mass = torch.full((n,), 1 / n, dtype=cost.dtype, device=cost.device)
@@ -224,7 +224,7 @@ def _sinkhorn(cost: Tensor, epsilon: float, stop: float, rounds: int) -> tuple[T
         now = max(epsilon, now / 4)
     if error > UNSETTLED:
         warnings.warn(
-            f"epsilon = {epsilon:.1e} is small for these clouds: after {rounds} rounds Sinkhorn has not settled; give "
+            f"epsilon = {epsilon:.1e} is small for these clouds: after {rounds} rounds Sinkhorn has not converged; use "
             "a larger epsilon, or more rounds",
             stacklevel=3,
         )
@@ -232,7 +232,7 @@ def _sinkhorn(cost: Tensor, epsilon: float, stop: float, rounds: int) -> tuple[T
 
 
 def _centred(cloud: Tensor) -> Tensor:
-    """Moving a whole cloud adds the same to every coupling's cost, so it changes none of them."""
+    """The cloud minus its mean: a translation adds the same to the cost of every coupling."""
     return cloud - cloud.mean(0)
 
 
@@ -248,7 +248,7 @@ def _epsilon(cost: Tensor) -> float:
 def _shapes(first: Tensor, second: Tensor) -> Tensor:
     """tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½) with Σ = FᵀF, as min over orthogonal U of ‖F₁ − U F₂‖².
 
-    Taken as that, nothing cancels where both are alike.
+    This form avoids cancellation if both are similar.
     """
     left, _, right = torch.linalg.svd(first @ second.mT)
     return (first - left @ right @ second).square().sum()
@@ -265,12 +265,12 @@ def _root(name: str, covariance: Tensor) -> Tensor:
 
 
 def _double(cloud: Tensor) -> Tensor:
-    """In float64, on a device that has it."""
+    """In float64, on a device that supports it."""
     return (cloud.cpu() if cloud.device.type == "mps" else cloud).double()
 
 
 def check_installed(points: int) -> None:
-    """Refuse to begin what could not be ended: is there what couples so many points?
+    """Raise early if a package that is needed to couple so many points is missing.
 
     >>> check_installed(10)
     """
@@ -280,4 +280,4 @@ def check_installed(points: int) -> None:
 
 
 def _library(name: str) -> Any:
-    return optional(name, "optimal transport", package="ot")  # which brings scipy, too
+    return optional(name, "optimal transport", package="ot")  # its extra also installs scipy

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-EQUAL = 1e-12  # eigenvalues that differ by less, relative to the largest, are one: no derivative tells them apart
+EQUAL = 1e-12  # eigenvalues that differ by less, relative to the largest, count as equal
 
 REFUSED = (
     "a form of dependent factors (tied, repeated or zero rows) and its projections have no second derivatives here"
@@ -17,23 +17,23 @@ REFUSED = (
 
 
 def first_order(tensor: Tensor) -> Tensor:
-    """The identity, with first derivatives only: for what is exact to first order because something is held fixed."""
+    """The identity, with first derivatives only: for values that are exact to first order only."""
     same: Tensor = _Once.apply(tensor)  # type: ignore[no-untyped-call]
     return same
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether derivatives of any of these are asked for, backward or forward."""
+    """Whether derivatives of any of these are required, backward or forward."""
     backward = torch.is_grad_enabled()
     return any((backward and t.requires_grad) or unpack_dual(t).tangent is not None for t in tensors)
 
 
-def refuse_nan(tensor: Tensor, what: str) -> Tensor:
+def refuse_nan(tensor: Tensor, subject: str) -> Tensor:
     """The tensor itself; a gradient of it that is NaN or infinite raises."""
 
     def check(grad: Tensor) -> None:
         if not grad.isfinite().all():
-            raise RuntimeError(f"{what} have no derivatives where values are equal or factors dependent")
+            raise RuntimeError(f"{subject} have no derivatives where values are equal or factors dependent")
 
     if torch.is_grad_enabled() and tensor.requires_grad:
         tensor = tensor.view_as(tensor)
@@ -44,10 +44,10 @@ def refuse_nan(tensor: Tensor, what: str) -> Tensor:
 def eigenpairs(
     values: Float[Tensor, "*batch n"], vectors: Float[Tensor, "*batch d n"], query: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of S as functions of query and key, given what they are.
+    """Eigenvalues and eigenvectors of S as differentiable functions of query and key, given their values.
 
-    dλᵢ = vᵢᵀdS vᵢ and dvᵢ = Σⱼ vⱼ vⱼᵀdS vᵢ/(λᵢ − λⱼ) + what leaves the span/λᵢ. Turns among vectors of equal λ, which
-    are no function of S, are left out; torch's own derivative is NaN there.
+    dλᵢ = vᵢᵀdS vᵢ and dvᵢ = Σⱼ vⱼ vⱼᵀdS vᵢ/(λᵢ − λⱼ) + (component outside the span)/λᵢ. Rotations among vectors of
+    equal λ, which S does not determine, are left out; torch's own derivative is NaN there.
     """
     if not differentiated(query, key):
         return values, vectors
@@ -67,8 +67,8 @@ def root_rows(
     """R = |Λ|^½Vᵀ of the eigenpairs that are kept, 0 for others, as a function of query and key by RᵀDR, D = sign Λ.
 
     With P = RᵀDR, the blocks of dP are dS between kept pairs and λᵢ/(λᵢ − λⱼ)·dS between a kept i and a j that is not:
-    no gap of kept ones is divided by, so that tied and repeated eigenvalues have derivatives as well. Single rows of
-    R may turn among themselves; P does not see it.
+    there is no division by a difference of kept eigenvalues, so that repeated ones have derivatives as well. Single
+    rows of R may rotate among themselves; P is invariant to that.
     """
     size = torch.where(kept, values.abs(), 0.0).sqrt()
     rows = vectors.mT * size.unsqueeze(-1)
@@ -82,7 +82,7 @@ def root_rows(
 
 
 def _change(vectors: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """VᵀS in coordinates V, and what is left of it outside of their span; functions of query and key, V held fixed."""
+    """VᵀS in coordinates V, and its component outside their span; functions of query and key, with V held fixed."""
     query, key = first_order(query), first_order(key)
     along = ((query @ vectors).mT @ key + (key @ vectors).mT @ query) / 2
     inner = along @ vectors
@@ -95,7 +95,7 @@ def _slope(tensor: Tensor) -> Tensor:
 
 
 def _inverse(gaps: Tensor, values: Tensor) -> Tensor:
-    """1/gap, and 0 where the gap is none."""
+    """1/gap, and 0 where the gap is 0."""
     floor = EQUAL * values.abs().amax(-1)[(..., *[None] * (gaps.ndim - values.ndim + 1))]
     none = gaps.abs() <= floor
     return torch.where(none, 0.0, 1 / torch.where(none, 1.0, gaps))
@@ -123,7 +123,7 @@ class _Once(torch.autograd.Function):
 
 
 class _Refuse(torch.autograd.Function):
-    """The identity on a derivative, tied to what it is taken at, so that differentiating it again is noticed."""
+    """The identity on a derivative, as a function of the point it is taken at: differentiating it again is detected."""
 
     generate_vmap_rule = True
 

@@ -109,9 +109,9 @@ class Directions(Measures):
     def rank(self) -> int:
         """r, the rows of the factors."""
 
-    def _balanced(self, what: str) -> tuple[Tensor, Tensor, Core]:
-        """Query and key (..., r, d) of M/4^unit, balanced, and what restores M."""
-        query, key, lift, unit = balanced(*(refuse_nan(t, what) for t in self.wide()))
+    def _balanced(self, subject: str) -> tuple[Tensor, Tensor, Core]:
+        """Query and key (..., r, d) of M/4^unit, balanced, and the core, which can restore the scale of M."""
+        query, key, lift, unit = balanced(*(refuse_nan(t, subject) for t in self.wide()))
         return query, key, Core(query, (query - key) / 2, lift, unit)
 
     def _eigenpairs(self) -> tuple[Core, Tensor, Tensor, tuple[Tensor, Tensor]]:

@@ -21,8 +21,8 @@ def brief(result: Any) -> str:
     Eigh(values=[1, 1], vectors=float64[9, 2])
     """
     names = result._fields if isinstance(result, tuple) else result.__dataclass_fields__  # type: ignore[attr-defined]
-    said = ", ".join(f"{name}={_short(getattr(result, name))}" for name in names)
-    return f"{type(result).__name__}({said})"
+    fields = ", ".join(f"{name}={_short(getattr(result, name))}" for name in names)
+    return f"{type(result).__name__}({fields})"
 
 
 def _short(value: Any) -> str:

@@ -294,8 +294,8 @@ class Factors:
         query, key = rope.rotate(self._query.mT, 0.0).mT, rope.rotate(self._key.mT, offset).mT
         return self._product("the rotated form", query, key)
 
-    def _product(self: F, what: str, query: Tensor, key: Tensor) -> F:
-        check_range(what, query, key)
+    def _product(self: F, subject: str, query: Tensor, key: Tensor) -> F:
+        check_range(subject, query, key)
         return self._with(query, key)
 
     def _with(self: F, query: Tensor, key: Tensor) -> F:

@@ -179,14 +179,14 @@ class Measures(ABC):
         >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).column_directionality()
         tensor(-1., dtype=torch.float64)
         """
-        given = column_directionality(self.row_norms(), self.column_norms(), gamma, kind)
-        return torch.where(is_zero(self.core()), 0.0, given)
+        values = column_directionality(self.row_norms(), self.column_norms(), gamma, kind)
+        return torch.where(is_zero(self.core()), 0.0, values)
 
     def _in_range(self, side: str, other: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-        """A factor with rows about 1, and the other's rows with what of 2^exponents is left for them.
+        """A factor with rows scaled to about 1, and the other factor scaled by the rest of 2^exponents.
 
-        The factor is in its own precision, unless query and key nearly cancel and rounding would show. What it is
-        scaled by is its own alone: a key that queries share stays shared.
+        The factor keeps its precision, unless query and key nearly cancel and rounding would matter. Its scale depends
+        on itself only, so that a key shared by several queries stays shared.
         """
         norm, factors = self.core().size
         factor = self.working(side) if (norm > 1e-3 * factors).all() else self.wide()[side == "key"]
@@ -207,9 +207,9 @@ def column_directionality(
 
 
 def entropy_rank(values: Float[Tensor, "*batch n"], zero: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """exp(−Σ p ln p), p = v/Σv over values from 0 on: how many of them count; 0 where `zero`."""
+    """exp(−Σ p ln p), p = v/Σv over values ≥ 0: their effective number; 0 where `zero`."""
     share = _ratio(values, values.sum(-1, keepdim=True), zero.unsqueeze(-1))
-    # A share of 0 adds nothing, but its logarithm would poison the gradient.
+    # A share of 0 adds nothing, but its logarithm would make the gradient NaN.
     entropy = -(share * torch.where(share > 0, share, 1.0).log()).sum(-1)
     return torch.where(zero, 0.0, entropy.exp())
 
@@ -229,7 +229,7 @@ def value_floor(core: Core) -> Tensor:
 def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
     """‖otherᵀ·x‖ for every column x of a factor (..., r, d)."""
     if factor.ndim > 2 and factor.ndim == other.ndim and factor.shape[-3] < other.shape[-3]:
-        # A key that queries share is multiplied once, by all of them side by side.
+        # A key shared by several queries is multiplied once, with all queries concatenated.
         wide = other.movedim(-3, -2).flatten(-2)
         products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
         return torch.linalg.vector_norm(products, dim=-1, dtype=torch.float64).mT
@@ -237,7 +237,7 @@ def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
 
 
 def _as_square(rows: Tensor) -> Tensor:
-    """Rows (..., r, n) in r coordinates: of the same lengths and angles."""
+    """Rows (..., r, n) in r coordinates, with the same lengths and angles."""
     factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT)
     pivots = factor.diagonal(dim1=-2, dim2=-1)
     well = (failed == 0) & (pivots.amin(-1) > 1e-4 * pivots.amax(-1))
@@ -252,6 +252,6 @@ def _ratio(above: Tensor, below: Tensor, zero: Tensor) -> Tensor:
 def _outstanding(norms: Tensor, gamma: float, kind: str) -> Tensor:
     spread = norms.std(-1, keepdim=True) if norms.shape[-1] > 1 else torch.zeros_like(norms)
     excess = norms - norms.mean(-1, keepdim=True) - gamma * spread
-    # Equal norms differ by rounding, which must not make outliers.
+    # Equal norms differ by rounding, which must not produce outliers.
     stands_out = excess > ZERO_VALUE * norms.amax(-1, keepdim=True)
     return torch.where(stands_out, excess if kind == "excess" else norms, 0.0).sum(-1)

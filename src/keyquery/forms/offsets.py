@@ -5,8 +5,8 @@ and C = KQᵀ, and a rotation R of r dimensions:
 
     ‖M(Δ)‖² = tr(Gq R Gk Rᵀ)      tr(M(Δ)²) = tr(R C R C)      ⟨M(Δ), M(−Δ)ᵀ⟩ = tr(R C Rᵀ C)
 
-The second says what happens when two contents change places and the offset stays, the third when two tokens change
-places together with their positions, which is what s_ij and s_ji of a running model are.
+The second compares two contents swapped at the same offset, the third two tokens swapped together with their positions,
+as s_ij and s_ji of a running model are.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Energies(NamedTuple):
     exchange: Float[Tensor, offsets * batch]
 
     def contents_symmetry(self) -> Tensor:
-        """tr(M(Δ)²)/‖M(Δ)‖²: 1 if two contents may change places, the offset staying."""
+        """tr(M(Δ)²)/‖M(Δ)‖²: 1 if swapping two contents at the same offset leaves the score unchanged."""
         return self.contents / torch.where(self.there > 0, self.there, 1.0)
 
     def exchange_symmetry(self) -> Tensor:
-        """The same for tokens that change places with their positions, of ½(M(Δ) ± M(−Δ)ᵀ)."""
+        """The same for tokens swapped together with their positions, of ½(M(Δ) ± M(−Δ)ᵀ)."""
         both = (self.there + self.back) / 2
         return self.exchange / torch.where(both > 0, both, 1.0)
 
 
 def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Float[Tensor, " offsets"]) -> Energies:
-    """Energies at each offset; without a rope they are the same at all.
+    """Energies at each offset; without a rope they are the same at all offsets.
 
     >>> form = kq.Form(torch.eye(2), torch.eye(2))
     >>> energies(form.gram(), kq.Rope(2), torch.tensor([0.0, 1.0])).contents_symmetry()  # cos 2Δ
@@ -54,23 +54,23 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
     rc = _rows(cross, rope, at)
     rcr, rc = _columns(rc, rope, at), _rows(rc, rope, 0.0)
     pairs = ((gram_query, turned), (gram_query, unturned), (rc, rc), (rcr, plain))
-    traces = ((one * other.mT).sum((-2, -1)) for one, other in pairs)
+    traces = ((left * right.mT).sum((-2, -1)) for left, right in pairs)
     return Energies(*(trace.expand(len(offsets), *gram.shape[:-2]) for trace in traces))
 
 
 def _columns(matrix: Tensor, rope: Rope | None, place: float | Tensor) -> Tensor:
-    """X·Rᵀ, at every place."""
+    """X·Rᵀ, at every offset."""
     unturned = rope is None or (isinstance(place, float) and rope.factor == 1)
     return matrix if rope is None or unturned else rope.rotate(matrix, place)
 
 
 def _rows(matrix: Tensor, rope: Rope | None, place: float | Tensor) -> Tensor:
-    """R·X, at every place."""
+    """R·X, at every offset."""
     return _columns(matrix.mT, rope, place).mT
 
 
 def rotations(rope: Rope | None, offsets: Tensor, rank: int) -> Float[Tensor, "offsets r r"]:
-    """R(Δ) as matrices, between a query at 0 and a key at Δ; a factor on cosine and sine counts for both."""
+    """R(Δ) as matrices, between a query at 0 and a key at Δ; a factor on cosine and sine applies to both."""
     eye = torch.eye(rank, dtype=torch.float64, device=offsets.device)
     if rope is None:
         return eye.expand(len(offsets), rank, rank)

@@ -4,8 +4,8 @@ A query at position i is q̄ᵢ + q′ᵢ: the mean query at that position, and 
 With R the model's rotation (RoPE), if it has one, the scaled score of query i and key j is exactly the sum of
 
     position      q̄ᵢ R(j−i) k̄ⱼ + bias(j−i)                mean query with mean key
-    popularity    q̄ᵢ R(j−i) k′ⱼ                           what a key's content draws from every query
-    query_only    q′ᵢ R(j−i) k̄ⱼ                           what a query's content does with positions
+    popularity    q̄ᵢ R(j−i) k′ⱼ                           mean query with the content of a key
+    query_only    q′ᵢ R(j−i) k̄ⱼ                           content of a query with the mean key
     symmetric     ½(q′ᵢ R(j−i) k′ⱼ + q′ⱼ R(j−i) k′ᵢ)      content with content, unchanged by swapping the contents
     skew          ½(q′ᵢ R(j−i) k′ⱼ − q′ⱼ R(j−i) k′ᵢ)      content with content, negated by swapping them
 
@@ -60,8 +60,8 @@ class Rotated(NamedTuple):
         means = query_mean.expand_as(query), key_mean.expand_as(key)
         if rope is None:
             return cls(*contents, *means, *contents)
-        there = (rope.rotate(x, positions) for x in (*contents, *means))
-        return cls(*there, *(rope.rotate(x, -positions) for x in contents))
+        forward = (rope.rotate(x, positions) for x in (*contents, *means))
+        return cls(*forward, *(rope.rotate(x, -positions) for x in contents))
 
     def swapped(self) -> Float[Tensor, "*batch n n"]:
         """q′ⱼ R(j−i) k′ᵢ, which is k′ᵢ R(i−j) q′ⱼ: the roles swapped, and rotated the other way."""
@@ -90,7 +90,7 @@ def score_parts(
     rope
         The rotation of queries and keys. Default: none.
     bias
-        What the model adds to the scaled score (ALiBi, T5). Default: nothing.
+        Term that the model adds to the scaled score (ALiBi, T5). Default: none.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """Shares of the variance of a head's scores over independent tokens, in closed form, from the moments of [q; k].
 
 With q = q̄ + q′ and k = k̄ + k′, means over all tokens, the score is a sum of the same parts as in `forms.parts`, each
-mean the same at every position. Tokens are taken to be independent, so that parts do not covary, and every query's own
-mean over the offsets that it sees is removed. What a model's weights alone imply (with the covariance that is assumed)
-is this; what real text does is measured over its own pairs (`capture.score_variance`).
+mean the same at every position. Tokens are assumed to be independent, so that parts do not covary, and the mean of each
+query over its visible offsets is subtracted. This is what the weights imply under an assumed covariance; the shares on
+real text are measured over its token pairs (`capture.scores`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keyquery.forms.rope import Rope
 
 @dataclass(frozen=True)
 class Visible:
-    """Which offsets a query sees in a text of `length` tokens: all, or only back (causal), perhaps in a window."""
+    """Which offsets a query sees in a text of `length` tokens: all, or earlier ones (causal), maybe in a window."""
 
     length: int
     causal: bool
@@ -50,14 +50,14 @@ def shares(
 ) -> dict[str, Float[Tensor, " heads"]]:
     """Shares of the parts of every head, from the moments of [q; k]; beside them `symmetry` of the pairwise part.
 
-    `bias` is what the model adds to the scaled score by offset (ALiBi, T5). Shares sum to 1, `interaction` is 0 by
-    assumption; position and query_only are exactly 0 where no position enters the score.
+    `bias` is the term that the model adds to the scaled score by offset (ALiBi, T5). Shares sum to 1; `interaction` is
+    0 by assumption; position and query_only are exactly 0 if the scores have no positional term.
     """
     rank = mean.shape[-1] // 2
     query_mean, key_mean = mean[..., :rank], mean[..., rank:]
     of_query, of_key = covariance[..., :rank, :rank], covariance[..., rank:, rank:]
     offsets, seen = visible.offsets(), visible.seen()
-    # A query sees m keys, and their mean score is taken out: of a content term, 1 − 1/m of the variance is left.
+    # A query sees m keys, and their mean score is subtracted: 1 − 1/m of the variance of a content term remains.
     weight = ((1 - 1 / seen.sum(1)) @ seen) / seen.sum()
     turns = rotations(rope, offsets, rank)
     at = energies(covariance, rope, offsets.double())
@@ -85,7 +85,7 @@ def _position(
     bias: Float[Tensor, "heads offsets"] | None,
     seen: Float[Tensor, "length offsets"],
 ) -> Float[Tensor, " heads"]:
-    """Variance over visible offsets of q·R(Δ)k̄ + bias(Δ), each query's mean taken out, over all queries q."""
+    """Variance over visible offsets of q·R(Δ)k̄ + bias(Δ), with each query's mean subtracted, over all queries q."""
     heads, count, rank = where.shape
     # One more coordinate holds the bias: q·v + b = [q; 1]·[v; b].
     extra = torch.zeros(heads, count, 1, dtype=where.dtype) if bias is None else bias.unsqueeze(-1)

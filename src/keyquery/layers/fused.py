@@ -64,9 +64,9 @@ def attend(
 
 
 def as_wide(value: Float[Tensor, "batch kv m v"], width: int) -> Float[Tensor, "batch kv m w"]:
-    """Values padded to the width of queries and keys, as most fused kernels want it.
+    """Values padded to the width of queries and keys, as most fused kernels require.
 
-    cuDNN's, which torch prefers from Hopper on, takes narrower ones, and is faster with them.
+    The cuDNN kernel, which torch prefers from Hopper on, accepts narrower values and is faster with them.
     """
     if value.is_cuda and torch.backends.cuda.cudnn_sdp_enabled() and torch.cuda.get_device_capability()[0] >= 9:
         return value
@@ -83,7 +83,7 @@ def _lower_right(query: Tensor, n: int, m: int) -> Any:
 
 
 def extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Terms as dimensions of the key, all three padded to one multiple of 8, as fused kernels want it."""
+    """Terms as dimensions of the key, all three padded to one multiple of 8, as fused kernels require."""
     if not terms:
         return query, key, value
     ones = torch.ones_like(query[..., :1]).expand(*query.shape[:-1], len(terms))

@@ -61,7 +61,7 @@ class Turn(nn.Module):
     def __init__(self, dims: int, rope: Rope | None = None) -> None:
         super().__init__()
         if dims % 2:
-            raise ValueError(f"a skew part turns dimensions in pairs: {dims} is odd")
+            raise ValueError(f"a skew part needs an even number of dimensions, got {dims}")
         self.rope = rope
 
     def forward(self, z: Float[Tensor, "*batch n dims"]) -> Float[Tensor, "*batch n dims"]:
@@ -82,7 +82,7 @@ class Split(nn.Module):
     def __init__(self, heads: int, dims: int, symmetric: int, rope: Rope | None = None) -> None:
         super().__init__()
         if (dims - symmetric) % 2 or (rope is not None and symmetric % 2):
-            raise ValueError(f"symmetric_dims = {symmetric} of {dims} leaves an odd rest, which cannot turn in pairs")
+            raise ValueError(f"symmetric_dims = {symmetric} of {dims} leaves an odd number of skew dimensions")
         if rope is not None and rope.dims != dims:
             raise ValueError(f"a split kernel needs all {dims} dimensions of a head rotated, not {rope.dims}")
         self.symmetric, self.rope = symmetric, rope

@@ -36,12 +36,12 @@ class Shape:
     model_type: str = "keyquery"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as a config.json."""
+        """The content of config.json."""
         return asdict(self)
 
 
 class LanguageModel(nn.Module):
-    """Token ids to logits: an Encoder, or a Decoder where `shape.causal`.
+    """Token ids to logits: an Encoder, or a Decoder if `shape.causal`.
 
     >>> model = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
     >>> model(torch.tensor([[1, 2, 3]])).shape
@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         old = caches[0].length if caches else 0
         n = input_ids.shape[1]
         if self.places is not None and old + n > self.config.length:
-            raise ValueError(f"the model has places for {self.config.length} tokens, got {old + n}")
+            raise ValueError(f"the model has positions for {self.config.length} tokens, got {old + n}")
         x = self.tokens(input_ids)
         mask = None if attention_mask is None else attention_mask.bool()
         if self.places is not None:
@@ -108,10 +108,10 @@ class LanguageModel(nn.Module):
             with torch.device("meta"):
                 sizes = {name: weight.shape for name, weight in cls(shape).state_dict().items()}
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder}: no model is as its config.json says: {first_line(error)}") from None
+            raise ValueError(f"{folder}: config.json does not describe a valid model: {first_line(error)}") from None
         for name in sorted(sizes.keys() | weights.keys()):
             if name not in sizes or name not in weights or sizes[name] != weights[name].shape:
-                raise ValueError(f"{folder}: {name} is not what a model of its config.json has")
+                raise ValueError(f"{folder}: {name} does not match the model in config.json")
             if not weights[name].isfinite().all():
                 raise ValueError(f"{folder}: {name} holds NaN or infinity")
         model = cls(shape)
@@ -120,12 +120,12 @@ class LanguageModel(nn.Module):
 
 
 def _shape_of(facts: dict[str, Any]) -> Shape:
-    """A Shape of plain data, each fact of its own kind."""
-    known = {one.name: str(one.type).split(" | ") for one in fields(Shape)}
+    """A Shape from plain data; every value must have the type of its field."""
+    known = {option.name: str(option.type).split(" | ") for option in fields(Shape)}
     for name, value in facts.items():
         kinds = {"NoneType": "None", "int": "int" if "int" in known.get(name, ()) else "float"}
         if kinds.get(type(value).__name__, type(value).__name__) not in known.get(name, ()):
             raise ValueError(f"config.json: {name} cannot be {value!r:.60}")
     if "vocab_size" not in facts:
-        raise ValueError("config.json: there is no vocab_size")
+        raise ValueError("config.json: vocab_size is missing")
     return Shape(**facts)

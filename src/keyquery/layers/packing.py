@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Group:
-    """Some sequences of a row, padded to the longest of them."""
+    """Some sequences of a packed row, padded to the longest of them."""
 
     def __init__(
         self,
@@ -18,7 +18,7 @@ class Group:
         lengths: Int[Tensor, " sequences"],
         numbers: Int[Tensor, " sequences"],
     ) -> None:
-        self.numbers = numbers  # of its sequences, among all of the row
+        self.numbers = numbers  # indices of its sequences in the row
         place = torch.arange(int(lengths.max()), device=starts.device)
         self.real: Bool[Tensor, "sequences longest"] = place < lengths[:, None]
         self._index = starts[:, None] + place.minimum(lengths[:, None] - 1)

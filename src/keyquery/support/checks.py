@@ -49,7 +49,7 @@ def environment_count(name: str, default: int) -> int:
     return int(value)
 
 
-def check_range(what: str, *tensors: Tensor) -> None:
+def check_range(name: str, *tensors: Tensor) -> None:
     """Require results to be within the range of their dtype.
 
     >>> check_range("a multiple of the form", torch.full((2,), 6e4, dtype=torch.float16) * 2)
@@ -57,9 +57,9 @@ def check_range(what: str, *tensors: Tensor) -> None:
     OverflowError: a multiple of the form is beyond the range of float16, ±6.6e+04: convert to a wider dtype first
     """
     for tensor in tensors:
-        if _not_finite(what, tensor):
+        if _not_finite(name, tensor):
             limit, dtype = torch.finfo(tensor.dtype).max, str(tensor.dtype).removeprefix("torch.")
-            raise OverflowError(f"{what} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype first")
+            raise OverflowError(f"{name} is beyond the range of {dtype}, ±{limit:.2g}: convert to a wider dtype first")
 
 
 def _not_finite(name: str, value: Tensor) -> int:

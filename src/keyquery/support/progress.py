@@ -13,7 +13,7 @@ WIDE = 60  # characters of a description
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
-def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
     """Show no progress.
 
     >>> list(silent([1, 2], "reading", 2))
@@ -22,7 +22,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
     return items
 
 
-def bar(items: Iterable[Any], what: str, total: int) -> Generator[Any, None, None]:
+def bar(items: Iterable[Any], description: str, total: int) -> Generator[Any, None, None]:
     """Show a bar on stderr in a terminal or notebook, else nothing; a caller that stops early must close it.
 
     >>> list(bar([1, 2], "reading", 2))
@@ -34,8 +34,8 @@ def bar(items: Iterable[Any], what: str, total: int) -> Generator[Any, None, Non
 
     console = Console(stderr=True)
     visible = console.is_terminal or console.is_jupyter
-    description = escape(printable(what, WIDE))
-    yield from track(items, description, total, console=console, transient=True, disable=not visible)
+    shown = escape(printable(description, WIDE))
+    yield from track(items, shown, total, console=console, transient=True, disable=not visible)
 
 
 @contextmanager
@@ -48,8 +48,8 @@ def bars(wanted: bool) -> Iterator[Progress]:
     """
     opened: list[Generator[Any, None, None]] = []
 
-    def watch(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-        opened.append(bar(items, what, total))
+    def watch(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
+        opened.append(bar(items, description, total))
         return opened[-1]
 
     try:

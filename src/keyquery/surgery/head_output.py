@@ -82,8 +82,8 @@ def ablate_heads(
     outputs = means
 
     def change(changes: ExitStack) -> Handle:
-        for index, some in chosen.items():
-            hook = _replacing(some, sites[index].count, outputs[index])
+        for index, numbers in chosen.items():
+            hook = _replacing(numbers, sites[index].count, outputs[index])
             handle = model.get_submodule(names[index]).register_forward_pre_hook(hook)
             changes.callback(handle.remove)
         return Handle(changes, "the ablation of heads")

@@ -20,7 +20,7 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequenc
     {1: [0, 1]}
     """
     if heads is None:
-        return {layer: list(some) for layer, some in known.items()}
+        return {layer: list(numbers) for layer, numbers in known.items()}
     if isinstance(heads, int):
         raise ValueError(f'heads must be pairs (layer, head) or strings such as "{heads}.*", got {heads}')
     requested = [heads] if isinstance(heads, str) or _is_pair(heads) else list(heads)
@@ -34,8 +34,8 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequenc
         label = labels[layer] if layer is not None and layer < len(labels) else str(layer)
         label_text = f"{layer} ({label})" if label != str(layer) else label
         for index in _matching(layer, list(known), f"there is no self-attention layer {label_text}", selector):
-            some = _matching(head, known[index], f"layer {index} has no head {head}", selector)
-            chosen.setdefault(index, set()).update(some)
+            numbers = _matching(head, known[index], f"layer {index} has no head {head}", selector)
+            chosen.setdefault(index, set()).update(numbers)
     if not chosen:
         raise ValueError("heads must name at least one head, got none")
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
@@ -66,12 +66,12 @@ def _is_pair(value: object) -> bool:
     return numbers and all(isinstance(part, Integral) and not isinstance(part, bool) for part in value)  # type: ignore[attr-defined]
 
 
-def _matching(wanted: int | None, known: Sequence[int], missing: str, selector: object) -> list[int]:
-    if wanted is None:
+def _matching(number: int | None, known: Sequence[int], missing: str, selector: object) -> list[int]:
+    if number is None:
         return list(known)
-    if wanted not in known:
+    if number not in known:
         available = (
             f"{min(known)} to {max(known)}" if len(known) == max(known) - min(known) + 1 else str(list(known))[1:-1]
         )
         raise ValueError(f"{missing}, requested by {selector!r}; available: {available}")
-    return [wanted]
+    return [number]

@@ -140,8 +140,8 @@ def _below(top: Path) -> Iterator[Path]:
         own = _own(folder)
         yield from own
         for child in sorted(folder.iterdir()) if deep else ():
-            wanted = not child.name.startswith(".") and (own != [folder] or step_of(child.name) is not None)
-            if wanted and child.is_dir():
+            is_candidate = not child.name.startswith(".") and (own != [folder] or step_of(child.name) is not None)
+            if is_candidate and child.is_dir():
                 (links if child.is_symlink() else folders).append((child, deep - 1))
 
 
@@ -152,7 +152,7 @@ def _own(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except ValueError:  # several files, and no index
-        files = next((some for kind in WEIGHTS if (some := sorted(folder.glob(f"*{kind}")))), [folder])
+        files = next((candidates for kind in WEIGHTS if (candidates := sorted(folder.glob(f"*{kind}")))), [folder])
         return [folder] if any(SHARD.search(file.name) for file in files) else files
     return [folder]
 

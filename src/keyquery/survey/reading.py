@@ -120,16 +120,16 @@ def _runs(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _sizes(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
-    for family, some in [("all", list(models)), *_grouped(models, "family")]:
-        sizes = [row["parameters"] for row in some]
-        if len(set(sizes)) < SOME or (family != "all" and len(some) == len(models)):
+    for family, members in [("all", list(models)), *_grouped(models, "family")]:
+        sizes = [row["parameters"] for row in members]
+        if len(set(sizes)) < SOME or (family != "all" and len(members) == len(models)):
             continue
-        values = [row["symmetry"] for row in some]
+        values = [row["symmetry"] for row in members]
         slope = float(np.polyfit(np.log10(sizes), values, 1)[0])
         rows.append(
             {
                 "family": family,
-                "models": len(some),
+                "models": len(members),
                 "smallest": min(sizes),
                 "largest": max(sizes),
                 "slope": slope,
@@ -141,8 +141,8 @@ def _sizes(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _families(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
-    for family, some in _grouped(models, "family"):
-        for attention, alike in _grouped(some, "attention"):
+    for family, members in _grouped(models, "family"):
+        for attention, alike in _grouped(members, "attention"):
             values = [row["symmetry"] for row in alike]
             row = {
                 "family": family,

@@ -158,9 +158,9 @@ def _check_own(folder: Path, entries: Iterable[Entry]) -> None:
         return
     pages = [folder / "models" / f"{entry.file}{ending}" for entry in entries for ending in (".html", ".json")]
     results = [folder / name for name in ("survey.json", "heads.parquet", "index.html")]
-    taken = [path for path in (*results, *pages) if os.path.lexists(path)]
-    if taken and not _is_survey(results[0]):  # a survey whose `records` were deleted may be replaced
-        raise FileExistsError(f"{taken[0]} exists and was not written by a survey: choose another folder for out")
+    existing = [path for path in (*results, *pages) if os.path.lexists(path)]
+    if existing and not _is_survey(results[0]):  # a survey whose `records` were deleted may be replaced
+        raise FileExistsError(f"{existing[0]} exists and was not written by a survey: choose another folder for out")
 
 
 def _is_survey(path: Path) -> bool:

@@ -54,7 +54,7 @@ class Recipe:
             ("clip_each", self.clip_each),
         ):
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a number from 0 on, got {value}")
+                raise ValueError(f"{name} must be a number ≥ 0, got {value}")
         if not 0 <= self.flat < 1:
             raise ValueError(f"flat must be from 0 to below 1, got {self.flat}")
         for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
@@ -234,7 +234,7 @@ class _Run:
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{self.path} is not a complete checkpoint: delete it to restart") from None
         if not same:
-            raise ValueError(f"{self.path} is of another recipe: delete it to restart, or pass that recipe")
+            raise ValueError(f"{self.path} was written with another recipe: delete it to restart, or use that recipe")
         try:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])

@@ -16,10 +16,10 @@ ENDLESS = 2**40  # steps, after which bias correction has no effect
 
 
 class Lamb(Optimizer):
-    """Adam's direction u = m̂/(√v̂ + ε) + λw, each tensor's step as long as the tensor itself: w ← w − lr·‖w‖/‖u‖·u.
+    """LAMB: Adam's direction u = m̂/(√v̂ + ε) + λw, scaled to the norm of each tensor: w ← w − lr·‖w‖/‖u‖·u.
 
     Without `unbiased`, there is no bias correction: m̂ = m and v̂ = v. `longest` clips ‖w‖, and so the steps of large
-    tensors. A tensor that is 0, or whose direction is, takes lr·u.
+    tensors. If a tensor or its direction is 0, the step is lr·u.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Lamb(Optimizer):
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Update all tensors of a group at once, to save kernel launches.
 
-        The direction is what torch's fused Adam takes from zeros, which reads and writes everything once. A step count
-        beyond all bounds leaves its means as they are.
+        The direction is one step of torch's fused Adam from zero weights, in a single pass over memory. With the step
+        count ENDLESS, Adam's bias correction has no effect.
         """
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         for weight in weights:
@@ -59,7 +59,7 @@ class Lamb(Optimizer):
         states, (slow, slower) = [self.state[weight] for weight in weights], group["betas"]
         means, squares = [state["mean"] for state in states], [state["square"] for state in states]
         counts = [state["step"] if group["unbiased"] else ENDLESS for state in states]
-        made = {count: torch.full((), float(count), device=weights[0].device) for count in set(counts)}
+        step_counts = {count: torch.full((), float(count), device=weights[0].device) for count in set(counts)}
         updates = [torch.empty_like(weight) for weight in weights]
         torch._foreach_zero_(updates)
         torch._fused_adam_(
@@ -68,7 +68,7 @@ class Lamb(Optimizer):
             means,
             squares,
             [],
-            [made[count] for count in counts],
+            [step_counts[count] for count in counts],
             lr=1.0,
             beta1=slow,
             beta2=slower,
@@ -87,8 +87,8 @@ class Lamb(Optimizer):
 
 
 class Lookahead(Optimizer):
-    """Every `every` steps of the inner optimiser, slow weights move `share` of the way to the fast ones, which return
-    to them.
+    """Lookahead: every `every` steps of the inner optimiser, the slow weights move `share` of the way to the fast ones,
+    and the fast ones are reset to them.
     """
 
     def __init__(self, inner: Optimizer, every: int = 6, share: float = 0.5) -> None:

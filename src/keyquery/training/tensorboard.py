@@ -40,8 +40,8 @@ def open_board(folder: str | Path | None, checkpoint: Path | None, seed: int, ra
     A run with a checkpoint is named after it, so that a resumed run continues its curves; others are numbered, by
     process.
     """
-    asked = folder or os.environ.get(VARIABLE)
-    if not asked or rank > 0:
+    parent = folder or os.environ.get(VARIABLE)
+    if not parent or rank > 0:
         return None
     name = checkpoint.stem if checkpoint is not None else f"{os.getpid()}-{next(_numbers)}-seed{seed}"
-    return Board(asked, name, first)
+    return Board(parent, name, first)

@@ -29,7 +29,7 @@ def test_nothing_is_dropped_silently():
         "gaps of 0": 0,
         "windows": 1,
     }
-    with pytest.raises(ValueError, match="with strict=True they must not"):
+    with pytest.raises(ValueError, match="which strict=True does not allow"):
         kq.EventModel(**QUICK).fit(types, [0.0, 2.0, 1.0, 5.0, 9.0], [0, 0, 0, 1, 2], strict=True)
     assert model.predict(types, range(5), [0, 0, 0, 1, 2]).shape == (3,)  # one event is enough to go on from
 
@@ -37,11 +37,11 @@ def test_nothing_is_dropped_silently():
 @pytest.mark.parametrize(
     ("types", "times", "groups", "said"),
     [
-        (["a", "b"], [1.0, 2.0], [0, 1], "no group has a second event: 2 groups of one event each teach nothing"),
+        (["a", "b"], [1.0, 2.0], [0, 1], r"no group has a second event: nothing to train on in 2 group\(s\)"),
         (["a", "a"], [1.0, 2.0], None, "events hold only one type, 'a'"),
         (["a", "b"], [1.0, 1.0], None, "times must differ within some group: all 1 gaps are 0"),
         (["a", "b"], [1.0, float("nan")], None, "times must have a value in every row; 1 is missing"),
-        (["a", "b"], [1.0], None, "one value a row each"),
+        (["a", "b"], [1.0], None, "one value per row each"),
     ],
 )
 def test_what_teaches_nothing_is_told(types, times, groups, said):
@@ -108,15 +108,15 @@ def test_a_file_that_names_huge_sizes_costs_nothing(tmp_path):
         ({"scale": 0.0}, "scale must be above 0, got 0.0"),
         ({"floor": -1.0}, "floor must be above 0"),
         ({"clock": "moons"}, "clock must be one of 'numbers', 'dates', 'spans', got 'moons'"),
-        ({"log_gaps": [1.0]}, "list index out of range|log_gaps must be a mean and a spread"),
-        ({"log_gaps": [0.0, 0.0]}, "log_gaps must have a spread above 0"),
+        ({"log_gaps": [1.0]}, "list index out of range|log_gaps must be a mean and a standard deviation"),
+        ({"log_gaps": [0.0, 0.0]}, "log_gaps must have a standard deviation above 0"),
         ({"classes": {"dtype": "<U5", "labels": ["look", "leave", "buy"]}}, "classes must be two or more, in rising"),
         ({"scale": None}, "float\\(\\) argument|scale must be a number"),
         ({"seen": ...}, "missing 'seen'"),
-        ({"transitions": torch.zeros(2, 2, dtype=torch.int64)}, r"transitions must be counts from 0 on, \(3, 3\)"),
-        ({"transitions": -torch.ones(3, 3, dtype=torch.int64)}, "transitions must be counts from 0 on"),
-        ({"contexts.000.types": torch.full((3,), 9)}, "contexts.000.types is no history of types among 3"),
-        ({"contexts.000.times": torch.zeros(1).double()}, "contexts.000.types is no history of types among 3"),
+        ({"transitions": torch.zeros(2, 2, dtype=torch.int64)}, r"transitions must be non-negative counts, \(3, 3\)"),
+        ({"transitions": -torch.ones(3, 3, dtype=torch.int64)}, "transitions must be non-negative counts"),
+        ({"contexts.000.types": torch.full((3,), 9)}, "contexts.000.types must be event types below 3"),
+        ({"contexts.000.times": torch.zeros(1).double()}, "contexts.000.types must be event types below 3"),
     ],
 )
 def test_a_file_that_no_fit_wrote_is_told(fitted, tmp_path, change, said):

@@ -34,7 +34,7 @@ def test_times_that_decrease_are_sorted_aloud_or_refused():
         stream = stream_of(events, times, groups)
     assert stream.types.tolist() == ["y", "z", "x", "w"]  # ties stay as they were
     assert stream.moved == 1
-    with pytest.raises(ValueError, match="at 1 row, the first of them row 1: with strict=True they must not"):
+    with pytest.raises(ValueError, match="at 1 row, the first of them row 1, which strict=True does not allow"):
         stream_of(events, times, groups, strict=True)
 
 
@@ -82,11 +82,11 @@ def test_dates_and_spans_of_python_and_labels_of_one_kind():
 
 def test_precision_that_is_lost_is_told():
     begin = 1_700_000_000 * 10**9
-    with pytest.warns(UserWarning, match="times hold 9 that differ and become the same in float64; subtract the first"):
+    with pytest.warns(UserWarning, match="9 distinct values of times become equal in float64; subtract the first"):
         times_of(begin + np.arange(10))
-    with pytest.warns(UserWarning, match="times hold 1 that differ and become the same in float64; give them as numb"):
+    with pytest.warns(UserWarning, match="1 distinct values of times become equal in float64; pass them as numb"):
         times_of((begin + np.array([0, 1, 5000])).astype("M8[ns]"))
-    with pytest.warns(UserWarning, match=r"times are float32, whose steps are 128 at 1.7e.09: gaps below are lost"):
+    with pytest.warns(UserWarning, match=r"times are float32, with a resolution of 128 at 1.7e.09: smaller gaps"):
         times_of(np.array([1.7e9, 1.7e9 + 500], dtype=np.float32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,11 +116,11 @@ def test_columns_of_pyarrow():
 @pytest.mark.parametrize(
     ("events", "times", "groups", "said"),
     [
-        (["x", "y"], [1.0], None, "must have one value a row each, got 2 events, 1 times"),
+        (["x", "y"], [1.0], None, "must have one value per row each, got 2 events, 1 times"),
         (["x"], [1.0], ["a", "b"], "got 1 events, 1 times and 2 groups"),
         ([], [], [], "events must hold at least one row"),
-        (None, [1.0], None, "events must be a column with one value a row, got None"),
-        ("xy", [1.0, 2.0], None, "events must be a column .*, got the text 'xy'"),
+        (None, [1.0], None, "events must be a column with one value per row, got None"),
+        ("xy", [1.0, 2.0], None, "events must be a column .*, got the string 'xy'"),
         (["x", None], [1.0, 2.0], None, "events must have a value in every row; 1 is missing, the first in row 1"),
         (["x", 1], [1.0, 2.0], None, "events must hold labels of one type, got int, str"),
         ([0.5, 1.5], [1.0, 2.0], None, "events must hold labels, got fractions such as 0.5"),
@@ -134,7 +134,7 @@ def test_columns_of_pyarrow():
         ),
         (["x"] * 2, pd.Series([pd.NaT, pd.Timestamp(0)]), None, "1 is missing, the first in row 0"),
         (["x"] * 2, [MOMENT, pd.NaT], None, "1 is missing, the first in row 1"),
-        (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*pandas.to_datetime reads"),
+        (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*pandas.to_datetime to parse"),
         (["x"] * 2, [MOMENT, 3.0], None, "times must be all dates or all numbers, got both"),
         (
             ["x"] * 3,
@@ -142,10 +142,10 @@ def test_columns_of_pyarrow():
             None,
             "all have a time zone or none: 2 of 3 have one, and row 2 is the first that differs",
         ),
-        (np.ones((2, 2)), [1.0, 2.0], None, r"events must be a column with one value a row, got shape \(2, 2\)"),
+        (np.ones((2, 2)), [1.0, 2.0], None, r"events must be a column with one value per row, got shape \(2, 2\)"),
         (pd.DataFrame({"a": ["x"], "b": ["y"]}), [1.0], None, r"events must be a column .*, got shape \(1, 2\)"),
-        ({"x", "y"}, [1.0, 2.0], None, "events must be a column with one value a row, got set"),
-        ((kind for kind in "xy"), [1.0, 2.0], None, "events must be a column with one value a row, got generator"),
+        ({"x", "y"}, [1.0, 2.0], None, "events must be a column with one value per row, got set"),
+        ((kind for kind in "xy"), [1.0, 2.0], None, "events must be a column with one value per row, got generator"),
         (pd.Series(["x", None], dtype="string"), [1.0, 2.0], None, "events .* 1 is missing, the first in row 1"),
         (pd.Series([True, None], dtype="boolean"), [1.0, 2.0], None, "events .* 1 is missing, the first in row 1"),
         (["x", pd.NA], [1.0, 2.0], None, "events must have a value in every row; 1 is missing, the first in row 1"),
@@ -153,11 +153,11 @@ def test_columns_of_pyarrow():
         (["x"] * 2, np.ma.masked_array([1.0, 2.0], [False, True]), None, "times .* 1 is missing, the first in row 1"),
         (np.ma.masked_array([1, 2], [True, False]), [1.0, 2.0], None, "events .* 1 is missing, the first in row 0"),
         (["x"] * 2, [1.0, 2.0], [0.0, float("inf")], "groups must hold labels, got infinity"),
-        (["x"] * 2, [1.0, 2.0], [[1], [2]], "groups must hold texts or numbers, one a row, got lists"),
-        (np.zeros(2, dtype="V4"), [1.0, 2.0], None, "events must hold texts or numbers, one a row, got .*V4"),
+        (["x"] * 2, [1.0, 2.0], [[1], [2]], "groups must hold strings or numbers, one per row, got lists"),
+        (np.zeros(2, dtype="V4"), [1.0, 2.0], None, "events must hold strings or numbers, one per row, got .*V4"),
         ([1, True], [1.0, 2.0], None, "events must hold labels of one type, got bool, int"),
         (["x"] * 2, [-1.7e308, 1.7e308], None, "times must lie less than 1.8e.308 apart, got -1.7e.308 to 1.7e.308"),
-        (["x"] * 2, [10**400, 1], None, "times must be numbers that float64 holds"),
+        (["x"] * 2, [10**400, 1], None, "times must fit into float64"),
         (["x"] * 2, [time(1), time(2)], None, "times must be numbers or dates, .* got time; a time of day has no date"),
         (
             ["x"] * 2,
@@ -165,11 +165,11 @@ def test_columns_of_pyarrow():
             None,
             "times must be numbers or dates, .* got Period",
         ),
-        (["x"] * 2, [[1.0], [2.0, 3.0]], None, "times must be numbers or dates, one a row, got list"),
-        (["x"] * 2, [1.0 + 0j, 2.0], None, "times must be numbers or dates, one a row, got complex"),
+        (["x"] * 2, [[1.0], [2.0, 3.0]], None, "times must be numbers or dates, one per row, got list"),
+        (["x"] * 2, [1.0 + 0j, 2.0], None, "times must be numbers or dates, one per row, got complex"),
         (["x"] * 2, np.array([1, 2], dtype="m8"), None, r"times must have a unit, such as timedelta64\[s\]"),
         (["x"] * 2, np.array([0, 400_000], dtype="M8[Y]"), None, "times must lie within 290,000 years of 1970"),
-        (["x"] * 2, torch.ones(2, dtype=torch.bfloat16), None, "times must be of a dtype that numpy has"),
+        (["x"] * 2, torch.ones(2, dtype=torch.bfloat16), None, "times must have a dtype that numpy supports"),
         (["x"] * 2, [timedelta(1), 3.0], None, "times must be all spans or all numbers, got both"),
     ],
 )

@@ -46,9 +46,9 @@ TABLES = {
     "nothing": (None, ValueError, r"X must be a table \(rows, columns\), got NoneType"),
     "no rows": (X[:0], ValueError, r"X has no rows: 0 sample\(s\)"),
     "no columns": (X[:, :0], ValueError, r"X has no columns: 0 feature\(s\)"),
-    "uneven": ([[1, 2], [3]], ValueError, "its rows are not of one length"),
+    "uneven": ([[1, 2], [3]], ValueError, "its rows differ in length"),
     "names twice": (pd.DataFrame(X, columns=["a", "a"]), ValueError, "more than once: a"),
-    "sparse": (torch.eye(12).to_sparse(), TypeError, "X is a sparse matrix; dense data is required: give X.to_dense"),
+    "sparse": (torch.eye(12).to_sparse(), TypeError, "X is a sparse matrix; dense data is required: use X.to_dense"),
 }
 
 
@@ -133,7 +133,7 @@ def test_what_is_wrong_at_predict_leaves_the_fit_as_it_was():
             columns={"size": "other"}
         ),
         "Feature names must be in the same order": given[["colour", "size"]],
-        "column 'size' of X held numbers in training, and now holds categories": given.assign(size="a"),
+        "column 'size' of X was numeric in training, but now holds categories": given.assign(size="a"),
         "X holds values too large: up to .* standard deviations": given.assign(size=1e200),
     }
     for message, table in wrong.items():

@@ -23,7 +23,7 @@ EMPTY[7] = 0
         (
             VECTORS[0],
             VECTORS,
-            r"queries must be vectors \(n, dim\), .* got shape \(24,\): one vector alone is \[vector\]",
+            r"queries must be vectors \(n, dim\), .* got shape \(24,\): pass a single vector as \[vector\]",
         ),
         (VECTORS[:0], VECTORS, r"queries must be vectors \(n, dim\), at least one, got shape \(0, 24\)"),
         (VECTORS, HOLED, "database must be finite: row 5 holds NaN or infinity"),
@@ -35,7 +35,7 @@ EMPTY[7] = 0
         (
             np.ma.masked_array(VECTORS.numpy(), VECTORS.numpy() > 0),
             VECTORS,
-            "queries must have all its values, got masked",
+            "queries must not have masked values",
         ),
         (VECTORS[:1], VECTORS[:5], "top is 8, but the database has only 5 items: use top=5 or less"),
     ],
@@ -49,12 +49,12 @@ def test_vectors_that_are_none(queries, database, said):
     ("lists", "said"),
     [
         ([[0, 1, 2]], "top is 8, but lists hold only 3 items: use top=3 or less"),
-        ([[*range(95), 96]], "lists must hold places in the database, 0 to 95, got 96 in row 0"),
-        ([[-1, *range(20)]], "lists must hold places in the database, 0 to 95, got -1 in row 0"),
-        ([[0, 1, 2, 3, 4, 5, 6, 7, 3]], "lists must name an item once, got 3 twice in row 0"),
-        ([[0.0, 1.0]], "lists must hold places in the database, whole numbers, got torch.float64"),
-        ([0, 1], r"lists must be \(1, m\), one list a query, got shape \(2,\)"),
-        (np.zeros((2, 3), int), r"lists must be \(1, m\), one list a query, got shape \(2, 3\)"),
+        ([[*range(95), 96]], "lists must hold database indices, 0 to 95, got 96 in row 0"),
+        ([[-1, *range(20)]], "lists must hold database indices, 0 to 95, got -1 in row 0"),
+        ([[0, 1, 2, 3, 4, 5, 6, 7, 3]], "lists must hold each item at most once, got 3 twice in row 0"),
+        ([[0.0, 1.0]], r"lists must hold database indices \(integers\), got torch.float64"),
+        ([0, 1], r"lists must be \(1, m\), one list per query, got shape \(2,\)"),
+        (np.zeros((2, 3), int), r"lists must be \(1, m\), one list per query, got shape \(2, 3\)"),
     ],
 )
 def test_lists_that_do_not_fit(lists, said):
@@ -82,12 +82,12 @@ def test_an_index_that_does_not_fit():
         AFFINITY.rerank(VECTORS[:1], VECTORS, index=few)
     for places, said in (
         ([[0, 1, 2, 3, 4, 5, -1, -1]], "index finds fewer than 8 items for query 0"),
-        ([[0, 1, 2]], r"index must find \(1, 8\) places, got \(1, 3\)"),
+        ([[0, 1, 2]], r"index.search must return indices \(1, 8\), got \(1, 3\)"),
         ([[0, 1, 2, 3, 4, 5, 6, 96]], "0 to 95, got 96 in row 0"),
     ):
         with pytest.raises(ValueError, match=said):
             AFFINITY.rerank(VECTORS[:1], VECTORS, index=Found(places))
-    with pytest.raises(TypeError, match=r"index must have search\(vectors, k\), as an index of faiss has, got list"):
+    with pytest.raises(TypeError, match=r"index must have search\(vectors, k\), like a faiss index, got list"):
         AFFINITY.rerank(VECTORS[:1], VECTORS, index=[])
 
 
@@ -157,8 +157,8 @@ def test_a_weight_that_is_no_number():
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ({"names": ["a"]}, "names must have one for every item of the database, 96, got 1"),
-        ({"query_names": ["a", "b"]}, "query_names must have one for every query, 1, got 2"),
+        ({"names": ["a"]}, "names must have one entry per item of the database, 96, got 1"),
+        ({"query_names": ["a", "b"]}, "query_names must have one entry per query, 1, got 2"),
         ({"images": np.zeros((96, 2, 2))}, r"images must be uint8 .* got float64 \(96, 2, 2, 1\)"),
         ({"relevant": [[0], [1]]}, "relevant must have one entry for each of 1 queries, got 2"),
     ],

@@ -46,14 +46,14 @@ def small(**options):
         (GOOD, np.ones((5, 2)), r"y should be a 1d array, got an array of shape \(5, 2\)"),
         (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
         (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
-        (5.0, LABELS, "or a list of series, got float. that is no array"),
-        ({"a": [1.0]}, LABELS, "or a list of series, got dict. that is no array"),
-        (Path("series.ts"), LABELS, "or a list of series, got .*Path. that is no array"),
+        (5.0, LABELS, "or a list of series, got float. that is not an array"),
+        ({"a": [1.0]}, LABELS, "or a list of series, got dict. that is not an array"),
+        (Path("series.ts"), LABELS, "or a list of series, got .*Path. that is not an array"),
         pytest.param(
-            (one for one in GOOD), LABELS, "or a list of series, got generator. that is no array", id="a generator"
+            (one for one in GOOD), LABELS, "or a list of series, got generator. that is not an array", id="a generator"
         ),
-        ([1.0, 2.0], ["a", "b"], r"series 0 of X is one number: one series alone is \[X\]"),
-        (np.full((2, 3), "NaT", "M8[s]"), ["a", "b"], r"times are no values, got datetime64\[s\]"),
+        ([1.0, 2.0], ["a", "b"], r"series 0 of X is one number: a single series must be passed as \[X\]"),
+        (np.full((2, 3), "NaT", "M8[s]"), ["a", "b"], r"dates and times are not supported, got datetime64\[s\]"),
         (
             [pd.DataFrame({"a": [pd.Timestamp(0)]})] * 2,
             ["a", "b"],
@@ -101,7 +101,7 @@ def test_parameters_are_checked_at_fit(options, said):
 
 
 def test_sparse_tensors_are_refused():
-    with pytest.raises(TypeError, match=r"X is a sparse matrix; dense data is required: give X.to_dense\(\)"):
+    with pytest.raises(TypeError, match=r"X is a sparse matrix; dense data is required: use X.to_dense\(\)"):
         small().fit(torch.from_numpy(GOOD).to_sparse(), LABELS)
 
 

@@ -56,7 +56,7 @@ def test_windows_are_left_out_a_few_at_a_time():
     relevance, *_ = occlude(counted, Padded(values, real), 1, watch)
     assert np.allclose(relevance, values[:, 0] * torch.arange(400), rtol=1e-3, atol=1e-3)
     assert sum(sizes) == 1 + 300  # as it is, and without each token that is there
-    assert seen == ["leaving stretches out", len(sizes) - 1]
+    assert seen == ["occluding windows", len(sizes) - 1]
     assert max(sizes) <= 16
 
 

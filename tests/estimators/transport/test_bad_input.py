@@ -39,7 +39,7 @@ def small(**options):
         (X[0], Y, r"X must be a table \(rows, columns\), got shape \(2,\). Reshape your data"),
         (X[None, None], [0], "X must be a table"),
         (X[:0], [], "X has no rows"),
-        ([["a", 1.0]] * 12, Y, "X must hold numbers, and column '0' holds categories: give a column for each"),
+        ([["a", 1.0]] * 12, Y, "X must be numeric, but column '0' holds categories: encode them as numbers"),
         ([[1e200], [-1e200]], [0, 1], "X holds values too large to be standardised"),
     ],
     ids=str,

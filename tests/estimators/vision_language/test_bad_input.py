@@ -58,14 +58,14 @@ def test_images_of_any_size_are_brought_to_one():
 @pytest.mark.parametrize(
     ("images", "error", "said"),
     [
-        (PIXELS, ValueError, r"images must be \(n, h, w\).*got \(9, 13, 3\): one alone is \[image\]"),
+        (PIXELS, ValueError, r"images must be \(n, h, w\).*got \(9, 13, 3\): pass one image as \[image\]"),
         (np.zeros((2, 8, 8), np.int32), ValueError, r"images must be uint8, or floats from 0 to 1, got int32"),
         (np.full((2, 8, 8), 3.0), ValueError, r"images: floats must be from 0 to 1, got 3 to 3"),
         (np.full((2, 8, 8), np.nan), ValueError, r"images: floats must be from 0 to 1"),
         (np.zeros((2, 3, 8, 8), np.uint8), ValueError, r"channels last, 1 \(grey\).*got shape \(2, 3, 8, 8\)"),
         (np.zeros((0, 8, 8), np.uint8), ValueError, r"images must not be empty"),
         ([], ValueError, r"images must hold at least one image, got none"),
-        ("a.png", TypeError, r"images must be an array or a list of images, got str: one alone is \[image\]"),
+        ("a.png", TypeError, r"images must be an array or a list of images, got str: pass one image as \[image\]"),
         ([np.zeros(8, np.uint8)], ValueError, r"images\[0\] must be \(h, w\) or \(h, w, c\), a path"),
         (["there is none.png"], FileNotFoundError, r"there is no image there is none.png"),
         ([Image.new("I;16", (4, 4))], ValueError, r"images\[0\] must have 8 bits per channel, got mode I;16"),
@@ -112,7 +112,7 @@ def test_parameters_that_cannot_be_are_told_before_any_work(options, said):
 
 def test_what_no_vision_model_is_is_no_backbone():
     images = np.zeros((2, 8, 8), np.uint8)
-    with pytest.raises(TypeError, match=r"backbone must be a vision model of transformers, or its folder, got Linear"):
+    with pytest.raises(TypeError, match=r"backbone must be a transformers vision model, or its folder, got Linear"):
         small(backbone=torch.nn.Linear(2, 2)).fit(images, ["red", "blue"])
     with pytest.raises(FileNotFoundError, match="there is no nowhere"):
         small(backbone="nowhere").fit(images, ["red", "blue"])

@@ -173,7 +173,7 @@ def test_beyond_what_was_fitted_it_is_told():
     assert kq.depth(params=1e12).notes == ["the law was fitted on 6 to 48 layers: at 95 it is extrapolated"]
     assert kq.depth(width=5000, layers=96).notes[0].endswith("at 66 and 96 it is extrapolated")
     assert kq.depth(params=1e9).contrary == list(CONTRARY)
-    assert "recalled" in kq.depth(params=1e9).provenance["errors"]
+    assert "quoted from memory" in kq.depth(params=1e9).provenance["errors"]
 
 
 def test_a_model_is_read_by_its_shapes():

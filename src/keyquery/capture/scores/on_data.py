@@ -52,8 +52,8 @@ def score_variances(
     order = [*first, *second] if by_position else [*batches, *batches]
     cut = len(first) if by_position else len(batches)
     turns = iter(watching(order))
-    taken = (next(turns) for _ in range(cut))
-    means = position_means(model, taken, heads, FOLDS if by_position else 1)
+    first_turns = (next(turns) for _ in range(cut))
+    means = position_means(model, first_turns, heads, FOLDS if by_position else 1)
     sums = {
         layer.index: ScoreVariance(means[layer.index], layer.rope, partial(heads.position_bias, layer))
         for layer in heads

@@ -115,7 +115,7 @@ def jackknife(
     whole = total.sum(0)
     value = function(sums / _safe(whole)[:, None])
     if count < 3:
-        return _unsure(value)
+        return _without_error(value)
     without = function((sums - parts) / _safe(whole - total)[..., None])
     return _estimate(count * value - (count - 1) * without.mean(0), without, by_means)
 
@@ -144,7 +144,7 @@ def _spread(influences: Float64[Tensor, "n heads"], sequences: int) -> Spread:
     return Spread(second * count / (count - 1) / sequences, freedom)
 
 
-def _unsure(value: Tensor) -> Estimate:
+def _without_error(value: Tensor) -> Estimate:
     return Estimate(value, torch.full_like(value, math.nan), torch.zeros_like(value))
 
 
@@ -153,7 +153,7 @@ def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
     assert sums.contents is not None
     filled = [group for group in range(GROUPS) if sums.tokens[group] > 0]
     whole = torch.stack(part_ranks(sums.contents.sum(0) / sums.tokens.sum()))
-    estimates = [_unsure(each) for each in whole]
+    estimates = [_without_error(each) for each in whole]
     if len(filled) > 2:
         left = sums.contents.sum(0) - sums.contents[filled]
         tokens = sums.tokens.sum() - sums.tokens[filled]

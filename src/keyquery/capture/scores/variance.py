@@ -96,8 +96,8 @@ class ScoreVariance:
         moves = []
         if self.by_position:
             self._reserve(int(at.max()) + 1, heads, rank, query)
-        for some in torch.arange(heads).split(max(CELLS // n**2, 1)):
-            chosen = slice(int(some[0]), int(some[-1]) + 1)
+        for numbers in torch.arange(heads).split(max(CELLS // n**2, 1)):
+            chosen = slice(int(numbers[0]), int(numbers[-1]) + 1)
             own = seen if len(seen) == 1 else seen[chosen]
             (first, vectors), (second, _) = (
                 self._parts(query[chosen], key[chosen], mean_query[chosen], mean_key[chosen], at, chosen)
@@ -120,7 +120,7 @@ class ScoreVariance:
             query, key = (mean[:, None].to(like).expand(-1, len(at), -1) for mean in self.means.everywhere())
             return [(query, key)] * 2
         queries, keys = zip(*(self.means.at(at[None], fold) for fold in range(FOLDS)), strict=True)
-        return [(queries[one][0].to(like), keys[other][0].to(like)) for one, other in (folds[:2], folds[2:])]
+        return [(queries[i][0].to(like), keys[j][0].to(like)) for i, j in (folds[:2], folds[2:])]
 
     def _parts(
         self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, at: Tensor, chosen: slice

@@ -23,8 +23,8 @@ class EventEvaluation(Reading, kind="event evaluation"):
 
     units: ClassVar[Mapping[str, str]] = {
         "accuracy": "share of events",
-        "nll_type": "nats an event",
-        "nll_gap": "nats an event, of gaps in units of the training data's median gap",
+        "nll_type": "nats per event",
+        "nll_gap": "nats per event, with gaps in units of the training data's median gap",
     }
 
     information: str
@@ -76,12 +76,12 @@ def counted(
     `logs`. Both use the past only, whatever the model uses.
     """
     weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs))
-    one = Mixture(weight, mean, spread, floor)
-    gap = -float(one.log_density(torch.from_numpy(gaps)).mean())
+    log_normal = Mixture(weight, mean, spread, floor)
+    gap = -float(log_normal.log_density(torch.from_numpy(gaps)).mean())
     ways = {"majority": np.broadcast_to(counts.sum(0), counts.shape), "Markov": counts}
     rows = []
-    for name, found in ways.items():
-        shares = (found + 1) / (found + 1).sum(1, keepdims=True)
+    for name, type_counts in ways.items():
+        shares = (type_counts + 1) / (type_counts + 1).sum(1, keepdims=True)
         right = float(np.mean(shares.argmax(1)[last] == following))
         nll = -float(np.mean(np.log(shares[last, following])))
         rows.append({"by": name, "information": "past", "accuracy": right, "nll_type": nll, "nll_gap": gap})

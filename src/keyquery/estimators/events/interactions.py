@@ -17,21 +17,22 @@ from keyquery.reading import Reading
 from keyquery.support.progress import Progress
 
 CONTEXTS, LAGS = 64, 16  # histories and lags
-Foretell = Callable[[Batch], tuple[Tensor, Mixture]]
+Predict = Callable[[Batch], tuple[Tensor, Mixture]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interactions(Reading, kind="interactions"):
     """Effect of the type of one inserted past event: `change[a][b][l]` of the log-probability of b.
 
-    An event is inserted into real histories `lags[l]` before now, and `change` is log p(next is b | it is an a) minus
-    the median over all types c of log p(next is b | it is a c): the effect of the type, not of one event more. Values
-    are means over the `contexts` histories that reach back to the longest lag, and `error` their standard errors. Now
-    is the last event with `information` "past", and the time of the predicted event with "target_time".
+    An event is inserted into real histories `lags[l]` before a reference time: that of the last event with
+    `information` "past", that of the predicted event with "target_time". `change` is log p(next is b | it is an a)
+    minus the median over all types c of log p(next is b | it is a c): the effect of the type, not of an additional
+    event. Values are means over the `contexts` histories that reach back to the longest lag, and `error` their standard
+    errors.
     `sooner[a][l]` is the log ratio by which the median time to the next event is shorter than with most other types.
     """
 
-    units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "the data's"}
+    units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "as in the data"}
 
     types: Sequence[Any]
     lags: Sequence[float]
@@ -66,12 +67,12 @@ class Interactions(Reading, kind="interactions"):
         best: dict[tuple[int, int], dict[str, Any]] = {}
         rows, step = self.records(), len(self.lags)
         for first in range(0, len(rows), step):
-            row = max(rows[first : first + step], key=_sure)
+            row = max(rows[first : first + step], key=_lower_bound)
             best[divmod(first // step, len(self.types))] = row
-        return sorted(best.values(), key=_sure, reverse=True)[:count]
+        return sorted(best.values(), key=_lower_bound, reverse=True)[:count]
 
 
-def _sure(row: Mapping[str, Any]) -> float:
+def _lower_bound(row: Mapping[str, Any]) -> float:
     return row["change"] - 2 * row["error"]
 
 
@@ -110,7 +111,7 @@ class Context:
 
 
 def compare(
-    foretell: Foretell,
+    predict: Predict,
     contexts: Sequence[Context],
     lags: Float64[np.ndarray, " lags"],
     types: int,
@@ -124,28 +125,28 @@ def compare(
     """
     chosen = [context for context in contexts if lags.max() <= context.reach(targeted) * (1 + 1e-12)]
     if not chosen:
-        raise ValueError(f"lags must lie within some history, got {lags.max():g} median gaps, beyond all")
+        raise ValueError(f"lags must not exceed the longest history, got {lags.max():g} median gaps")
     changes = np.empty((len(chosen), types, types, len(lags)))
     sooner = np.empty((len(chosen), types, len(lags)))
-    for number, context in enumerate(progress(chosen, "asking", len(chosen))):
-        logits, gaps = foretell(context.batch(device, lags, types, targeted))
+    for number, context in enumerate(progress(chosen, "inserting events", len(chosen))):
+        logits, gaps = predict(context.batch(device, lags, types, targeted))
         logs = logits.double().log_softmax(-1).cpu().numpy().reshape(types, len(lags), types)
         changes[number] = (logs - np.median(logs, 0)).swapaxes(1, 2)
         waits = gaps.quantile().clamp(min=gaps.floor).log().double().cpu().numpy().reshape(types, len(lags))
         sooner[number] = np.median(waits, 0) - waits
-    found = {"change": changes.mean(0), "error": changes.std(0) / np.sqrt(len(chosen)), "sooner": sooner.mean(0)}
-    return {**{name: values.tolist() for name, values in found.items()}, "contexts": len(chosen)}
+    effects = {"change": changes.mean(0), "error": changes.std(0) / np.sqrt(len(chosen)), "sooner": sooner.mean(0)}
+    return {**{name: values.tolist() for name, values in effects.items()}, "contexts": len(chosen)}
 
 
 def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
     """A few histories, each the last `longest` events of a window, with the time of the next event."""
     count = len(windows.starts)
-    found = []
+    contexts = []
     for number in np.random.default_rng(seed).permutation(count)[:CONTEXTS]:
         batch = windows.take([number])
         types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
-        found.append(Context(types, times, float(batch.next_times[0, -1])))
-    return found
+        contexts.append(Context(types, times, float(batch.next_times[0, -1])))
+    return contexts
 
 
 def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
@@ -159,31 +160,31 @@ def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarra
 def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
     """Validated lags, numbers above 0."""
     try:
-        found = np.asarray(lags, dtype=np.float64)
+        values = np.asarray(lags, dtype=np.float64)
     except (TypeError, ValueError):
-        found = np.zeros(0)
-    if found.ndim != 1 or not len(found) or not (np.isfinite(found) & (found > 0)).all():
+        values = np.zeros(0)
+    if values.ndim != 1 or not len(values) or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"lags must be a list of numbers above 0, got {lags!r}")
-    return found
+    return values
 
 
 def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
     """Contexts as tensors to save."""
-    found = {}
+    tensors = {}
     for number, context in enumerate(contexts):
-        found[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
-        found[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
-    return found
+        tensors[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
+        tensors[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
+    return tensors
 
 
 def take_contexts(tensors: dict[str, Tensor], classes: int) -> list[Context]:
     """Contexts from the tensors of a file, which are removed; raises unless types and times are valid."""
-    found = []
+    contexts = []
     for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
         times, types = tensors.pop(name.replace(".types", ".times")), tensors.pop(name)
         whole = types.dtype == torch.int64 and times.dtype == torch.float64 and types.ndim == times.ndim == 1
         whole = whole and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
         if not whole or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
-            raise ValueError(f"{name} is no history of types among {classes} at times that rise")
-        found.append(Context(types.numpy(), times[:-1].numpy(), float(times[-1])))
-    return found
+            raise ValueError(f"{name} must be event types below {classes}, at times that do not decrease")
+        contexts.append(Context(types.numpy(), times[:-1].numpy(), float(times[-1])))
+    return contexts

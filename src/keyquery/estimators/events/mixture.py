@@ -76,8 +76,8 @@ class Mixture(NamedTuple):
             z = (middle.unsqueeze(-1) - self.mean) / self.spread
             less = (self.weights.softmax(-1) * torch.special.ndtr(z)).sum(-1) < share
             low, high = middle.where(less, low), high.where(less, middle)
-        found = high.exp()
-        return found.where(found > self.floor, 0.0)
+        gaps = high.exp()
+        return gaps.where(gaps > self.floor, 0.0)
 
     def draw(self, generator: torch.Generator) -> Float[Tensor, "*batch"]:
         """One sample per distribution; 0 if it is at or below the floor."""

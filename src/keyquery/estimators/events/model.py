@@ -18,7 +18,7 @@ from keyquery.estimators.events.interactions import Interactions, checked_lags, 
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.training import following, judged, learn
 from keyquery.estimators.events.windows import Batch, Clock, cut
-from keyquery.estimators.inputs.columns import told
+from keyquery.estimators.inputs.columns import in_clock
 from keyquery.estimators.inputs.event_streams import learnable, longer, stream_of
 from keyquery.estimators.inputs.targets import label_facts
 from keyquery.reading import digests, provenance
@@ -237,7 +237,7 @@ class EventModel(EventEstimator):
             stream, codes = longer(stream, codes, kind, when)
             drawn_codes.append(kind)
             drawn_times.append(when)
-        times = told(np.stack(drawn_times, 1).ravel(), self.clock_)
+        times = in_clock(np.stack(drawn_times, 1).ravel(), self.clock_)
         return Events(self.classes_[np.stack(drawn_codes, 1).ravel()], times, np.repeat(stream.groups, n))
 
     def interactions(self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None) -> Interactions:

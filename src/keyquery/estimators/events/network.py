@@ -142,9 +142,9 @@ class Since(nn.Module):
     def begin(self, gaps: Float64[np.ndarray, " pairs"]) -> None:
         """Set the knots to quantiles of the gaps."""
         logs = np.log(np.maximum(gaps, self.floor))
-        found = np.quantile(logs, np.linspace(0, 1, KNOTS))
+        quantiles = np.quantile(logs, np.linspace(0, 1, KNOTS))
         # If many gaps are equal, quantiles coincide.
-        self.knots.copy_(torch.from_numpy(found + LEAST * np.arange(KNOTS)))
+        self.knots.copy_(torch.from_numpy(quantiles + LEAST * np.arange(KNOTS)))
 
 
 def _code(time: str) -> TimeCode:

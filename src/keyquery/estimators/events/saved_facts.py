@@ -39,14 +39,14 @@ def check_facts(
 
 def _check_logs(logs: Any) -> None:
     if not isinstance(logs, (list, tuple)) or len(logs) != 2:
-        raise ValueError(f"log_gaps must be a mean and a spread, got {logs!r}")
+        raise ValueError(f"log_gaps must be a mean and a standard deviation, got {logs!r}")
     for value in logs:
         check_number("log_gaps", value)
     if logs[1] <= 0:
-        raise ValueError(f"log_gaps must have a spread above 0, got {logs[1]}")
+        raise ValueError(f"log_gaps must have a standard deviation above 0, got {logs[1]}")
 
 
 def _check_transitions(transitions: Shaped[np.ndarray, ...], classes: int) -> None:
     if transitions.shape != (classes, classes) or transitions.dtype.kind != "i" or np.any(transitions < 0):
-        given = f"{transitions.dtype} of shape {transitions.shape}"
-        raise ValueError(f"transitions must be counts from 0 on, ({classes}, {classes}), got {given}")
+        received = f"{transitions.dtype} of shape {transitions.shape}"
+        raise ValueError(f"transitions must be non-negative counts, ({classes}, {classes}), got {received}")

@@ -45,8 +45,8 @@ def learn(
 
     def validate(model: Any) -> float:
         assert checked is not None
-        found = judged(model, checked, 4 * size)
-        return found["nll_type"] + gap_weight * found["nll_gap"]
+        metrics = judged(model, checked, 4 * size)
+        return metrics["nll_type"] + gap_weight * metrics["nll_gap"]
 
     draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
     recipe = Recipe(

@@ -59,7 +59,7 @@ class Windows(NamedTuple):
     skips: Int[Tensor, " windows"]
 
     def take(self, index: Any) -> Batch:
-        """Some windows, no longer than the longest of them."""
+        """A batch of some windows, padded to the longest of them."""
         chosen = torch.as_tensor(index, device=self.starts.device)
         lengths = self.lengths[chosen].unsqueeze(1)
         place = torch.arange(int(lengths.max()), device=self.starts.device)
@@ -83,7 +83,7 @@ class Windows(NamedTuple):
             yield self.take(order[first : first + size])
 
     def of(self, chosen: Bool[Tensor, " windows"]) -> Windows:
-        """Some of them."""
+        """A subset of the windows."""
         return self._replace(starts=self.starts[chosen], lengths=self.lengths[chosen], skips=self.skips[chosen])
 
 
@@ -103,7 +103,7 @@ def cut(
     """
     rows = []
     for group, (first, end) in enumerate(zip(stream.offsets[:-1], stream.offsets[1:] - 1, strict=True)):
-        done = first  # events from `first` up to `end` have one that follows
+        done = first  # events from `first` up to `end` have a successor
         while done < end:
             stop = min(end, max(done + window // 2, first + window))
             start = max(first, stop - window)
@@ -111,16 +111,16 @@ def cut(
             done = stop
     starts, lengths, skips, groups = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
     flat = _flat(stream, codes, clock, device)
-    made = (torch.from_numpy(part).to(device) for part in (starts, lengths, skips))
-    return Windows(*flat, *made), groups
+    bounds = (torch.from_numpy(part).to(device) for part in (starts, lengths, skips))
+    return Windows(*flat, *bounds), groups
 
 
 def ends(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str) -> Windows:
     """The last `window` events of each group, of which only the last is counted."""
     lengths = np.minimum(stream.lengths, window)
     starts = stream.offsets[1:] - lengths
-    made = (torch.from_numpy(part.copy()).to(device) for part in (starts, lengths, lengths - 1))
-    return Windows(*_flat(stream, codes, clock, device), *made)
+    bounds = (torch.from_numpy(part.copy()).to(device) for part in (starts, lengths, lengths - 1))
+    return Windows(*_flat(stream, codes, clock, device), *bounds)
 
 
 def _flat(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, device: str) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ class Vocabulary:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         if len(set(self.names)) != len(self.names) or not all(isinstance(name, str) for name in self.names):
-            raise ValueError("the words of a vocabulary must be texts, each there once")
+            raise ValueError("the words of a vocabulary must be unique strings")
         self._numbers = {name: number for number, name in enumerate(self.names, FIRST)}
 
     @classmethod
@@ -69,12 +69,12 @@ def texts_of(texts: Any) -> list[str]:
     """
     if isinstance(texts, str) or not hasattr(texts, "__len__") or not hasattr(texts, "__iter__"):
         raise TypeError(f"texts must be a list of texts, one for each image, got {type(texts).__name__}")
-    found = list(texts)
-    if not found:
+    captions = list(texts)
+    if not captions:
         raise ValueError("texts must hold at least one text, got none")
-    for place, text in enumerate(found):
+    for place, text in enumerate(captions):
         if not isinstance(text, str):
             raise TypeError(f"texts[{place}] must be a text, got {type(text).__name__}")
         if not cut(text):
             raise ValueError(f"texts[{place}] has no word: {text!r}")
-    return [str(text) for text in found]
+    return [str(text) for text in captions]

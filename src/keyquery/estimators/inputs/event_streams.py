@@ -52,7 +52,7 @@ class Stream:
 
 
 def stream_of(events: Any, times: Any, groups: Any = None, strict: Any = False) -> Stream:
-    """Columns of equal length, arrays or columns of pandas or pyarrow, to a Stream; without groups all is one.
+    """Columns of equal length, arrays or pandas or pyarrow columns, to a Stream. Default groups: a single one.
 
     >>> stream = stream_of(["in", "out", "in"], [3.0, 5.0, 4.0], ["b", "b", "a"])
     >>> stream.groups.tolist(), stream.offsets.tolist(), stream.gaps.tolist()
@@ -65,7 +65,7 @@ def stream_of(events: Any, times: Any, groups: Any = None, strict: Any = False) 
     names = np.zeros(len(types), dtype=np.int64) if groups is None else labels_of_column("groups", groups)
     if not len(types) == len(at) == len(names):
         listed = f"{len(types)} events, {len(at)} times" + ("" if groups is None else f" and {len(names)} groups")
-        raise ValueError(f"events, times and groups must have one value a row each, got {listed}")
+        raise ValueError(f"events, times and groups must have one value per row each, got {listed}")
     if len(types) == 0:
         raise ValueError("events must hold at least one row, got none")
     if at.max() / 2 - at.min() / 2 > np.finfo(float).max / 2:
@@ -79,7 +79,7 @@ def stream_of(events: Any, times: Any, groups: Any = None, strict: Any = False) 
     offsets = np.concatenate(([0], np.cumsum(counts)))
     backwards = (np.diff(at[order]) < 0) & (np.diff(numbers[order]) == 0)
     if moved := int(backwards.sum()):
-        _tell_backwards(moved, int(order[1:][backwards].min()), bool(strict))
+        _report_decreasing(moved, int(order[1:][backwards].min()), bool(strict))
         order = np.lexsort((at, numbers))
     return Stream(types[order], at[order], offsets, names[np.sort(first)], clock, moved)
 
@@ -92,16 +92,16 @@ def longer(
 ) -> tuple[Stream, Int[np.ndarray, " more"]]:
     """A stream and its type codes with one event appended to each group."""
     ends = stream.offsets[1:]
-    made = np.insert(codes, ends, kinds)
+    types = np.insert(codes, ends, kinds)
     offsets = stream.offsets + np.arange(len(stream.offsets))
-    return replace(stream, types=made, times=np.insert(stream.times, ends, when), offsets=offsets), made
+    return replace(stream, types=types, times=np.insert(stream.times, ends, when), offsets=offsets), types
 
 
-def _tell_backwards(moved: int, first: int, strict: bool) -> None:
-    said = f"times decrease within a group at {moved} row{'s' if moved > 1 else ''}, the first of them row {first}"
+def _report_decreasing(moved: int, first: int, strict: bool) -> None:
+    problem = f"times decrease within a group at {moved} row{'s' if moved > 1 else ''}, the first of them row {first}"
     if strict:
-        raise ValueError(f"{said}: with strict=True they must not")
-    warnings.warn(f"{said}; events were sorted by time", UserWarning, stacklevel=5)
+        raise ValueError(f"{problem}, which strict=True does not allow")
+    warnings.warn(f"{problem}; events were sorted by time", UserWarning, stacklevel=5)
 
 
 def learnable(stream: Stream, classes: Shaped[np.ndarray, " classes"]) -> Float64[np.ndarray, " pairs"]:
@@ -112,10 +112,9 @@ def learnable(stream: Stream, classes: Shaped[np.ndarray, " classes"]) -> Float6
     """
     gaps = stream.gaps
     if len(gaps) == 0:
-        many = f"{len(stream.groups)} groups of one event each teach" if len(stream.groups) > 1 else "one event teaches"
-        raise ValueError(f"no group has a second event: {many} nothing")
+        raise ValueError(f"no group has a second event: nothing to train on in {len(stream.groups)} group(s)")
     if len(classes) < 2:
-        raise ValueError(f"events hold only one type, {classes[0].item()!r}: a model of the next one needs two or more")
+        raise ValueError(f"events hold only one type, {classes[0].item()!r}: next-event prediction needs two or more")
     if not (gaps > 0).any():
         raise ValueError(f"times must differ within some group: all {len(gaps)} gaps are 0")
     return gaps

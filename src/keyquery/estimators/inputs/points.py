@@ -45,12 +45,12 @@ def points_of(X: Any) -> Points:
         X = list(X.unbind())
     if sequences.axes_of(X) == 3:
         names, each = sequences.columns_of(X), sequences.series_of(X)
-        values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(one) for one in each])
+        values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(sequence) for sequence in each])
     else:
         columns = tables.columns_of(X)
         for name, column in zip(columns.called, columns.values, strict=True):
             if column.dtype == object and not all(map(is_missing, column)):
-                raise ValueError(f"X must hold numbers, and column {name!r} holds categories: give a column for each")
+                raise ValueError(f"X must be numeric, but column {name!r} holds categories: encode them as numbers")
         names, values = columns.names, np.stack([column.astype(np.float64) for column in columns.values], 1)
         owner = np.arange(len(values))
     if not np.isfinite(values).all():

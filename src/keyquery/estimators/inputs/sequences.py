@@ -19,11 +19,11 @@ WANTED = "X must be (n, length, dims) or (n, length), or a list of series"
 class Padded(NamedTuple):
     """Standardised series of one batch; a token is real where any of its dimensions has a value."""
 
-    values: Float[Tensor, "batch n dims"]  # 0 where there is none
+    values: Float[Tensor, "batch n dims"]  # 0 if missing
     real: Bool[Tensor, "batch n"]
 
     def take(self, index: Tensor) -> Padded:
-        """Some series, no longer than the longest of them."""
+        """A batch of some series, padded to the longest of them."""
         real = self.real[index]
         length = int(real.any(0).nonzero().max()) + 1
         return Padded(self.values[index, :length], real[:, :length])
@@ -62,32 +62,32 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
         X = X.values
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
         dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
-        raise TypeError(f"X is a sparse matrix; dense data is required: give {dense}")
+        raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
     if isinstance(X, Tensor) and X.is_nested:
         X = list(X.unbind())
     if not isinstance(X, (list, tuple)):
-        given, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(_tensorless(X))
+        original, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(_tensorless(X))
         if X.ndim == 1 and X.dtype == object:
             return series_of(list(X))
         if X.ndim not in (2, 3):
-            several = "that is one axis too many" if X.ndim else "that is no array"
-            told = "Reshape your data: one series alone is X[None]" if X.ndim == 1 else several
-            shape = X.shape if X.ndim else type(given).__name__
-            raise ValueError(f"{WANTED}, got {shape}. {told}")
+            several = "that is one axis too many" if X.ndim else "that is not an array"
+            hint = "Reshape your data: pass a single series as X[None]" if X.ndim == 1 else several
+            shape = X.shape if X.ndim else type(original).__name__
+            raise ValueError(f"{WANTED}, got {shape}. {hint}")
         if 0 in X.shape[1:]:
             raise ValueError(
                 f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no steps"
             )
     if len(X) == 0:
         raise ValueError("X holds no series: found 0 sample(s), at least one is required")
-    found = [_one(number, one) for number, one in enumerate(X)]
-    dims = found[0].shape[1]
-    for number, one in enumerate(found):
-        if one.shape[1] != dims:
+    series = [_series(number, values) for number, values in enumerate(X)]
+    dims = series[0].shape[1]
+    for number, values in enumerate(series):
+        if values.shape[1] != dims:
             raise ValueError(
-                f"all series of X must have the dims of the first, {dims}; series {number} has {one.shape[1]}"
+                f"all series of X must have the dims of the first, {dims}; series {number} has {values.shape[1]}"
             )
-    return found
+    return series
 
 
 def columns_of(X: Any) -> list[str] | None:
@@ -96,9 +96,9 @@ def columns_of(X: Any) -> list[str] | None:
     >>> columns_of([[1.0, 2.0]]) is None
     True
     """
-    if not isinstance(X, (list, tuple)) or not all(hasattr(one, "columns") for one in X) or not X:
+    if not isinstance(X, (list, tuple)) or not all(hasattr(frame, "columns") for frame in X) or not X:
         return None
-    names = [list(map(str, one.columns)) for one in X]
+    names = [list(map(str, frame.columns)) for frame in X]
     for number, own in enumerate(names):
         if own != names[0]:
             raise ValueError(
@@ -119,34 +119,34 @@ def axes_of(x: Any) -> int:
     return depth + getattr(x, "ndim", 0)
 
 
-def _tensorless(one: Any) -> Any:
+def _tensorless(values: Any) -> Any:
     """A tensor as an array; numpy has no bfloat16."""
-    if not isinstance(one, Tensor):
-        return one
-    return (one.double() if one.is_floating_point() else one).detach().cpu().numpy()
+    if not isinstance(values, Tensor):
+        return values
+    return (values.double() if values.is_floating_point() else values).detach().cpu().numpy()
 
 
-def _numbers(one: Any) -> np.ndarray:
+def _numbers(data: Any) -> np.ndarray:
     """An array of float64: NaN where a value is masked, None or pandas' NA."""
-    values = one if isinstance(one, np.ma.MaskedArray) else np.asarray(_tensorless(one))
+    values = data if isinstance(data, np.ma.MaskedArray) else np.asarray(_tensorless(data))
     if values.dtype.kind == "c":
         raise ValueError("Complex data not supported")
     if values.dtype.kind in "mM":
-        raise ValueError(f"times are no values, got {values.dtype}")
+        raise ValueError(f"dates and times are not supported, got {values.dtype}")
     if values.dtype == object:
         flat = [np.nan if is_missing(value) else value for value in values.ravel().tolist()]
         values = np.array(flat, dtype=object).reshape(values.shape)
     return np.ma.filled(values.astype(np.float64), np.nan)
 
 
-def _one(number: int, one: Any) -> np.ndarray:
+def _series(number: int, data: Any) -> np.ndarray:
     try:
-        values = _numbers(one)
+        values = _numbers(data)
     except (ValueError, TypeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"series {number} of X must be an array of numbers (length, dims): {error}") from None
     if values.ndim == 0:
-        raise ValueError(f"{WANTED}, and series {number} of X is one number: one series alone is [X]")
+        raise ValueError(f"{WANTED}, and series {number} of X is one number: a single series must be passed as [X]")
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2:
@@ -160,20 +160,20 @@ def _one(number: int, one: Any) -> np.ndarray:
     return values
 
 
-def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], what: str = "X") -> tuple[np.ndarray, np.ndarray]:
+def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], name: str = "X") -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (dims,), ignoring NaN; a constant dimension has standard deviation 1.
 
     >>> statistics([np.array([[1.0], [np.nan]]), np.array([[3.0]])])
     (array([2.]), array([1.]))
     """
     values = np.concatenate(series)
-    there = ~np.isnan(values)
-    counts = np.maximum(there.sum(0), 1)
-    mean = np.where(there, values, 0.0).sum(0) / counts
+    present = ~np.isnan(values)
+    counts = np.maximum(present.sum(0), 1)
+    mean = np.where(present, values, 0.0).sum(0) / counts
     with np.errstate(over="ignore"):  # infinities are reported below
-        spread = np.sqrt(np.square(np.where(there, values - mean, 0.0)).sum(0) / counts)
+        spread = np.sqrt(np.square(np.where(present, values - mean, 0.0)).sum(0) / counts)
     if not (np.isfinite(mean).all() and np.isfinite(spread).all()):
-        raise ValueError(f"{what} holds values too large to be standardised: their squares are infinite")
+        raise ValueError(f"{name} holds values too large to be standardised: their squares are infinite")
     constant = spread <= 1e-9 * np.abs(mean)  # up to rounding
     return mean, np.where(constant | (spread == 0), 1.0, spread)
 
@@ -193,11 +193,11 @@ def padded(series: Sequence[np.ndarray], mean: np.ndarray, scale: np.ndarray, de
 
     Values beyond float32 become infinite; the outputs of the network are then not finite either.
     """
-    lengths = [len(one) for one in series]
+    lengths = [len(rows) for rows in series]
     values = np.zeros((len(series), max(lengths), len(mean)), dtype=np.float32)
     real = np.zeros(values.shape[:2], dtype=bool)
-    for number, one in enumerate(series):
+    for number, rows in enumerate(series):
         with np.errstate(over="ignore"):
-            values[number, : len(one)] = np.nan_to_num((one - mean) / scale, nan=0.0)
-        real[number, : len(one)] = ~np.isnan(one).all(1)
+            values[number, : len(rows)] = np.nan_to_num((rows - mean) / scale, nan=0.0)
+        real[number, : len(rows)] = ~np.isnan(rows).all(1)
     return Padded(torch.from_numpy(values).to(device), torch.from_numpy(real).to(device))

@@ -58,19 +58,19 @@ class Field:
 
 
 class Columns(NamedTuple):
-    """Columns of one length: float64 with NaN, or objects, texts with None, where values are categories."""
+    """Columns of equal length: float64 with NaN for numbers, arrays of str and None for categories."""
 
     names: list[str] | None  # if the table has names
     values: list[Shaped[np.ndarray, " n"]]
 
     @property
     def called(self) -> list[str]:
-        """A name for each."""
+        """The names of the columns; their numbers if they have none."""
         return self.names or [str(number) for number in range(len(self.values))]
 
 
 def columns_of(X: Any) -> Columns:
-    """Columns of a data frame, a `kq.data.Table` (but its target), an array or a list of rows.
+    """Columns of a data frame, a `kq.data.Table` (without its target), an array or a list of rows.
 
     >>> columns_of([[1.0, "red"], [None, "blue"]]).values
     [array([ 1., nan]), array(['red', 'blue'], dtype=object)]
@@ -79,7 +79,7 @@ def columns_of(X: Any) -> Columns:
         return _of_table(X)
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout is not torch.strided):
         dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
-        raise TypeError(f"X is a sparse matrix; dense data is required: give {dense}")
+        raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
     if hasattr(X, "columns") and hasattr(X, "dtypes"):
         return _of_frame(X)
     if isinstance(X, Tensor):
@@ -89,13 +89,13 @@ def columns_of(X: Any) -> Columns:
     if isinstance(X, (list, tuple)):
         lengths = {len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in X}
         if len(lengths) > 1:
-            raise ValueError("X must be a table (rows, columns), and its rows are not of one length")
+            raise ValueError("X must be a table (rows, columns), but its rows differ in length")
         X = np.array(X, dtype=object)
     array = np.asarray(X)
     if array.ndim == 0:
         raise ValueError(f"X must be a table (rows, columns), got {type(X).__name__}")
     if array.ndim != 2:
-        hint = "Reshape your data: one row alone is X[None]" if array.ndim == 1 else "a table has two axes"
+        hint = "Reshape your data: pass a single row as X[None]" if array.ndim == 1 else "a table has two axes"
         raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {hint}")
     _require_some(array.shape)
     return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
@@ -121,7 +121,7 @@ def _of_table(table: Table) -> Columns:
 
 
 def named(codes: Int[np.ndarray, " n"], categories: Sequence[str]) -> Shaped[np.ndarray, " n"]:
-    """Texts of codes, None of −1.
+    """Category names of codes, None for −1.
 
     >>> named(np.array([1, -1]), ["red", "blue"]).tolist()
     ['blue', None]
@@ -141,14 +141,14 @@ def target_of(X: Any, y: Any) -> Any:
 
 def _of_frame(frame: Any) -> Columns:
     _require_some(frame.shape)
-    given = list(frame.columns)
-    texts = [isinstance(name, str) for name in given]
+    labels = list(frame.columns)
+    texts = [isinstance(name, str) for name in labels]
     if any(texts) and not all(texts):
-        raise TypeError("X must have column names that are all texts, or none of them, got both")
-    twice = sorted({str(name) for name in given if given.count(name) > 1})
+        raise TypeError("column names of X must be all strings, or none of them, got both")
+    twice = sorted({str(name) for name in labels if labels.count(name) > 1})
     if twice:
-        raise ValueError(f"X must have columns of different names, got more than once: {', '.join(twice)}")
-    names = list(map(str, given))
+        raise ValueError(f"column names of X must be unique, got more than once: {', '.join(twice)}")
+    names = list(map(str, labels))
     values = []
     for place, name in enumerate(names):
         column = frame.iloc[:, place]
@@ -173,27 +173,27 @@ def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
     if kind in "bUS":
         return _texts(values.astype(object))
     if kind == "O":
-        there = [value for value in values if not is_missing_entry(value)]
-        if all(isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) for value in there):
+        present = [value for value in values if not is_missing_entry(value)]
+        if all(isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) for value in present):
             numbers = [np.nan if is_missing_entry(value) else float(value) for value in values]
             return _finite(name, np.array(numbers, dtype=np.float64))
-        if all(isinstance(value, (str, bytes)) for value in there) or all(
-            isinstance(value, (bool, np.bool_)) for value in there
+        if all(isinstance(value, (str, bytes)) for value in present) or all(
+            isinstance(value, (bool, np.bool_)) for value in present
         ):
             return _texts(values)
-        kinds = sorted({type(value).__name__ for value in there})
+        kinds = sorted({type(value).__name__ for value in present})
         raise TypeError(
             f"column {name!r} of X holds {' and '.join(kinds[:SHOWN])}: the argument must be a table whose columns are "
             "strings or categories, or numbers, each of one kind"
         )
     raise TypeError(
-        f"column {name!r} of X is of dtype {values.dtype}, which is neither numbers nor categories: of dates, give "
-        "numbers, such as days since one of them"
+        f"column {name!r} of X is of dtype {values.dtype}, which is neither numbers nor categories: convert "
+        "dates to numbers, such as days since a reference date"
     )
 
 
 def is_missing_entry(value: Any) -> bool:
-    """Whether an entry of a table is none; a list or a dict is something, if nothing that is taken.
+    """Whether a table entry is missing; a list or a dict is not missing, although it is not supported.
 
     >>> is_missing_entry(None), is_missing_entry([1])
     (True, False)
@@ -203,14 +203,14 @@ def is_missing_entry(value: Any) -> bool:
 
 
 def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    made = np.empty(len(values), dtype=object)
+    texts = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):
-        made[place] = None if is_missing_entry(value) else _text(value)
-    return made
+        texts[place] = None if is_missing_entry(value) else _text(value)
+    return texts
 
 
 def _text(value: Any) -> str:
-    """The name of a category; 1.0 is 1, which pandas makes of it where the column has gaps."""
+    """The name of a category; 1.0 becomes "1", since pandas stores integers with missing values as floats."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
@@ -222,32 +222,32 @@ def _finite(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
     return values
 
 
-def check_features(name: str, known: tuple[Any, int], given: tuple[list[str] | None, int]) -> None:
-    """Require the columns of a fit, by names (None: they have none) and by number, of what is predicted.
+def check_features(name: str, known: tuple[Any, int], received: tuple[list[str] | None, int]) -> None:
+    """Require the features seen in fit, each as names (or None) and their number.
 
-    Errors and warnings are those of scikit-learn, whose users know them.
+    Errors and warnings have the wording of scikit-learn.
 
     >>> check_features("NPTClassifier", (None, 3), (None, 2))
     Traceback (most recent call last):
     ValueError: X has 2 features, but NPTClassifier is expecting 3 features as input
     """
-    (old, count), (new, found) = known, given
+    (old, count), (new, received_count) = known, received
     if old is not None and new is not None and list(old) != new:
-        strange, lost = [n for n in new if n not in old], [n for n in old if n not in new]
-        message = _listed("Feature names unseen at fit time", strange)
+        unseen, lost = [n for n in new if n not in old], [n for n in old if n not in new]
+        message = _listed("Feature names unseen at fit time", unseen)
         message += _listed("Feature names seen at fit time, yet now missing", lost)
         message = message or "Feature names must be in the same order as they were in fit.\n"
         raise ValueError(f"The feature names should match those that were passed during fit.\n{message}")
-    if found != count:
-        raise ValueError(f"X has {found} features, but {name} is expecting {count} features as input")
+    if received_count != count:
+        raise ValueError(f"X has {received_count} features, but {name} is expecting {count} features as input")
     if (old is None) != (new is None):
-        said = "X does not have valid feature names, but {} was fitted with feature names"
-        other = "X has feature names, but {} was fitted without feature names"
-        warnings.warn((said if new is None else other).format(name), UserWarning, stacklevel=5)
+        unnamed = "X does not have valid feature names, but {} was fitted with feature names"
+        named = "X has feature names, but {} was fitted without feature names"
+        warnings.warn((unnamed if new is None else named).format(name), UserWarning, stacklevel=5)
 
 
-def _listed(what: str, names: list[str]) -> str:
-    return f"{what}:\n" + "".join(f"- {name}\n" for name in sorted(names)[:SHOWN]) if names else ""
+def _listed(heading: str, names: list[str]) -> str:
+    return f"{heading}:\n" + "".join(f"- {name}\n" for name in sorted(names)[:SHOWN]) if names else ""
 
 
 def fields_of(columns: Columns) -> list[Field]:
@@ -256,14 +256,14 @@ def fields_of(columns: Columns) -> list[Field]:
     >>> fields_of(columns_of([[1.0, "red"], [3.0, "blue"]]))[1]
     Field(name='1', mean=0.0, scale=1.0, categories=('blue', 'red'))
     """
-    found = []
+    fields = []
     for name, values in zip(columns.called, columns.values, strict=True):
         if values.dtype == object:
-            found.append(Field(name, categories=tuple(sorted({value for value in values if value is not None}))))
+            fields.append(Field(name, categories=tuple(sorted({value for value in values if value is not None}))))
         else:
             mean, scale = statistics([values[:, None]])
-            found.append(Field(name, float(mean[0]), float(scale[0])))
-    return found
+            fields.append(Field(name, float(mean[0]), float(scale[0])))
+    return fields
 
 
 def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
@@ -271,28 +271,28 @@ def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
     n, d = len(columns.values[0]), len(fields)
     values, codes = np.zeros((n, d), dtype=np.float32), np.zeros((n, d), dtype=np.int64)
     hidden = np.zeros((n, d), dtype=bool)
-    for place, (field, given) in enumerate(zip(fields, columns.values, strict=True)):
+    for place, (field, column) in enumerate(zip(fields, columns.values, strict=True)):
         if field.categories is None:
-            if given.dtype == object and any(value is not None for value in given):
-                raise ValueError(f"column {field.name!r} of X held numbers in training, and now holds categories")
-            numbers = given.astype(np.float64)
+            if column.dtype == object and any(value is not None for value in column):
+                raise ValueError(f"column {field.name!r} of X was numeric in training, but now holds categories")
+            numbers = column.astype(np.float64)
             hidden[:, place] = np.isnan(numbers)
             with np.errstate(over="ignore"):
                 values[:, place] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
         else:
             known = {name: code for code, name in enumerate(field.categories)}
-            texts = given if given.dtype == object else _texts(given.astype(object))
+            texts = column if column.dtype == object else _texts(column.astype(object))
             codes[:, place] = [known.get(text, -1) for text in texts]
             hidden[:, place] = codes[:, place] < 0
-            _warn_of_strange(field, {text for text in texts if text is not None and text not in known})
+            _warn_of_unseen(field, {text for text in texts if text is not None and text not in known})
     return Rows(torch.from_numpy(values), torch.from_numpy(codes.clip(min=0)), torch.from_numpy(hidden))
 
 
-def _warn_of_strange(field: Field, strange: set[str]) -> None:
-    if strange:
-        listed = ", ".join(map(repr, sorted(strange)[:SHOWN])) + (", …" if len(strange) > SHOWN else "")
+def _warn_of_unseen(field: Field, unseen: set[str]) -> None:
+    if unseen:
+        listed = ", ".join(map(repr, sorted(unseen)[:SHOWN])) + (", …" if len(unseen) > SHOWN else "")
         warnings.warn(
-            f"column {field.name!r} of X holds categories that training did not: {listed}; they count as missing",
+            f"column {field.name!r} of X holds categories not seen in training: {listed}; they are treated as missing",
             UserWarning,
             stacklevel=6,
         )

@@ -72,7 +72,7 @@ def is_missing(value: Any) -> bool:
     )  # NA equals nothing, not even False
 
 
-def of_one_type(what: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
     """An object array of labels as an array of their common type.
 
     >>> of_one_type("y", np.array([1, "a"], dtype=object))
@@ -81,7 +81,7 @@ def of_one_type(what: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarra
     """
     if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
         names = sorted({type(label).__name__ for label in labels})
-        raise ValueError(f"{what} must hold labels of one type, got {', '.join(names)}")
+        raise ValueError(f"{name} must hold labels of one type, got {', '.join(names)}")
     return np.array(labels.tolist())
 
 

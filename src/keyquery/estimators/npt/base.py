@@ -18,7 +18,7 @@ from keyquery.capture.load import pick_device
 from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, target_of
 from keyquery.estimators.inputs.targets import is_missing
-from keyquery.estimators.npt.explanation import NPTExplanation, lean
+from keyquery.estimators.npt.explanation import NPTExplanation, attribute
 from keyquery.estimators.npt.memory import require_room
 from keyquery.estimators.npt.network import TableNetwork
 from keyquery.estimators.npt.training import Plan, Samples, answers, learn, seen_by, stratified
@@ -40,7 +40,7 @@ class Coded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Cached keys and values of the support set, with the weights and rows, and their versions, they were made of."""
+    """Cached keys and values of the support set, and the versions of the weights and rows they were computed from."""
 
     device: torch.device
     of: list[tuple[ReferenceType[Tensor], int]]
@@ -93,9 +93,11 @@ class Datapoints(SavedEstimator):
         count = len(columns.values[0])
         y = target_of(X, y)
         y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
-        there = self._there(y, count)
-        some = y if there.all() else [value for value, is_there in zip(y, there, strict=True) if is_there]
-        targets = self._given(some, int(there.sum()))
+        has_target = self._has_target(y, count)
+        present_targets = (
+            y if has_target.all() else [value for value, is_there in zip(y, has_target, strict=True) if is_there]
+        )
+        targets = self._targets(present_targets, int(has_target.sum()))
         if len(targets) < 2:
             raise ValueError(
                 f"X has {count} sample(s), {len(targets)} of them with a target, and at least 2 are required: rows "
@@ -106,7 +108,7 @@ class Datapoints(SavedEstimator):
         learned, held = hold_out(self._strata(targets), share, seed)
         coded = self._coded(targets, learned)
         fields = [*fields_of(columns), coded.field]
-        samples = self._samples(encode(columns, fields[:-1]), coded, there, learned, held)
+        samples = self._samples(encode(columns, fields[:-1]), coded, has_target, learned, held)
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
@@ -155,16 +157,16 @@ class Datapoints(SavedEstimator):
             raise ValueError(f"row must be a table with one row, such as X[:1], got {len(data.hidden)} rows")
         network, context = self.network_.to(data.hidden.device).eval(), self.context_.to(data.hidden.device)
         with bars(self.verbose) as progress:
-            effects = lean(network, context, data, rows, self._odds, progress)
+            effects = attribute(network, context, data, rows, self._odds, progress)
         names = [field.name for field in self.fields_[:-1]]
         shown = [self._entry(column, context) for column in range(len(names) + 1)]
-        asked = [self._entry(column, data)[0] for column in range(len(names))]
+        row_values = [self._entry(column, data)[0] for column in range(len(names))]
         return NPTExplanation(
-            **self._told(effects.said),
+            **self._prediction(effects.output),
             own=effects.own,
             columns=[
                 {"column": name, "value": value, "effect": effect}
-                for name, value, effect in zip(names, asked, effects.columns, strict=True)
+                for name, value, effect in zip(names, row_values, effects.columns, strict=True)
             ],
             rows=[
                 {
@@ -229,28 +231,30 @@ class Datapoints(SavedEstimator):
         else:
             check_count("context", self.context, least=1, optional=True)
 
-    def _there(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
+    def _has_target(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Which rows have a target; all must, unless `semi_supervised`."""
         if y is None or np.ndim(y) != 1 or len(y) != count:
             return np.ones(count, dtype=bool)  # the error is raised later
-        there = np.array([value is not np.ma.masked and not is_missing(value) for value in y])
-        if not self.semi_supervised and not there.all():
+        has_target = np.array([value is not np.ma.masked and not is_missing(value) for value in y])
+        if not self.semi_supervised and not has_target.all():
             raise ValueError(
-                f"y must have a target for every row, and row {there.argmin()} has none: "
+                f"y must have a target for every row, and row {has_target.argmin()} has none: "
                 "set semi_supervised=True to train on rows without a target"
             )
-        if not there.any():
+        if not has_target.any():
             raise ValueError(f"y has no targets: all {count} are missing")
-        return there
+        return has_target
 
-    def _samples(self, rows: Rows, coded: Coded, there: np.ndarray, learned: np.ndarray, held: np.ndarray) -> Samples:
+    def _samples(
+        self, rows: Rows, coded: Coded, has_target: np.ndarray, learned: np.ndarray, held: np.ndarray
+    ) -> Samples:
         """The table with its targets; `learned` and `held` index the rows that have one."""
-        count, known = len(there), np.flatnonzero(there)
+        count, known = len(has_target), np.flatnonzero(has_target)
         values, codes = np.zeros(count, dtype=np.float32), np.zeros(count, dtype=np.int64)
         values[known], codes[known] = coded.values, coded.codes
-        last = (torch.from_numpy(values), torch.from_numpy(codes), torch.from_numpy(~there))
+        last = (torch.from_numpy(values), torch.from_numpy(codes), torch.from_numpy(~has_target))
         whole = Rows(*(torch.cat((part, own.unsqueeze(1)), 1) for part, own in zip(rows, last, strict=True)))
-        bare = np.concatenate((known[held], np.flatnonzero(~there))) if self.semi_supervised else held[:0]
+        bare = np.concatenate((known[held], np.flatnonzero(~has_target))) if self.semi_supervised else held[:0]
         return Samples(whole, known[learned], known[held], bare)
 
     def _chosen(self, samples: Samples, seed: int) -> np.ndarray:
@@ -326,18 +330,18 @@ class Datapoints(SavedEstimator):
     # Handling of the target, which differs between classifier and regressor.
 
     @abstractmethod
-    def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
+    def _targets(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Validated targets."""
 
     @abstractmethod
-    def _strata(self, given: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
         """The strata of the validation split."""
 
     @abstractmethod
-    def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
+    def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
         """Targets as a column; statistics are those of the training split `learned`."""
 
-    def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
+    def _keep(self, targets: Shaped[np.ndarray, " n"]) -> None:
         """Set further fitted attributes of the target."""
 
     def _names(self) -> list[Any]:
@@ -352,9 +356,9 @@ class Datapoints(SavedEstimator):
         """Restore the facts of `_facts`."""
 
     @abstractmethod
-    def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
+    def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         """The quantity whose change is an effect: log-odds of the class, or the predicted value."""
 
     @abstractmethod
-    def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
+    def _prediction(self, output: Float64[Tensor, " k"]) -> dict[str, Any]:
         """The prediction, for a NPTExplanation."""

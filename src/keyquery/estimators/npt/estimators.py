@@ -83,22 +83,22 @@ class NPTClassifier(Classifier, Datapoints):
         logits = self._answers(X)  # raises if not fitted
         return self.classes_[logits.argmax(1).numpy()]
 
-    def _given(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
+    def _targets(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         labels = labels_of(type(self).__name__, y, count)
         if count > 1 and len(np.unique(labels)) < 2:
             raise ValueError(f"y holds only one class, {labels.tolist()[0]!r}: a classifier needs two or more")
         return labels
 
-    def _strata(self, given: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-        return given
+    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+        return targets
 
-    def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        classes, codes = np.unique(given, return_inverse=True)
+    def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
+        classes, codes = np.unique(targets, return_inverse=True)
         named = tuple(map(str, range(len(classes))))
-        return Coded(Field("target", categories=named), np.zeros(len(given)), codes.astype(np.int64))
+        return Coded(Field("target", categories=named), np.zeros(len(targets)), codes.astype(np.int64))
 
-    def _keep(self, given: Shaped[np.ndarray, " n"]) -> None:
-        self.classes_ = np.unique(given)
+    def _keep(self, targets: Shaped[np.ndarray, " n"]) -> None:
+        self.classes_ = np.unique(targets)
 
     def _names(self) -> list[Any]:
         return list(label_facts(self.classes_)["labels"])
@@ -111,13 +111,13 @@ class NPTClassifier(Classifier, Datapoints):
         if len(self.classes_) != self.fields_[-1].size:
             raise ValueError("the classes do not match the target column")
 
-    def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
-        others = torch.cat((said[:, :chosen], said[:, chosen + 1 :]), 1)
-        return said[:, chosen] - others.logsumexp(1)
+    def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
+        others = torch.cat((outputs[:, :chosen], outputs[:, chosen + 1 :]), 1)
+        return outputs[:, chosen] - others.logsumexp(1)
 
-    def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
-        chosen = int(said.argmax())
-        return {"predicted": self._names()[chosen], "probability": float(said.softmax(-1)[chosen])}
+    def _prediction(self, output: Float64[Tensor, " k"]) -> dict[str, Any]:
+        chosen = int(output.argmax())
+        return {"predicted": self._names()[chosen], "probability": float(output.softmax(-1)[chosen])}
 
 
 class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
@@ -151,22 +151,22 @@ class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
         truth = numbers_of(type(self).__name__, target_of(X, y), len(predicted))
         return float(optional("sklearn.metrics", "R²").r2_score(truth, predicted, sample_weight=sample_weight))
 
-    def _given(self, y: Any, count: int) -> Float64[np.ndarray, " n"]:
+    def _targets(self, y: Any, count: int) -> Float64[np.ndarray, " n"]:
         return numbers_of(type(self).__name__, y, count)
 
-    def _strata(self, given: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-        return np.zeros(len(given))
+    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+        return np.zeros(len(targets))
 
-    def _coded(self, given: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        mean, scale = statistics([given[learned, None]], "y")
+    def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
+        mean, scale = statistics([targets[learned, None]], "y")
         field = Field("target", float(mean[0]), float(scale[0]))
-        values = (given - field.mean) / field.scale
+        values = (targets - field.mean) / field.scale
         if (most := float(np.abs(values).max())) > FARTHEST:
             raise ValueError(f"y holds values too large: up to {most:.0e} standard deviations of the others")
-        return Coded(field, values, np.zeros(len(given), dtype=np.int64))
+        return Coded(field, values, np.zeros(len(targets), dtype=np.int64))
 
-    def _odds(self, said: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
-        return said[:, 0] * self.fields_[-1].scale
+    def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
+        return outputs[:, 0] * self.fields_[-1].scale
 
-    def _told(self, said: Float64[Tensor, " k"]) -> dict[str, Any]:
-        return {"predicted": float(said[0] * self.fields_[-1].scale + self.fields_[-1].mean), "probability": None}
+    def _prediction(self, output: Float64[Tensor, " k"]) -> dict[str, Any]:
+        return {"predicted": float(output[0] * self.fields_[-1].scale + self.fields_[-1].mean), "probability": None}

@@ -27,9 +27,9 @@ class NPTExplanation(Reading, kind="npt explanation"):
     """
 
     units: ClassVar[Mapping[str, str]] = {
-        "attention": "mean over layers of rows and heads",
-        "own": "likewise, on the row itself",
-        "effect": "what the prediction loses without it: nats of log-odds of the class, or units of the target",
+        "attention": "mean over row-attention layers and heads",
+        "own": "the same, of the row to itself",
+        "effect": "drop of the prediction without it: nats of log-odds of the class, or units of the target",
     }
 
     predicted: Any
@@ -44,26 +44,26 @@ class NPTExplanation(Reading, kind="npt explanation"):
     def records(self) -> list[dict[str, Any]]:
         """One row per column, then one per row of the support set."""
         parts = [
-            {"part": "column", "name": one["column"], "value": one["value"], "attention": None, "effect": one["effect"]}
-            for one in self.columns
+            {"part": "column", "name": row["column"], "value": row["value"], "attention": None, "effect": row["effect"]}
+            for row in self.columns
         ]
         parts += [
             {
                 "part": "row",
-                "name": str(one["row"]),
-                "value": one["target"],
-                "attention": one["attention"],
-                "effect": one["effect"],
+                "name": str(row["row"]),
+                "value": row["target"],
+                "attention": row["attention"],
+                "effect": row["effect"],
             }
-            for one in self.rows
+            for row in self.rows
         ]
         return parts
 
 
-class Found(NamedTuple):
-    """The result of `lean`; rows by their index in the support set."""
+class Effects(NamedTuple):
+    """The result of `attribute`; rows by their index in the support set."""
 
-    said: Float64[Tensor, " k"]
+    output: Float64[Tensor, " k"]
     own: float
     attention: list[float]
     order: list[int]
@@ -72,25 +72,25 @@ class Found(NamedTuple):
 
 
 @torch.no_grad()
-def lean(network: TableNetwork, context: Rows, row: Rows, rows: int, odds: Odds, progress: Progress) -> Found:
+def attribute(network: TableNetwork, context: Rows, row: Rows, rows: int, odds: Odds, progress: Progress) -> Effects:
     """Attention to every row of the support set, and effects of the columns and of the `rows` most attended rows."""
     gathered: list[Tensor] = []
     memories = network.memories(context.within(), gathered)
     attention, own = _attention(network, row, memories, gathered, len(context.hidden))
-    said = answers(network, row, memories).double().cpu()
-    chosen = int(said[0].argmax())
-    before = odds(said, chosen)
+    outputs = answers(network, row, memories).double().cpu()
+    chosen = int(outputs[0].argmax())
+    before = odds(outputs, chosen)
     d = row.hidden.shape[1] - 1
     hidden = row.hidden.expand(d, -1) | torch.eye(d, d + 1, dtype=torch.bool, device=row.hidden.device)
     without = Rows(row.values.expand(d, -1), row.codes.expand(d, -1), hidden)
     columns = before - odds(answers(network, without, memories).double().cpu(), chosen)
     order = attention.argsort(descending=True, stable=True).tolist()
     lost, tried = {}, order[:rows] if memories and len(order) > 1 else []
-    for place in progress(tried, "leaving rows out", len(tried)):
+    for place in progress(tried, "removing rows", len(tried)):
         kept = [other for other in range(len(order)) if other != place]
         fewer = network.memories(context.take(kept).within())
         lost[place] = float(before - odds(answers(network, row, fewer).double().cpu(), chosen))
-    return Found(said[0], own, attention.tolist(), order, columns.tolist(), lost)
+    return Effects(outputs[0], own, attention.tolist(), order, columns.tolist(), lost)
 
 
 def _attention(
@@ -102,7 +102,7 @@ def _attention(
     if not seen:
         return torch.zeros(count, dtype=torch.float64), 1.0
     if gathered:
-        each = [(there @ taken)[0, 0] for there, taken in zip(seen, gathered, strict=True)]
+        each = [(to_points @ from_rows)[0, 0] for to_points, from_rows in zip(seen, gathered, strict=True)]
         return torch.stack(each).double().mean(0).cpu(), 0.0
-    weights = torch.stack([one[0, 0] for one in seen]).double().mean(0).cpu()
+    weights = torch.stack([layer_weights[0, 0] for layer_weights in seen]).double().mean(0).cpu()
     return weights[:-1], float(weights[-1])

@@ -90,12 +90,12 @@ def require_room(
 ) -> bool:
     """Raise MemoryError if training does not fit; return whether activation checkpointing is needed."""
     whole, thrifty = needed(columns, embedding, depth, heads, categories, rows, row_attention, device)
-    there = free(device)
-    if thrifty > there:
+    available = free(device)
+    if thrifty > available:
         linear = "" if row_attention == "induced" else '; row_attention="induced" needs less memory for many rows'
         raise MemoryError(
             f"training on {rows:,} rows and {columns} columns (including the target; width {columns * embedding:,} at "
-            f"embedding={embedding}) would take about {thrifty / 1e9:,.0f} GB, and {there / 1e9:,.0f} GB are free. "
+            f"embedding={embedding}) would take about {thrifty / 1e9:,.0f} GB, and {available / 1e9:,.0f} GB are free. "
             f"Halving the embedding quarters the weights{linear}"
         )
-    return whole > there / 2
+    return whole > available / 2

@@ -99,9 +99,9 @@ class TableNetwork(nn.Module):
         x = base + hidden.unsqueeze(-1) * self.hidden
         x = x + values.where(shown & self.numeric, 0.0).unsqueeze(-1) * self.value
         if len(self.categorical):
-            there = shown[..., self.categorical]
-            found = codes[..., self.categorical].where(there, 0) + self.first[self.categorical]
-            x = x.index_add(-2, self.categorical, self.category[found] * there.unsqueeze(-1))
+            categories_shown = shown[..., self.categorical]
+            category_index = codes[..., self.categorical].where(categories_shown, 0) + self.first[self.categorical]
+            x = x.index_add(-2, self.categorical, self.category[category_index] * categories_shown.unsqueeze(-1))
         return x
 
     def memories(self, rows: Rows, seen: list[Tensor] | None = None) -> list[Memory]:

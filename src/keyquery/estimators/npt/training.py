@@ -71,33 +71,33 @@ class Samples:
 
     def without_target(self, index: Any) -> Rows:
         """Rows with masked targets."""
-        some = self.rows.take(index)
-        hidden = some.hidden.clone()
+        chosen = self.rows.take(index)
+        hidden = chosen.hidden.clone()
         hidden[..., -1] = True
-        return some._replace(hidden=hidden)
+        return chosen._replace(hidden=hidden)
 
 
 def spoil(
-    rows: Rows, asked: Bool[Tensor, "n d"], sizes: Int[Tensor, " d"], share: float, generator: torch.Generator
+    rows: Rows, chosen: Bool[Tensor, "n d"], sizes: Int[Tensor, " d"], share: float, generator: torch.Generator
 ) -> Rows:
     """Mask the chosen entries, or replace a share of them by N(0, 1) or a random category.
 
     Random numbers are drawn on the generator's device, which must be that of the rows.
 
     >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
-    >>> asked = torch.tensor([[True, False]] * 5)
-    >>> torch.equal(spoil(rows, asked, torch.tensor([0, 3]), 0.0, torch.Generator()).hidden, asked)
+    >>> chosen = torch.tensor([[True, False]] * 5)
+    >>> torch.equal(spoil(rows, chosen, torch.tensor([0, 3]), 0.0, torch.Generator()).hidden, chosen)
     True
     """
-    random: dict[str, Any] = {"generator": generator, "device": asked.device}
-    replaced = asked & (torch.rand(asked.shape, **random) < share)
-    noise = torch.randn(asked.shape, **random)
+    random: dict[str, Any] = {"generator": generator, "device": chosen.device}
+    replaced = chosen & (torch.rand(chosen.shape, **random) < share)
+    noise = torch.randn(chosen.shape, **random)
     many = sizes.clamp(min=1)
-    drawn = (torch.rand(asked.shape, **random) * many).long().minimum(many - 1)
+    drawn = (torch.rand(chosen.shape, **random) * many).long().minimum(many - 1)
     return Rows(
         torch.where(replaced, noise, rows.values),
         torch.where(replaced, drawn, rows.codes),
-        rows.hidden | (asked & ~replaced),
+        rows.hidden | (chosen & ~replaced),
     )
 
 
@@ -127,16 +127,16 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
         random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
         truth = samples.rows.take(chosen(random)) if whole is None else whole
         chance = torch.rand(truth.hidden.shape, generator=random, device=device)
-        asked = chance < plan.feature_share
-        one = torch.randint(counts[0], (1,), generator=random, device=device)  # is always predicted
-        there = torch.arange(len(learned), device=device) == one
-        asked[:, -1] = ((chance[:, -1] < plan.target_share) | there) & learned
-        asked &= ~truth.hidden
+        predicted = chance < plan.feature_share
+        always = torch.randint(counts[0], (1,), generator=random, device=device)  # is always predicted
+        is_always = torch.arange(len(learned), device=device) == always
+        predicted[:, -1] = ((chance[:, -1] < plan.target_share) | is_always) & learned
+        predicted &= ~truth.hidden
         bare = truth.hidden.clone()
         bare[:, -1] |= ~learned  # targets of the validation split are never seen
-        rows = spoil(truth._replace(hidden=bare), asked, many, plan.spoilt, random)
+        rows = spoil(truth._replace(hidden=bare), predicted, many, plan.spoilt, random)
         trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
-        return Batch(seen_by(plan, rows).within(), truth.within(), asked.unsqueeze(0), trade)
+        return Batch(seen_by(plan, rows).within(), truth.within(), predicted.unsqueeze(0), trade)
 
     return draw
 
@@ -164,8 +164,8 @@ def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Floa
             logits = network.logits(h[..., column, :], column).float()
             cost = cross_entropy(logits.flatten(0, 1), batch.truth.codes[..., column].flatten(), reduction="none")
             costs.append(cost.view(batch.asked.shape[:2]))
-    found = network.numbers(h).float()
-    cost = (found - batch.truth.values).square()
+    predicted = network.numbers(h).float()
+    cost = (predicted - batch.truth.values).square()
     if costs:
         cost = cost.index_copy(-1, network.categorical, torch.stack(costs, -1))
     sums = cost.where(batch.asked, 0.0).sum((0, 1))
@@ -194,28 +194,28 @@ def answers(
     """
     heads, context = memories[0].key.shape[1:3] if memories else (0, 0)
     size = at_a_time(len(rows.hidden), network.index.numel(), heads, context, rows.hidden.device)
-    found = []
+    outputs = []
     firsts = range(0, len(rows.hidden), size)
     for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
-        some = Rows(*(part[first : first + size] for part in rows))
-        count = len(some.hidden)
-        filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in some))
-        found.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
-    return torch.cat(found)
+        chunk = Rows(*(part[first : first + size] for part in rows))
+        count = len(chunk.hidden)
+        filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in chunk))
+        outputs.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
+    return torch.cat(outputs)
 
 
 def judged(network: TableNetwork, samples: Samples, plan: Plan) -> float:
     """Validation loss, with all training rows as the support set."""
     memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
-    found = answers(network, samples.without_target(samples.held), memories)
-    return float(target_cost(found, samples.rows.take(samples.held)))
+    predicted = answers(network, samples.without_target(samples.held), memories)
+    return float(target_cost(predicted, samples.rows.take(samples.held)))
 
 
-def target_cost(found: Float[Tensor, "n k"], truth: Rows) -> Float[Tensor, ""]:
+def target_cost(predicted: Float[Tensor, "n k"], truth: Rows) -> Float[Tensor, ""]:
     """The mean cross-entropy of logits, or squared error of one standardised number, of the targets of n rows."""
-    if found.shape[1] > 1:
-        return cross_entropy(found.float(), truth.codes[:, -1])
-    return mse_loss(found[:, 0].float(), truth.values[:, -1])
+    if predicted.shape[1] > 1:
+        return cross_entropy(predicted.float(), truth.codes[:, -1])
+    return mse_loss(predicted[:, 0].float(), truth.values[:, -1])
 
 
 def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:

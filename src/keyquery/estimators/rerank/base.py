@@ -126,11 +126,11 @@ class ListReranker(Estimator, ABC):
         self._check()
         return asked_of(queries, database, pick_device(self.device))
 
-    def _top(self, top: int | None, there: int, where: str) -> int:
+    def _top(self, top: int | None, available: int, where: str) -> int:
         check_count("top", top, optional=True)
         chosen = int(self.top if top is None else top)
-        if chosen > there:
-            raise ValueError(f"top is {chosen}, but {where} only {there} items: use top={there} or less")
+        if chosen > available:
+            raise ValueError(f"top is {chosen}, but {where} only {available} items: use top={available} or less")
         return chosen
 
     def _first(self, asked: Asked, top: int, index: Any) -> Int64[Tensor, "q top"]:
@@ -173,15 +173,15 @@ def in_batches(asked: Asked, lists: Int64[Tensor, "q top"]) -> list[Int64[Tensor
 
 
 def rows_of(
-    asked: Asked, lists: Int64[Tensor, "q top"], some: Int64[Tensor, " some"]
+    asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " some"]
 ) -> Float[Tensor, "some rows dim"]:
     """Each query and its candidates, (some, top + 1, dim), the query first."""
-    return torch.cat((asked.queries[some].unsqueeze(1), asked.database[lists[some]]), 1)
+    return torch.cat((asked.queries[chosen].unsqueeze(1), asked.database[lists[chosen]]), 1)
 
 
-def dots(asked: Asked, lists: Int64[Tensor, "q top"], some: Int64[Tensor, " some"]) -> Float[Tensor, "some top"]:
+def dots(asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " some"]) -> Float[Tensor, "some top"]:
     """Dot products of some queries with their candidates."""
-    return (asked.database[lists[some]] @ asked.queries[some].unsqueeze(-1)).squeeze(-1)
+    return (asked.database[lists[chosen]] @ asked.queries[chosen].unsqueeze(-1)).squeeze(-1)
 
 
 class AffinityReranker(ListReranker):
@@ -221,7 +221,8 @@ class AffinityReranker(ListReranker):
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
         check_anchors(self.anchors, lists.shape[1])
         scores = [
-            cosines(affinities(rows_of(asked, lists, some), self.anchors))[:, 1:] for some in in_batches(asked, lists)
+            cosines(affinities(rows_of(asked, lists, chosen), self.anchors))[:, 1:]
+            for chosen in in_batches(asked, lists)
         ]
         return torch.cat(scores)
 
@@ -281,4 +282,4 @@ class AlphaQueryExpansion(ListReranker):
 
 
 def _all_dots(asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-    return torch.cat([dots(asked, lists, some) for some in in_batches(asked, lists)])
+    return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists)])

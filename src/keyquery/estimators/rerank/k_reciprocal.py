@@ -127,9 +127,9 @@ class KReciprocalReranker(ListReranker):
         own = _weights(asked.queries, asked.database, near, both, graph.near, graph.half)
         smooth = _smoothed(graph.raw, near[:, : self.smoothing - 1], self.smoothing, len(asked.database), own)
         scores = []
-        for some in in_batches(asked, lists):
-            shared = _shared(smooth, graph.rows, some, lists[some], len(asked.database))
-            scores.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, some))
+        for chosen in in_batches(asked, lists):
+            shared = _shared(smooth, graph.rows, chosen, lists[chosen], len(asked.database))
+            scores.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, chosen))
         return torch.cat(scores)
 
 
@@ -147,14 +147,14 @@ def _weights(
 ) -> Sparse:
     """Rows (m, n): exp(x_i·x_j − 1) over the expanded reciprocal sets, normalised to sum 1."""
     pairs = []
-    for some in torch.arange(len(near), device=near.device).split(CHUNK):
-        known, own = near[some], both[some]
-        theirs, there = graph[known, : half.shape[1]], half[known]  # of each neighbour, its own (some, k, h)
-        met = (theirs.unsqueeze(-1) == known.masked_fill(~own, -1)[:, None, None]).any(-1) & there
-        taken = own & (met.sum(-1) >= SHARE * there.sum(-1)) & there.any(-1)
-        brought = there & taken.unsqueeze(-1)
-        pairs.append(torch.stack((some[own.nonzero()[:, 0]], known[own])))
-        pairs.append(torch.stack((some[brought.nonzero()[:, 0]], theirs[brought])))
+    for chunk in torch.arange(len(near), device=near.device).split(CHUNK):
+        known, own = near[chunk], both[chunk]
+        theirs, reciprocal = graph[known, : half.shape[1]], half[known]  # neighbours of neighbours, (chunk, k, h)
+        met = (theirs.unsqueeze(-1) == known.masked_fill(~own, -1)[:, None, None]).any(-1) & reciprocal
+        added = own & (met.sum(-1) >= SHARE * reciprocal.sum(-1)) & reciprocal.any(-1)
+        brought = reciprocal & added.unsqueeze(-1)
+        pairs.append(torch.stack((chunk[own.nonzero()[:, 0]], known[own])))
+        pairs.append(torch.stack((chunk[brought.nonzero()[:, 0]], theirs[brought])))
     rows, columns = torch.cat(pairs, 1)
     once = (rows * len(database) + columns).unique()
     rows, columns = once // len(database), once % len(database)
@@ -169,25 +169,25 @@ def _smoothed(rows: Sparse, near: Int64[Tensor, "m s"], size: int, items: int, o
     of, columns, values = rows.entries(near.flatten())
     keys = of // near.shape[1] * items + columns if near.shape[1] else columns
     if own is not None:
-        at, there, mine = own.entries(torch.arange(len(near), device=near.device))
-        keys, values = torch.cat((keys, at * items + there)), torch.cat((values, mine))
+        at, own_columns, mine = own.entries(torch.arange(len(near), device=near.device))
+        keys, values = torch.cat((keys, at * items + own_columns)), torch.cat((values, mine))
     once, place = keys.unique(return_inverse=True)
     sums = values.new_zeros(len(once)).index_add_(0, place, values / size)
     return _sparse(once, sums, len(near), items)
 
 
 def _sparse(keys: Int64[Tensor, " entries"], values: Float[Tensor, " entries"], count: int, items: int) -> Sparse:
-    """Rows out of keys row·items + column, in order."""
+    """Sparse rows from sorted keys row·items + column."""
     ends = torch.bincount(keys // items, minlength=count).cumsum(0)
     return Sparse(torch.cat((ends.new_zeros(1), ends)), keys % items, values)
 
 
 def _shared(
-    queries: Sparse, items: Sparse, some: Int64[Tensor, " some"], lists: Int64[Tensor, "some top"], count: int
+    queries: Sparse, items: Sparse, chosen: Int64[Tensor, " some"], lists: Int64[Tensor, "some top"], count: int
 ) -> Float[Tensor, "some top"]:
     """Σ_j of the minimum of a query's row and of each candidate's row."""
-    at, columns, own = queries.entries(some)
-    dense = own.new_zeros(len(some), count)
+    at, columns, own = queries.entries(chosen)
+    dense = own.new_zeros(len(chosen), count)
     dense[at, columns] = own
     candidate, columns, values = items.entries(lists.flatten())
     least = torch.minimum(dense[candidate // lists.shape[1], columns], values)

@@ -189,8 +189,8 @@ class Reranker(ListReranker, SavedEstimator):
         check_anchors(network.anchors, lists.shape[1])
         half_precision = device.type == "cuda" and asked.queries.dtype == torch.float32
         scores = []
-        for some in in_batches(asked, lists):
-            affinity = affinities(rows_of(asked, lists, some), network.anchors)
+        for chosen in in_batches(asked, lists):
+            affinity = affinities(rows_of(asked, lists, chosen), network.anchors)
             with torch.autocast(device.type, torch.float16, enabled=half_precision):
                 refined = network(affinity)
             scores.append(cosines(refined)[:, 1:])

@@ -29,8 +29,8 @@ class Reranking(Reading, kind="reranking"):
     """
 
     units: ClassVar[Mapping[str, str]] = {
-        "place": "from 1 on",
-        "score": "what the method ranks by",
+        "place": "rank, from 1",
+        "score": "the score that items are ranked by",
         "precision": "standard average precision of the whole list",
     }
 
@@ -42,19 +42,20 @@ class Reranking(Reading, kind="reranking"):
 
     def __repr__(self) -> str:
         count = len(self.queries)
-        return f"Reranking({count} queries, {self.moved} of {count * self.most} first places changed)"
+        return f"Reranking({count} queries, {self.moved} of {count * self.most} top ranks changed)"
 
     @property
     def moved(self) -> int:
         """Number of reported ranks whose item has changed."""
-        return sum(old != new for one in self.queries for old, new in zip(one["before"], one["after"], strict=True))
+        lists = [(query["before"], query["after"]) for query in self.queries]
+        return sum(old != new for before, after in lists for old, new in zip(before, after, strict=True))
 
     def records(self) -> list[dict[str, Any]]:
         """One row per query and item; `moved` is the number of ranks it moved up."""
         return [
-            {"query": one["query"], "query_name": one["name"], **item, "moved": moved(item)}
-            for one in self.queries
-            for item in one["items"]
+            {"query": query["query"], "query_name": query["name"], **item, "moved": moved(item)}
+            for query in self.queries
+            for item in query["items"]
         ]
 
 
@@ -80,10 +81,10 @@ class Shown:
     def check(self, queries: int, items: int) -> None:
         """Require one per item and one per query."""
         for name, count in (("names", items), ("query_names", queries), ("images", items), ("query_images", queries)):
-            given = getattr(self, name)
-            if given is not None and len(given) != count:
-                what = "item of the database" if count == items and "query" not in name else "query"
-                raise ValueError(f"{name} must have one for every {what}, {count}, got {len(given)}")
+            entries = getattr(self, name)
+            if entries is not None and len(entries) != count:
+                kind = "item of the database" if count == items and "query" not in name else "query"
+                raise ValueError(f"{name} must have one entry per {kind}, {count}, got {len(entries)}")
         for name in ("images", "query_images"):
             if getattr(self, name) is not None:
                 _pixels(name, getattr(self, name))
@@ -106,7 +107,7 @@ def reranking_of(
             [row["average_precision"] for row in score_rankings(x, shown.relevant).rows] for x in (before, after)
         ]
         precision = [dict(zip(("before", "after"), both, strict=True)) for both in zip(*precisions, strict=True)]
-        relevant = [_relevant(one) for one in shown.relevant]
+        relevant = [_relevant(entry) for entry in shown.relevant]
     queries = [
         {
             "query": number,
@@ -133,7 +134,7 @@ def _places(
     relevant: set[int] | None,
     names: Sequence[str] | None,
 ) -> dict[str, Any]:
-    first, second = ({item: place for place, item in enumerate(one, 1)} for one in lists)
+    first, second = ({item: place for place, item in enumerate(ranked, 1)} for ranked in lists)
     before, after = lists[0][:most], lists[1][:most]
     items = []
     for item in dict.fromkeys([*after, *before]):
@@ -155,25 +156,25 @@ def _name(names: Sequence[str] | None, place: int) -> str | None:
     return None if names is None else str(names[place])
 
 
-def _relevant(given: Any) -> set[int]:
-    row = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
+def _relevant(items: Any) -> set[int]:
+    row = np.asarray(items.cpu() if isinstance(items, Tensor) else items)
     return set((np.flatnonzero(row) if row.dtype == bool else row).tolist())
 
 
 def _thumbnails(queries: list[dict[str, Any]], shown: Shown) -> dict[str, str]:
-    found: dict[str, str] = {}
+    thumbnails: dict[str, str] = {}
     if shown.query_images is not None:
         pixels = _pixels("query_images", shown.query_images)
-        found |= {f"query {one['query']}": thumbnail(pixels[one["query"]]) for one in queries}
+        thumbnails |= {f"query {query['query']}": thumbnail(pixels[query["query"]]) for query in queries}
     if shown.images is not None:
         pixels = _pixels("images", shown.images)
-        items = sorted({item["item"] for one in queries for item in one["items"]})
-        found |= {f"item {item}": thumbnail(pixels[item]) for item in items}
-    return found
+        items = sorted({item["item"] for query in queries for item in query["items"]})
+        thumbnails |= {f"item {item}": thumbnail(pixels[item]) for item in items}
+    return thumbnails
 
 
-def _pixels(name: str, given: Any) -> UInt8[np.ndarray, "n h w c"]:
-    array = given.pixels if isinstance(given, Images) else np.asarray(given)
+def _pixels(name: str, images: Any) -> UInt8[np.ndarray, "n h w c"]:
+    array = images.pixels if isinstance(images, Images) else np.asarray(images)
     array = array[..., None] if array.ndim == 3 else array
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
         raise ValueError(
@@ -198,7 +199,7 @@ def thumbnail(pixels: UInt8[np.ndarray, "h w c"]) -> str:
     kind = 0 if channels == 1 else 2  # grey, or colour
     head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*one) for one in chunks)
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
     return base64.b64encode(data).decode()
 
 

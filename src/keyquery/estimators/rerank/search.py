@@ -50,19 +50,17 @@ def search(
 def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: int) -> Int64[Tensor, "q top"]:
     """The same with a search index over the `count` items of the database, in its order."""
     if not isinstance(index, Index):
-        raise TypeError(f"index must have search(vectors, k), as an index of faiss has, got {type(index).__name__}")
+        raise TypeError(f"index must have search(vectors, k), like a faiss index, got {type(index).__name__}")
     for name, own, expected in (("items", "ntotal", count), ("dims", "d", queries.shape[1])):
-        if (found := getattr(index, own, expected)) != expected:
-            raise ValueError(f"index does not fit the database: it has {found} {name}, not {expected}")
-    _, found = index.search(queries.float().cpu().numpy(), top)
-    places = torch.as_tensor(np.asarray(found)).to(queries.device)
+        if (actual := getattr(index, own, expected)) != expected:
+            raise ValueError(f"index does not fit the database: it has {actual} {name}, not {expected}")
+    _, indices = index.search(queries.float().cpu().numpy(), top)
+    places = torch.as_tensor(np.asarray(indices)).to(queries.device)
     if places.shape != (len(queries), top):
-        raise ValueError(f"index must find ({len(queries)}, {top}) places, got {tuple(places.shape)}")
+        raise ValueError(f"index.search must return indices ({len(queries)}, {top}), got {tuple(places.shape)}")
     if (places < 0).any():
         row = int((places < 0).any(1).nonzero()[0, 0])
-        raise ValueError(
-            f"index finds fewer than {top} items for query {row}: let it look further, or take a smaller top"
-        )
+        raise ValueError(f"index finds fewer than {top} items for query {row}: widen its search, or use a smaller top")
     return places.long()
 
 
@@ -91,7 +89,7 @@ def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
             [False, False]])
     """
     own = torch.arange(len(near), device=near.device)
-    return torch.cat([(near[near[some]] == some[:, None, None]).any(-1) for some in own.split(CHUNK)])
+    return torch.cat([(near[near[chunk]] == chunk[:, None, None]).any(-1) for chunk in own.split(CHUNK)])
 
 
 @cache
@@ -108,17 +106,17 @@ def _by_faiss(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tens
     faiss = optional("faiss", "engine 'faiss'")
     index = faiss.IndexFlatIP(database.shape[1])
     index.add(database.float().cpu().contiguous().numpy())
-    found = index.search(queries.float().cpu().contiguous().numpy(), top)
-    scores, places = (torch.from_numpy(one).to(queries.device) for one in found)
+    results = index.search(queries.float().cpu().contiguous().numpy(), top)
+    scores, places = (torch.from_numpy(part).to(queries.device) for part in results)
     return scores, places
 
 
 def _by_torch(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    found = []
-    for some in queries.split(QUERIES):
+    results = []
+    for chunk in queries.split(QUERIES):
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(database), ITEMS):
-            scores = some @ database[start : start + ITEMS].mT
+            scores = chunk @ database[start : start + ITEMS].mT
             nearest = scores.topk(min(top, scores.shape[1]), dim=1)
             pair = (nearest.values, nearest.indices + start)
             if best is not None:
@@ -127,8 +125,8 @@ def _by_torch(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tens
                 pair = (both[0].gather(1, kept), both[1].gather(1, kept))
             best = pair
         assert best is not None
-        found.append(best)
-    scores, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+        results.append(best)
+    scores, places = (torch.cat(parts) for parts in zip(*results, strict=True))
     return scores, places
 
 

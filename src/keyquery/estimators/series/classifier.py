@@ -267,7 +267,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
     def _log_probabilities(self, data: Padded) -> Float64[Tensor, "batch classes"]:
         network = self.network_.to(data.values.device).eval()
         groups = data.alike(4 * self.batch_size)
-        logits = torch.cat([network(*data.take(some)) for some in groups])[torch.cat(groups).argsort()]
+        logits = torch.cat([network(*data.take(group)) for group in groups])[torch.cat(groups).argsort()]
         if not logits.isfinite().all():
             most = float(data.values.abs().max())
             raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")

@@ -34,20 +34,20 @@ class Importance(Reading, kind="importance"):
     @property
     def relevance(self) -> list[list[float]]:
         """One list per series, one value per time step."""
-        return [one["relevance"] for one in self.series]
+        return [row["relevance"] for row in self.series]
 
     def records(self) -> list[dict[str, Any]]:
         """One row per time step."""
         return [
-            {"series": number, "token": token, "predicted": one["predicted"], "relevance": relevance}
-            for number, one in enumerate(self.series)
-            for token, relevance in enumerate(one["relevance"])
+            {"series": number, "token": token, "predicted": row["predicted"], "relevance": relevance}
+            for number, row in enumerate(self.series)
+            for token, relevance in enumerate(row["relevance"])
         ]
 
 
 def occlude(
     log_probabilities: Callable[[Padded], Tensor],
-    one: Padded,
+    series: Padded,
     stretch: int | None = None,
     progress: Progress = silent,
 ) -> tuple[list[float], int, int, float]:
@@ -56,26 +56,26 @@ def occlude(
     Covered values are replaced by the training mean, 0 here; missing time steps have relevance 0.
     Log-odds, log p/(1 − p), since probabilities saturate near 1.
     """
-    values, real = one
+    values, real = series
     length = int(real.nonzero().max()) + 1
     width = min(stretch or max(length // SHARE, 1), length)
     firsts = torch.arange(0, length, max(width // 2, 1), device=real.device)
     before = torch.nn.functional.pad(real.cumsum(0), (1, 0))  # real time steps before each
     firsts = firsts[before[(firsts + width).clamp(max=len(real))] > before[firsts]]  # skip windows of padding
-    found = log_probabilities(Padded(values.unsqueeze(0), real.unsqueeze(0)))
-    chosen = int(found[0].argmax())
-    odds, at = _odds(found, chosen), torch.arange(len(real), device=real.device)
+    logs = log_probabilities(Padded(values.unsqueeze(0), real.unsqueeze(0)))
+    chosen = int(logs[0].argmax())
+    odds, at = _odds(logs, chosen), torch.arange(len(real), device=real.device)
     lost, times = torch.zeros(2, len(real), dtype=torch.float64, device=real.device)
     parts = firsts.split(TOGETHER)
-    for some in progress(parts, "leaving stretches out", len(parts)):
-        covered = (at >= some[:, None]) & (at < some[:, None] + width) & real
-        without = Padded(values.masked_fill(covered.unsqueeze(-1), 0.0), real.expand(len(some), -1))
+    for starts in progress(parts, "occluding windows", len(parts)):
+        covered = (at >= starts[:, None]) & (at < starts[:, None] + width) & real
+        without = Padded(values.masked_fill(covered.unsqueeze(-1), 0.0), real.expand(len(starts), -1))
         lost += (odds - _odds(log_probabilities(without), chosen)) @ covered.double()
         times += covered.sum(0)
-    return (lost / times.clamp(min=1)).tolist(), width, chosen, float(found[0, chosen].exp())
+    return (lost / times.clamp(min=1)).tolist(), width, chosen, float(logs[0, chosen].exp())
 
 
-def _odds(found: Float64[Tensor, "batch classes"], chosen: int) -> Float64[Tensor, " batch"]:
+def _odds(logs: Float64[Tensor, "batch classes"], chosen: int) -> Float64[Tensor, " batch"]:
     """log p/(1 − p) of one class, from the log-probabilities of all."""
-    others = torch.cat((found[:, :chosen], found[:, chosen + 1 :]), 1)
-    return found[:, chosen] - others.logsumexp(1)
+    others = torch.cat((logs[:, :chosen], logs[:, chosen + 1 :]), 1)
+    return logs[:, chosen] - others.logsumexp(1)

@@ -18,9 +18,7 @@ from keyquery.support.progress import Progress, silent
 
 GEOMETRIES = ("circle", "simplex", "learned")
 MATCHES = ("ot", "random", "mean")
-NEAR = (
-    4.0  # between centres, where learning them starts: of two classes N(μ_c, I), one in forty lies nearer to the other
-)
+NEAR = 4.0  # initial distance of learned centres: of two classes N(μ_c, I), one point in forty is nearer to the other
 PULL = 0.1  # weight of the squared error beside the cross-entropy, if centres are learned
 MOST = 1000  # points per class that are matched exactly: half a second at most; time is cubic
 BATCH = 250  # points per mini-batch for larger classes
@@ -40,7 +38,7 @@ def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]
 
     The edges of the simplex are as long as those between neighbours on the circle, 6k sin π/k: for two or three classes
     both are equal up to a rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex, and on a
-    circle with up to three classes. Learned centres start as a simplex with edges of 4, so that there are errors.
+    circle with up to three classes. Learned centres start as a simplex with edges of 4, so that some points are wrong.
 
     >>> centres("circle", 2, 2).round(decimals=3).abs()
     tensor([[0., 6.],
@@ -48,17 +46,17 @@ def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]
     >>> torch.pdist(centres("simplex", 4, 5)).round(decimals=2)
     tensor([16.9700, 16.9700, 16.9700, 16.9700, 16.9700, 16.9700], dtype=torch.float64)
     """
-    found = torch.zeros(classes, dims, dtype=torch.float64)
+    positions = torch.zeros(classes, dims, dtype=torch.float64)
     if geometry == "circle":
         turns = 2 * torch.pi * torch.arange(classes, dtype=torch.float64) / classes
-        found[:, :2] = 3 * classes * torch.stack((turns.sin(), turns.cos()), 1)
-        return found
+        positions[:, :2] = 3 * classes * torch.stack((turns.sin(), turns.cos()), 1)
+        return positions
     # Helmert's rows: orthonormal, and orthogonal to (1, …, 1), so that unit vectors keep their distance √2 in them.
     for row in range(1, classes):
-        found[:row, row - 1], found[row, row - 1] = 1.0, -float(row)
-        found[:, row - 1] /= (row * (row + 1)) ** 0.5
+        positions[:row, row - 1], positions[row, row - 1] = 1.0, -float(row)
+        positions[:, row - 1] /= (row * (row + 1)) ** 0.5
     side = NEAR if geometry == "learned" else 6 * classes * float(np.sin(np.pi / classes))
-    return found * side / 2**0.5
+    return positions * side / 2**0.5
 
 
 class Aligned(NamedTuple):
@@ -69,7 +67,7 @@ class Aligned(NamedTuple):
     offset: Float[Tensor, "points dims"]
 
     def take(self, index: np.ndarray) -> Aligned:
-        """Some of them."""
+        """A subset of the points."""
         chosen = torch.as_tensor(index, device=self.x.device)
         return Aligned(*(part[chosen] for part in self))
 
@@ -105,7 +103,7 @@ def align(
         wide = torch.zeros_like(offset)
         wide[:, : x.shape[1]] = x
         blocks = [block for place in target.unique() for block in _blocks((target == place).nonzero()[:, 0], rng)]
-        _tell(target)
+        _warn_of_batches(target)
         for block in progress(blocks, "matching", len(blocks)):
             offset[block] = match(wide[block], offset[block], exact_limit=MOST).target
     return Aligned(x, target, offset)
@@ -118,10 +116,10 @@ def _blocks(members: Int[Tensor, " some"], rng: np.random.Generator) -> Sequence
     return members[torch.from_numpy(rng.permutation(len(members)))].tensor_split(-(-len(members) // BATCH))
 
 
-def _tell(target: Int[Tensor, " points"]) -> None:
+def _warn_of_batches(target: Int[Tensor, " points"]) -> None:
     if (large := int(target.bincount().max())) > MOST:
         warnings.warn(
-            f"a class of {large:,} points, more than {MOST:,}, is matched in mini-batches of {BATCH}: exactly in each",
+            f"a class of {large:,} points, more than {MOST:,}, is matched exactly only within mini-batches of {BATCH}",
             stacklevel=5,
         )
 
@@ -144,8 +142,8 @@ class Mapper(nn.Module):
         super().__init__()
         widths = [features, *hidden, where.shape[1]]
         layers = list[nn.Module]()
-        for given, made in pairwise(widths):
-            layers += [nn.Linear(given, made), nn.ReLU()]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
         kept = where.float()
         if learned:

@@ -228,7 +228,7 @@ class TransportClassifier(Classifier, SavedEstimator):
         points, device = self._points(X), pick_device(self.device)
         network = copy.deepcopy(self.network_).double().to(device)
         x = torch.from_numpy((points.values - self.mean_) / self.scale_)
-        distances = torch.cat([network.distances(some.to(device)).cpu() for some in x.split(CHUNK)])
+        distances = torch.cat([network.distances(chunk.to(device)).cpu() for chunk in x.split(CHUNK)])
         if not distances.isfinite().all():
             raise ValueError(
                 f"X holds values too large: up to {x.abs().max():.0e} standard deviations of the training data"

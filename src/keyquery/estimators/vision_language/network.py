@@ -31,13 +31,13 @@ class Seen(NamedTuple):
 
     def take(self, index: Any) -> Seen:
         """A subset, in full precision; stored values are half precision."""
-        some = [None if part is None else part[index].float() for part in self]
-        assert some[0] is not None
-        return Seen(some[0], some[1])
+        subset = [None if part is None else part[index].float() for part in self]
+        assert subset[0] is not None
+        return Seen(subset[0], subset[1])
 
 
 class Backbone(nn.Module):
-    """A vision model of transformers as the patch encoder, for images of `size` × `size` pixels.
+    """A transformers vision model as the patch encoder, for images of `size` × `size` pixels.
 
     Patches are the last of its tokens. Their attention is that of the last layer if it is global; for windowed
     attention, or none, it is softmax(f fᵀ/√d) of their normalised features f.
@@ -54,11 +54,11 @@ class Backbone(nn.Module):
         self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
         with torch.no_grad():
             place = next(model.parameters()).device
-            found = self._run(torch.zeros(1, 3, size, size, device=place), attention=False)[0]
+            features = self._run(torch.zeros(1, 3, size, size, device=place), attention=False)[0]
         patch = getattr(model.config, "patch_size", None)
-        patches = (size // patch) ** 2 if isinstance(patch, int) else found.shape[1]
-        self.tokens = patches if 0 < patches <= found.shape[1] else found.shape[1]
-        self.dim = found.shape[2]
+        patches = (size // patch) ** 2 if isinstance(patch, int) else features.shape[1]
+        self.tokens = patches if 0 < patches <= features.shape[1] else features.shape[1]
+        self.dim = features.shape[2]
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch tokens dim"]:
         """Features of the patches."""
@@ -82,13 +82,13 @@ class Backbone(nn.Module):
         return whole.flatten(2).mT if whole.ndim == 4 else whole, getattr(out, "attentions", None)
 
 
-def backbone_of(given: Any, size: int) -> Backbone:
-    """A copy of a vision model of transformers as a Backbone."""
-    if not isinstance(given, nn.Module) or not hasattr(given, "config"):
-        raise TypeError(f"backbone must be a vision model of transformers, or its folder, got {type(given).__name__}")
-    if getattr(given, "main_input_name", "pixel_values") != "pixel_values":
-        raise ValueError(f"backbone must take pixel_values, and {type(given).__name__} takes {given.main_input_name}")
-    return Backbone(copy.deepcopy(given), size)
+def backbone_of(model: Any, size: int) -> Backbone:
+    """A copy of a transformers vision model as a Backbone."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise TypeError(f"backbone must be a transformers vision model, or its folder, got {type(model).__name__}")
+    if getattr(model, "main_input_name", "pixel_values") != "pixel_values":
+        raise ValueError(f"backbone must take pixel_values, and {type(model).__name__} takes {model.main_input_name}")
+    return Backbone(copy.deepcopy(model), size)
 
 
 def built(facts: dict[str, Any], size: int) -> Backbone:

@@ -50,7 +50,7 @@ class VisualParser(SavedEstimator):
     kernel
         Kernel of the joint encoder, any of `kq.Attention`. Default: "general".
     backbone
-        A vision model of transformers such as DINOv2 or Swin, or its folder, in place of the patch encoder.
+        A transformers vision model such as DINOv2 or Swin, or its folder, in place of the patch encoder.
         Default: None.
     frozen
         Whether the patch encoder is frozen. Default: True for a backbone, False for the own patch encoder.
@@ -168,7 +168,7 @@ class VisualParser(SavedEstimator):
                 )
         device = pick_device(self.device)
         network, ids = self.network_.to(device).eval(), self.vocabulary_.batch(captions).to(device)
-        features = torch.cat([network.see(some.to(device)).features for some in pixels.split(PAIRS)])
+        features = torch.cat([network.see(chunk.to(device)).features for chunk in pixels.split(PAIRS)])
         at, of = torch.arange(len(pixels)), torch.arange(len(captions))
         if crossed:
             at, of = (grid.flatten() for grid in torch.meshgrid(at, of, indexing="ij"))

@@ -77,14 +77,14 @@ def losses(network: Any, pairs: Pairs, batch: Batch, masking: str | None, count:
     A pair passes through the joint encoder unmasked, with a negative text, with masked words, and with masked patches.
     Regression targets are normalised features without gradients.
     """
-    found = pairs.seen(network, batch.rows, attention=masking == "attention")
-    features, words, n = found.features, batch.ids, len(batch.rows)
+    seen = pairs.seen(network, batch.rows, attention=masking == "attention")
+    features, words, n = seen.features, batch.ids, len(batch.rows)
     texts = [words, batch.other, words.masked_fill(batch.hidden_words, MASK)]
     shown = torch.zeros(n, features.shape[1], dtype=torch.bool, device=words.device)
     hidden = [shown] * 3
     if masking is not None:
         texts.append(words)
-        hidden.append(_patches(found, batch.dice, masking, count))
+        hidden.append(_patches(seen, batch.dice, masking, count))
     out = network(features.repeat(len(texts), 1, 1), torch.cat(texts), torch.cat(hidden)).split(n)
     own, other, spelled = (network.match(out[0]), network.match(out[1]), network.spell(out[2]))
     odds, truth = torch.cat((own, other[batch.usable])), torch.ones(n + int(batch.usable.sum()), device=words.device)
@@ -147,7 +147,7 @@ def learn(
     rows = []
     for number, row in enumerate(log.rows):
         each = steps[number * every : (number + 1) * every]
-        means = {name: float(torch.stack([one[name] for one in each]).mean()) for name in each[0]}
+        means = {name: float(torch.stack([terms[name] for terms in each]).mean()) for name in each[0]}
         rows.append({"epoch": number + 1, "loss": row["loss"], **means})
     return rows
 
@@ -155,6 +155,6 @@ def learn(
 @torch.no_grad()
 def watched(network: VisionLanguageNetwork, images: UInt8[Tensor, "n 3 size size"], attention: bool) -> Seen:
     """Features of all images by a frozen patch encoder, stored in half precision."""
-    found = [network.see(some, attention) for some in images.split(64)]
-    maps = [one.attention for one in found if one.attention is not None]
-    return Seen(torch.cat([one.features.half() for one in found]), torch.cat(maps).half() if maps else None)
+    outputs = [network.see(chunk, attention) for chunk in images.split(64)]
+    maps = [output.attention for output in outputs if output.attention is not None]
+    return Seen(torch.cat([output.features.half() for output in outputs]), torch.cat(maps).half() if maps else None)

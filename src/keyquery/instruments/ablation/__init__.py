@@ -1,1 +1,1 @@
-"""What a model loses without parts of its heads."""
+"""The change of the loss when parts of heads are ablated."""

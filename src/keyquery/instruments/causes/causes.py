@@ -99,8 +99,8 @@ class Causes(Reading, kind="causes"):
     def consensus(self, least: int | None = None) -> list[dict[str, Any]]:
         """Edges that at least `least` heads have, as rows of `agreement`. Default: half of the heads."""
         check_count("least", least, most=len(self.graphs), optional=True)
-        wanted = -(-len(self.graphs) // 2) if least is None else least
-        return [row for row in self.agreement() if row["heads"] >= wanted]
+        threshold = -(-len(self.graphs) // 2) if least is None else least
+        return [row for row in self.agreement() if row["heads"] >= threshold]
 
     def pag(self, head: int | None = None) -> Pag:
         """The graph of a head, or that of `edges`, over all tokens."""
@@ -253,7 +253,7 @@ def _warned(test: PartialCorrelation, heads: int) -> bool:
 def _named(progress: Progress, head: int, heads: int) -> Progress:
     """Progress that names the head if there are several."""
     name = f"head {head}, " if heads > 1 else ""
-    return lambda items, what, total: progress(items, f"{name}{what}", total)
+    return lambda items, description, total: progress(items, f"{name}{description}", total)
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,8 @@ class _Search:
     def options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rounds", "order_free", "selection", "tails")}
 
-    def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, given: bool) -> Causes:
-        """The graphs of all heads; `given`: the sample size was passed by the user."""
+    def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, samples_passed: bool) -> Causes:
+        """The graphs of all heads; `samples_passed`: the sample size was passed by the user."""
         heads = len(source.heads)
         long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), heads)
         watch = progress or (bar if long else silent)
@@ -282,7 +282,7 @@ class _Search:
             {"layer": source.layer, "head": head, **self.of(attention, nodes, _named(watch, head, heads))}
             for head, attention in zip(source.heads, source.maps, strict=True)
         ]
-        origin = "given" if given else "hidden size" if source.width else "768, as published"
+        origin = "given" if samples_passed else "hidden size" if source.width else "768, as published"
         tensors = {"attention": digest(source.maps)}
         return Causes(
             model=source.model,

@@ -188,8 +188,8 @@ def _graphs(graph: Causes | Pag, head: int | None) -> tuple[list[Pag], list[int]
         return [graph], list(range(len(graph))), [""] * len(graph)
     if not isinstance(graph, Causes):
         raise TypeError(f"graph must be a Causes (from kq.causes) or a Pag, got {type(graph).__name__}")
-    heads = [one["head"] for one in graph.graphs] if head is None else [head]
-    return [graph.pag(one) for one in heads], list(graph.nodes), list(graph.tokens)
+    heads = [number["head"] for number in graph.graphs] if head is None else [head]
+    return [graph.pag(number) for number in heads], list(graph.nodes), list(graph.tokens)
 
 
 def _later(graph: Causes | Pag, target: int) -> set[int]:
@@ -226,4 +226,4 @@ def _by_size(
 
 def _every(pool: Sequence[int], largest: int) -> Iterator[Sequence[int]]:
     for size in range(1, min(largest, len(pool)) + 1):
-        yield [sum(1 << node for node in some) for some in combinations(pool, size)]
+        yield [sum(1 << node for node in nodes) for nodes in combinations(pool, size)]

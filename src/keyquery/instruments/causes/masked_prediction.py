@@ -1,4 +1,4 @@
-"""What a language model predicts at a word, and whether it still does with other words masked."""
+"""The prediction of a language model at a word, and whether it changes if other words are masked."""
 
 from __future__ import annotations
 

@@ -331,8 +331,8 @@ class Cooccurrence:
         """Some rows of the matrix, dense."""
         values, gathered = self.values(kind), torch.zeros(len(ids), len(self), dtype=torch.float64)
         for row, word in enumerate(ids.tolist()):
-            there = slice(*self._starts[word : word + 2])
-            gathered[row, torch.from_numpy(self._columns[there])] = values[there]
+            entries = slice(*self._starts[word : word + 2])
+            gathered[row, torch.from_numpy(self._columns[entries])] = values[entries]
         return gathered
 
     def numbers(self, tokens: Any) -> Int[Tensor, " R"]:

@@ -21,7 +21,7 @@ VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
 WIDEST = 10**7  # beyond any model; ranks are summed over the width
 HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # head sizes from a width on, the most common first
 USUAL = 64
-ERRORS = "recalled, not checked against the paper"
+ERRORS = "quoted from memory, not checked against the paper"
 ALIKE = 1.25  # factor by which block parameters may differ from 12·L·d²
 CONTRARY = (
     "Kaplan et al. (2020): over a wide range the shape hardly matters",
@@ -35,10 +35,10 @@ class Depth(Reading, kind="depth"):
 
     units: ClassVar[Mapping[str, str]] = {
         "params": "12·layers·width²: non-embedding parameters",
-        "interval": "95 %, along the budget, from errors of the fit that are recalled and taken to be independent",
-        "saves": "parameters, at most: the shape's less those of the largest shape of the law within it",
+        "interval": "95 %, along the budget, from standard errors quoted from memory and assumed independent",
+        "saves": "at most: parameters of the shape minus those of the largest shape on the law within it",
         "threshold": "log₃ of the width, layers of a linear-attention network",
-        "separation": "log₃ of the separation rank; low and high are recalled bounds",
+        "separation": "log₃ of the separation rank; low and high are bounds quoted from memory",
     }
 
     params: float
@@ -49,7 +49,7 @@ class Depth(Reading, kind="depth"):
     usable: Mapping[str, int]  # the shape with a width divisible by the head size
     threshold: float
     separation: Mapping[str, float | None]
-    shape: Mapping[str, Any] | None = None  # the shape that was asked about
+    shape: Mapping[str, Any] | None = None  # the shape passed by the user
     verdict: str | None = None
     reason: str | None = None
     contained: Sequence[float] | None = None  # the largest shape of the law within it
@@ -137,7 +137,7 @@ def depth(
     ranks = [rank for rank in (vocabulary, arguments.pop("rank", None)) if rank is not None]
     fitted_law = replace(law or Law(), rank=min(ranks, default=None))
     shape = arguments if "width" in arguments and "layers" in arguments else None
-    exact, budget = _asked(params, arguments, fitted_law)
+    exact, budget = _requested(params, arguments, fitted_law)
     whole = max(round(exact[0]), 1)
     goal = min(_width(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
     wide = width if shape is None and width else round(goal)
@@ -179,7 +179,7 @@ def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> di
     return shape
 
 
-def _asked(params: float | None, shape: Mapping[str, Any], law: Law) -> tuple[tuple[float, float], float]:
+def _requested(params: float | None, shape: Mapping[str, Any], law: Law) -> tuple[tuple[float, float], float]:
     """The requested shape on the law, unrounded, and its parameter count."""
     if "width" in shape and "layers" in shape:
         params = count(shape["layers"], shape["width"])

@@ -151,8 +151,8 @@ def _outputs(weights: list[Any], first: Int64[ndarray, "m n d"], second: Int64[n
     rows = max(PIECE // (m * 2 * n * d), 1)
     blocks = []
     for start in range(0, m, rows):
-        some = first[start : start + rows]
-        pairs = np.broadcast_to(some[:, None], (len(some), m, n, d)), np.broadcast_to(second, (len(some), m, n, d))
+        chunk = first[start : start + rows]
+        pairs = np.broadcast_to(chunk[:, None], (len(chunk), m, n, d)), np.broadcast_to(second, (len(chunk), m, n, d))
         x = np.concatenate(pairs, 2)
         for layer in weights:
             x = _layer(layer, x)

@@ -77,27 +77,27 @@ class Crossing:
         for text in range(len(heard.maps)):
             for head in range(heard.maps.shape[1]):
                 carried = None if lengths is None else lengths[text, heard.first + head].double()
-                self._one(call, heard, text, head, carried)
+                self._add_head(call, heard, text, head, carried)
         call.heads += heard.maps.shape[1]
         if heard.last:
             self._roll(call, heard)
 
-    def _one(self, call: Call, heard: Heard, text: int, head: int, carried: Tensor | None) -> None:
+    def _add_head(self, call: Call, heard: Heard, text: int, head: int, carried: Tensor | None) -> None:
         number = heard.first + head
         attention, allowed = heard.maps[text, head], _at(heard.allowed, text, number)
         keys, queries = self._members(heard, text, allowed)
         for chance in (False, True):
             below = self.rolled.get((_stack(heard), text, chance), keys)
-            taken = _times(allowed if chance else attention, keys, carried, below)
-            mass, kind = queries.mT @ taken[0], call.chance if chance else call.mass
+            products = _times(allowed if chance else attention, keys, carried, below)
+            mass, kind = queries.mT @ products[0], call.chance if chance else call.mass
             _put(kind, "raw", text, mass)
             _put(kind, "residual", text, (mass + torch.diag_embed(queries.sum(0))) / 2)
             if carried is not None:
-                _put(kind, "weighted", text, queries.mT @ taken[1])
+                _put(kind, "weighted", text, queries.mT @ products[1])
             if (text, chance) in call.through:
-                call.through[text, chance] += taken[-1]
+                call.through[text, chance] += products[-1]
             else:
-                call.through[text, chance] = taken[-1]
+                call.through[text, chance] = products[-1]
         sinks = _sinks(attention, allowed, queries[:, self.classes.counted].sum(-1), self.sink)
         for rows, kind in ((attention, call.mass), (allowed, call.chance)):
             away = queries.mT @ _columns(rows, sinks, len(attention)) @ keys[sinks]
@@ -121,10 +121,10 @@ class Crossing:
 
     def _roll(self, call: Call, heard: Heard) -> None:
         """Extend the rollout by this layer: heads averaged, plus the residual stream."""
-        for (text, chance), taken in call.through.items():
+        for (text, chance), summed in call.through.items():
             keys, queries = self._members(heard, text, _at(heard.allowed, text, 0))
             place = (_stack(heard), text, chance)
-            self.rolled[place] = (taken / call.heads + self.rolled.get(place, keys)) / 2
+            self.rolled[place] = (summed / call.heads + self.rolled.get(place, keys)) / 2
             (call.rollout_chance if chance else call.rollout).append((queries.mT @ self.rolled[place]).tolist())
         call.through = {}
 
@@ -254,12 +254,12 @@ def _split(
         for its in groups[:a]:
             sums = torch.zeros(6).double()  # number of pairs, Σx, Σy, Σx², Σy², Σxy
             for few in _few(len(mine), len(its)):
-                there, back = attention[mine[few]][:, its].double(), attention[its][:, mine[few]].mT.double()
-                energy += torch.stack([2 * (there * back).sum(), there.square().sum() + back.square().sum()]).cpu()
+                forth, back = attention[mine[few]][:, its].double(), attention[its][:, mine[few]].mT.double()
+                energy += torch.stack([2 * (forth * back).sum(), forth.square().sum() + back.square().sum()]).cpu()
                 if allowed is not None:
                     ways = allowed[mine[few]][:, its] & allowed[its][:, mine[few]].mT
-                    there, back = there[ways], back[ways]
-                x, y = there - near, back - near
+                    forth, back = forth[ways], back[ways]
+                x, y = forth - near, back - near
                 sums_of_chunk = [x.sum(), y.sum(), x.square().sum(), y.square().sum(), (x * y).sum()]
                 sums += torch.stack([x.new_tensor(x.numel()), *sums_of_chunk]).cpu()
             correlation = _correlation(sums, near)

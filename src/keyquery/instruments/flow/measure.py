@@ -203,11 +203,11 @@ def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
     [0, 1]
     """
     names = list(dict.fromkeys(label for row in labels for label in row))
-    taken = [index for index, label in enumerate(names) if counted or label != special]
+    modalities = [index for index, label in enumerate(names) if counted or label != special]
     if len([label for label in names if label != special]) < 2:
         only = ", ".join(map(repr, names))
         raise ValueError(f"modality must have at least two labels besides {special!r}, got only {only}")
-    return Classes(names, torch.tensor([[names.index(label) for label in row] for row in labels]), taken)
+    return Classes(names, torch.tensor([[names.index(label) for label in row] for row in labels]), modalities)
 
 
 def _near(norms: dict[str, Tensor], module: str) -> Tensor | None:

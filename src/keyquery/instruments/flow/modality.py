@@ -69,7 +69,7 @@ def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
     added = set(getattr(tokenizer, "all_special_ids", None) or [])
     holders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
     holder = next((token for token in holders if isinstance(token, int)), None)
-    behind = _behind(config, batch)
+    behind = _appended(config, batch)
     if behind is None and all(hasattr(model, part) for part in ("text_model", "vision_model", "logit_scale")):
         raise ValueError(f"{type(model).__name__} {TOWERS}")
     if behind is None and (holder is None or not bool((ids == holder).any())):
@@ -89,7 +89,7 @@ def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
     return Tokens(batch, labels, names)
 
 
-def _behind(config: Any, batch: Batch) -> list[str] | None:
+def _appended(config: Any, batch: Batch) -> list[str] | None:
     """Labels of the tokens after the text, in models that append patches."""
     if config.model_type == "visual_bert" and isinstance(batch.get("visual_embeds"), Tensor):
         return [IMAGE] * batch["visual_embeds"].shape[1]

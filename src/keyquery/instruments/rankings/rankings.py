@@ -130,11 +130,11 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
         raise TypeError(f"at must be a sequence of cutoffs k, such as (1, 10), got {at}")
     for k in at:
         check_count("a k of at", k)
-    wanted = _indices("relevant", relevant, lists)
+    relevant_items = _indices("relevant", relevant, lists)
     left_out = [np.empty(0, dtype=np.int64)] * len(lists) if junk is None else _indices("junk", junk, lists)
     rows = [
         {"query": number, **_measures(*query, at)}
-        for number, query in enumerate(zip(lists, wanted, left_out, strict=True))
+        for number, query in enumerate(zip(lists, relevant_items, left_out, strict=True))
     ]
     return RankingScores(
         at=list(at), rows=rows, provenance=provenance(junk=junk is not None, tensors={"lists": digest(lists)})

@@ -1,1 +1,1 @@
-"""Training as transport of points, beside optimal transport."""
+"""Movement of points during training, compared with optimal transport."""

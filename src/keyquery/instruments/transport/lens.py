@@ -207,7 +207,7 @@ class TransportLens:
                 self._record()  # the end of training
         self._hook = self._optimiser = None
 
-    def _stepped(self, optimiser: Optimizer, *given: Any) -> None:
+    def _stepped(self, optimiser: Optimizer, *arguments: Any) -> None:
         """After a step of any optimiser: only the first with a parameter of the model counts."""
         if self._optimiser is None:
             own = {id(weight) for weight in self.probe.model.parameters()}

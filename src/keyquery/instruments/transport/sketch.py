@@ -24,19 +24,19 @@ def sketch(
     `frames` holds x₀, y₀, x₁, y₁, … of each record, `targets` the optimal target of each point, `classes` the class
     index of each point, `shares` the variance explained by each component.
     """
-    some = torch.randperm(course.count, generator=torch.Generator().manual_seed(0))[:points].sort().values
+    chosen = torch.randperm(course.count, generator=torch.Generator().manual_seed(0))[:points].sort().values
     number = torch.zeros(course.count, dtype=torch.long)
     for at, rows in enumerate(groups.values()):
         number[rows] = at
-    places = torch.stack([course.place(record)[some].cpu() for record in records])
+    places = torch.stack([course.place(record)[chosen].cpu() for record in records])
     centre = places.mean((0, 1))
     centred = (places - centre).flatten(0, 1)
     directions = principal(centred)
     total = centred.square().sum()
     shares = (centred @ directions).square().sum(0) / (total if total > 0 else 1)
     frames = ((places - centre) @ directions).flatten(1)
-    targets = ((target[some].cpu() - centre) @ directions).flatten()
-    drawn = {"frames": frames, "targets": targets, "classes": number[some], "shares": shares}
+    targets = ((target[chosen].cpu() - centre) @ directions).flatten()
+    drawn = {"frames": frames, "targets": targets, "classes": number[chosen], "shares": shares}
     return short(plain(drawn), DIGITS)
 
 

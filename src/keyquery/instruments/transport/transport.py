@@ -174,7 +174,7 @@ def measured(
     target = torch.empty_like(start)
     parts = []
     for rows in groups.values():
-        part, target[rows] = _class(start[rows], end[rows], lengths[rows], limit)
+        part, target[rows] = _class_statistics(start[rows], end[rows], lengths[rows], limit)
         parts.append(part)
     classes = [{"class": name, **_metrics([part], published)} for name, part in zip(groups, parts, strict=True)]
     curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
@@ -182,7 +182,7 @@ def measured(
         pieces = parts
         if at != last:
             place, length = course.place(at), course.gone(at)
-            pieces = [_way(start[rows], place[rows], length[rows], limit)[0] for rows in groups.values()]
+            pieces = [_path_statistics(start[rows], place[rows], length[rows], limit)[0] for rows in groups.values()]
         now = _metrics(pieces, published)
         for name, values in curves.items():
             values.append(now[name])
@@ -243,8 +243,8 @@ class _Part:
 Metrics = dict[str, Any]
 
 
-def _way(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], gone: Float[Tensor, " n"], limit: int
+def _path_statistics(
+    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], lengths: Float[Tensor, " n"], limit: int
 ) -> tuple[_Part, Any]:
     """Statistics of a class for curves, and the coupling."""
     moved = (start - end).norm(dim=-1)
@@ -252,15 +252,15 @@ def _way(
     square = float((start - end).square().sum(-1).mean())
     best = min(float(coupling.cost), square)  # the identity is a coupling, too
     least = min(float(coupling.least), best)
-    part = _Part(len(start), square, best, least, float(moved.mean()), float(gone.mean()), exact=coupling.exact)
+    part = _Part(len(start), square, best, least, float(moved.mean()), float(lengths.mean()), exact=coupling.exact)
     return part, coupling
 
 
-def _class(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], gone: Float[Tensor, " n"], limit: int
+def _class_statistics(
+    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], lengths: Float[Tensor, " n"], limit: int
 ) -> tuple[_Part, Float[Tensor, "n d"]]:
     """All statistics of a class, and the optimal target of each point."""
-    part, coupling = _way(start, end, gone, limit)
+    part, coupling = _path_statistics(start, end, lengths, limit)
     own = torch.arange(len(start), device=coupling.partner.device)
     more = {"matched": float((coupling.partner == own).double().mean()), "bures": float(gaussian(start, end))}
     spread = sum(float((cloud - cloud.mean(0)).square().sum(-1).mean()) for cloud in (start, end))

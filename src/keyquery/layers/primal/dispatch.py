@@ -27,7 +27,7 @@ def fused(
     impl: str = "auto",
     gram: bool = False,
 ) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads s"], Grams | None]:
-    """o = eCₑ + rCᵣ of scores e = φ(q)W_e and r = φ(k)W_r, Σe² and Σr², and Σφφᵀ if asked: one pass over q and k.
+    """o = eCₑ + rCᵣ of scores e = φ(q)W_e and r = φ(k)W_r, Σe² and Σr², and with `gram` Σφφᵀ: one pass over q and k.
 
     >>> qk, weights, mix = torch.randn(1, 5, 2, 3, 4), torch.eye(4).expand(2, 1, 3, 4, 4), torch.randn(2, 4, 6)
     >>> out, energy, _ = fused(qk, weights, mix)
@@ -48,7 +48,7 @@ def choose(impl: str, x: Tensor, widest: int) -> str:
         return "triton"
     if impl == "auto":
         return "reference"
-    raise RuntimeError(f'impl="triton" {why}; impl="auto" takes the reference there')
+    raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
 
 
 def _refusal(x: Tensor, widest: int) -> str | None:
@@ -58,7 +58,7 @@ def _refusal(x: Tensor, widest: int) -> str | None:
     if x.dtype not in WIDEST:
         return f"computes in float16, bfloat16 or float32, but x is {x.dtype}"
     if widest > WIDEST[x.dtype]:
-        return f"holds heads of up to {WIDEST[x.dtype]} features in {x.dtype}, not {widest}"
+        return f"supports heads of up to {WIDEST[x.dtype]} features in {x.dtype}, not {widest}"
     return None
 
 
@@ -90,6 +90,6 @@ class _Fused(torch.autograd.Function):
         qk, weights, mix, real = ctx.saved_tensors
         if grad is None:
             grad = qk.new_zeros(*qk.shape[:2], qk.shape[3], mix.shape[-1])
-        found = _module(ctx.impl).backward(qk, weights, mix, real, ctx.feature, grad, grad_energy, grad_grams)
-        grad_qk, grad_weights, grad_mix = found
+        gradients = _module(ctx.impl).backward(qk, weights, mix, real, ctx.feature, grad, grad_energy, grad_grams)
+        grad_qk, grad_weights, grad_mix = gradients
         return grad_qk, grad_weights.to(weights.dtype), grad_mix.to(mix.dtype), None, None, None, None

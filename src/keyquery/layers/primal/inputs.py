@@ -25,8 +25,8 @@ def check_tokens(x: Tensor, mask: Tensor | None, dim: int, dtype: torch.dtype) -
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        given = getattr(mask, "dtype", type(mask).__name__)
-        raise TypeError(f"mask must be bool, True for real tokens, got {given}")
+        mask_dtype = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"mask must be bool, True for real tokens, got {mask_dtype}")
     if mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
 

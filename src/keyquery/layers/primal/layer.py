@@ -222,7 +222,7 @@ class PrimalAttention(nn.Module):
     def start(self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None) -> None:
         """Set We, Wr and Λ to the exact KSVD of x; for one sequence EΛRᵀ is the best rank-s approximation of K.
 
-        It is exact for these tokens and this length only: with another length, rows of We meet other tokens.
+        It is exact for these tokens and this length only: with another length, rows of We are paired with other tokens.
 
         >>> layer, x = kq.PrimalAttention(16, heads=2, rank=3).double(), torch.randn(1, 50, 16).double()
         >>> layer.start(x)
@@ -318,7 +318,7 @@ class PrimalAttention(nn.Module):
         return merge(out, self.concat, self.output, real), batch
 
     def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Source | None]:
-        """φ or q and k (batch, n, 2, heads, p), W_e|X and W_r|X (2, batch, heads, p, s), used rows, f(X)'s places."""
+        """φ or q and k (batch, n, 2, heads, p), W_e|X and W_r|X (2, batch, heads, p, s), used rows, indices of f(X)."""
         if not self.data_dependent:
             weights = self.directions.unsqueeze(1).expand(-1, len(x), -1, -1, -1)
             return self._featured(self.query_key(x)), weights, None, None

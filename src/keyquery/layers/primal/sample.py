@@ -49,8 +49,9 @@ def combine(
 ) -> Float[Tensor, "2 batch heads p s"]:
     """W_e|X = Σⱼ xⱼWe[j]ᵀ and W_r|X = Σⱼ xⱼWr[j]ᵀ of every head, over sampled tokens."""
     heads, s = directions.shape[1], directions.shape[-1]
-    found = torch.bmm(_flat(_tokens(x, place, used), heads).mT, _aligned(_beside(directions)))
-    return found.unflatten(1, (len(x), x.shape[-1] // heads))[..., : 2 * s].unflatten(-1, (2, s)).permute(3, 1, 0, 2, 4)
+    products = torch.bmm(_flat(_tokens(x, place, used), heads).mT, _aligned(_beside(directions)))
+    weights = products.unflatten(1, (len(x), x.shape[-1] // heads))[..., : 2 * s]
+    return weights.unflatten(-1, (2, s)).permute(3, 1, 0, 2, 4)
 
 
 def uncombine(
@@ -173,20 +174,20 @@ class _Weigh(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, place: Tensor, directions: Tensor, used: Tensor | None, impl: str) -> Tensor:
         ctx.save_for_backward(x, place, directions, used)
         ctx.impl = impl
-        found: Tensor = _module(impl).combine(x, place, directions, used)
-        return found
+        weights: Tensor = _module(impl).combine(x, place, directions, used)
+        return weights
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_weights: Tensor) -> tuple[Tensor | None, ...]:
         x, place, directions, used = ctx.saved_tensors
         grad_x = torch.zeros_like(x)
-        found = _module(ctx.impl).uncombine(x, place, directions, used, grad_weights, grad_x)
-        return grad_x, None, found, None, None
+        grad_directions = _module(ctx.impl).uncombine(x, place, directions, used, grad_weights, grad_x)
+        return grad_x, None, grad_directions, None, None
 
 
 def _add(x: Tensor, place: Tensor, more: Tensor, used: Tensor | None) -> None:
-    """x[place] += more, in place. Places differ, but for those that are not used."""
+    """x[place] += more, in place; indices are distinct, except unused ones."""
     if place.ndim == 1:
         x.index_copy_(1, place, x[:, place] + more)  # no atomic sums
         return

@@ -78,8 +78,8 @@ def spectrum(
                 continue
             for head in range(directions.shape[1]):
                 j, residual, values, *shares = (part[sample, head].tolist() for part in parts)
-                there = values[rank - 1] > _least(batch) * values[0]  # else there is no subspace to compare with
-                left, right = shares if there else (None, None)
+                has_subspace = values[rank - 1] > _least(batch) * values[0]  # else there is no subspace to compare with
+                left, right = shares if has_subspace else (None, None)
                 row = {"sample": numbers[sample], "head": head, "tokens": int(tokens), "objective": j}
                 rows.append({**row, "residual": residual, "left": left, "right": right, "spectrum": values})
     return sorted(rows, key=lambda row: (row["sample"], row["head"]))
@@ -96,7 +96,7 @@ def _double(batch: Batch) -> Batch:
 
 
 def _least(batch: Batch) -> float:
-    """The share of the largest singular value below which the Gram matrices cannot tell one from 0."""
+    """The relative size below which Gram matrices cannot distinguish a singular value from 0."""
     assert batch.grams is not None
     return math.sqrt(torch.finfo(batch.grams.dtype).eps)
 
@@ -118,7 +118,7 @@ def _overlaps(batch: Batch, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     left, sizes, right = torch.linalg.svd(factors[0] @ core)
     leading = torch.stack((left[..., :rank], right.mT[..., :rank]))
     spanned, stretch, _ = torch.linalg.svd(factors @ batch.weights, full_matrices=False)
-    spanned = spanned * (stretch > 1e-12 * stretch[..., :1]).unsqueeze(-2)  # directions that are none span nothing
+    spanned = spanned * (stretch > 1e-12 * stretch[..., :1]).unsqueeze(-2)  # zero directions span nothing
     shares = (leading.mT @ spanned).square().sum((-2, -1)) / rank
     assert isinstance(batch.tokens, Tensor)
     return sizes / batch.tokens.clamp(min=1)[:, None, None], shares[0], shares[1]
@@ -133,7 +133,7 @@ def solve(
 ) -> tuple[Float[Tensor, "2 heads rows s"], Float[Tensor, "heads s"]]:
     """Exact KSVD directions We, Wr of a batch and log Λ: the stationary point of its mean J that has the largest σ.
 
-    All samples stand in one kernel, whose features are f(X)φ/√N: with one sample K = EΛRᵀ, as far as the rank goes.
+    All samples share one kernel, with features f(X)φ/√N; for one sample K = EΛRᵀ, up to the rank.
     """
     points = (phi if sample is None else phi @ sample.mT).double()
     samples = real.any(1).sum().clamp(min=1)

@@ -1,11 +1,11 @@
 """Triton implementation of a primal layer: one pass over q and k forward, one backward; features and scores are
-never written.
+never written to memory.
 
-A program takes one head of one sample and a run of its tokens, tile by tile: norms in float32, products in the dtype of
-q and k with float32 sums. Queries are multiplied as they are and their products scaled by 1/‖q‖ afterwards, which are
-fewer. In backward queries and keys are apart, each with half the sums, so that more programs fit the GPU. What is
-summed over tokens goes to a place of the program's own; places are added up afterwards, in a fixed order. Signatures
-are those of `reference`.
+A program processes consecutive tokens of one head of one sample, tile by tile: norms in float32, products in the dtype
+of q and k with float32 sums. Products of unnormalised queries are scaled by 1/‖q‖ afterwards, since they have fewer
+entries. In backward, queries and keys are processed by separate programs, each with half the accumulators, so that more
+programs fit on the GPU. Each program writes its partial sums over tokens to its own buffer; buffers are added up
+afterwards in a fixed order. Signatures are those of `reference`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keyquery.layers.triton_support import kernel
 
 
 class Launch(NamedTuple):
-    """Tokens of a tile, warps of a program, depth of its pipeline, programs for each multiprocessor, most registers."""
+    """Tokens per tile, warps per program, pipeline stages, programs per multiprocessor, and register limit."""
 
     block: int
     warps: int
@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     registers: int | None = None
 
 
-# Forward and backward, by (bytes of a number, whether heads are wider than 64); measured by bench/primal.py --tune.
+# Forward and backward, by (bytes per number, whether heads are wider than 64); measured by bench/primal.py --tune.
 LAUNCHES = {
     (2, False): (Launch(64, 4, 3, 6), Launch(64, 4, 3, 3)),
     (2, True): (Launch(32, 8, 2, 2), Launch(32, 8, 1, 2)),
@@ -53,7 +53,7 @@ def _real(real, row, n, MASKED: tl.constexpr):
 
 @kernel
 def _features(z, shown, FEATURE: tl.constexpr, DOT: tl.constexpr):
-    """What is multiplied, and what its products are scaled by to be those of φ: 1/‖z‖ for cosine, 0 at padding."""
+    """The tile to multiply, and the factor that turns its products into those of φ: 1/‖z‖ for cosine, 0 at padding."""
     if FEATURE == 0:  # cosine
         wide = z.to(tl.float32)
         square = tl.sum(wide * wide, 1)
@@ -135,7 +135,7 @@ def _backward(
     own, place = qk + b * qk_b + h * qk_h + side * qk_side, (side * batch + b) * heads + h
     project = small(weights + b * w_b + h * w_h + side * w_side, feature, score, w_p, 1, p, s, S).to(DOT)
     mixing = small(mix + side * mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
-    # In float16 the loss's small numbers would vanish.
+    # In float16, small gradients of the loss would underflow.
     curved = tl.bfloat16 if tl.float16 == DOT else DOT
     if BENT:
         bent = tl.load(bend + place * s + score, mask=score < s, other=0.0)
@@ -154,7 +154,7 @@ def _backward(
         sum_mix = tl.dot(tl.trans(g), e.to(DOT), sum_mix, input_precision=PRECISION)
         if BENT:
             d += e * bent[None, :]
-        along = tl.sum(e * d, 1)  # of φ and its gradient
+        along = tl.sum(e * d, 1)  # inner product of φ and its gradient
         d = (d * scale[:, None]).to(DOT)
         sum_weights = tl.dot(tl.trans(z), d, sum_weights, input_precision=PRECISION)
         back = tl.dot(d, tl.trans(project), input_precision=PRECISION)
@@ -252,7 +252,7 @@ def _run_backward(
 
 
 def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None) -> dict[str, Any]:
-    """Facts that a kernel is compiled for."""
+    """Compile-time constants of a kernel."""
     facts = {"FEATURE": FUSED.index(feature), "MASKED": real is not None}
     return {**widths(p=qk.shape[-1], s=s, v=v), **products(qk), **facts}
 
@@ -267,22 +267,22 @@ def _launches(qk: Tensor, s: int, v: int) -> tuple[Launch, Launch]:
 
 
 def _runs(qk: Tensor, launch: Launch) -> tuple[int, int]:
-    """Tiles of a program, a power of two so that few kernels are compiled, programs of a head to fill the GPU."""
+    """Tiles per program (a power of two: few kernels are compiled), and programs per head to fill the GPU."""
     batch, n, _, heads, _ = qk.shape
     cores = torch.cuda.get_device_properties(qk.device).multi_processor_count if qk.is_cuda else 1
-    wanted = max(1, cores * launch.waves // max(batch * heads, 1))
-    # Two at least: of one tile, without a loop, Triton 3.6 makes wrong code for Hopper.
-    tiles = 1 << max(1, (triton.cdiv(n, wanted * launch.block)).bit_length() - 1)
+    programs = max(1, cores * launch.waves // max(batch * heads, 1))
+    # At least two: for a single tile, without a loop, Triton 3.6 generates wrong code on Hopper.
+    tiles = 1 << max(1, (triton.cdiv(n, programs * launch.block)).bit_length() - 1)
     return tiles, triton.cdiv(n, tiles * launch.block)
 
 
 def _added(parts: Tensor) -> Tensor:
-    """What programs have summed, together."""
+    """The total of the programs' partial sums."""
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
 def _lined(tensor: Tensor) -> Tensor:
-    assert tensor.stride(-1) == 1, "the numbers of a row must stand side by side"
+    assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
     return tensor
 
 

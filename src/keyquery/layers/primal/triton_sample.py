@@ -1,4 +1,4 @@
-"""Projection weights W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr as Triton kernels: sampled tokens are read where they stand.
+"""Projection weights W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr as Triton kernels: sampled tokens are read in place.
 
 Signatures are those of `sample.combine` and `sample.uncombine`.
 """
@@ -17,12 +17,12 @@ from keyquery.layers.primal.triton_tiles import flags, load, products, small, st
 from keyquery.layers.triton_support import kernel
 
 BLOCK = 64  # sampled tokens at a time
-SHARES = 8  # programs that share the samples of a batch, where gradients of directions are summed over them
+SHARES = 8  # programs among which the samples of a batch are divided, when gradients of directions are summed
 
 
 @kernel
 def _tokens(x, place, used, row, feature, rows, x_n, p: tl.constexpr, P: tl.constexpr, USED: tl.constexpr):
-    """Sampled tokens of a head (BLOCK, P), where they stand, and which of them count."""
+    """Pointers to the sampled tokens of a head (BLOCK, P), and which of them are used."""
     here = row < rows
     at = tl.load(place + row, mask=here, other=0).to(tl.int64) * x_n
     if USED:
@@ -65,7 +65,7 @@ def _to_tokens(
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
     USED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds to the gradient of x, at the sampled tokens: no two programs meet at one of its numbers."""
+    """Adds to the gradient of x, at the sampled tokens: no two programs write to the same entry."""
     h, b = tl.program_id(0) % heads, (tl.program_id(0) // heads).to(tl.int64)
     feature, score = tl.arange(0, P), tl.arange(0, S)
     own = grad_weights + (b * heads + h) * p * s
@@ -86,7 +86,7 @@ def _to_tokens(
 
 @kernel
 def _to_directions(
-    x, place, used, grad_weights, found,
+    x, place, used, grad_weights, grad_directions,
     rows, heads, batch, tiles, x_b, x_n, place_b,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
     USED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
@@ -109,7 +109,7 @@ def _to_directions(
         left = tl.dot(tokens, gradient, left, input_precision=PRECISION)
         gradient = small(own + batch * heads * p * s, feature, score, s, 1, all_of_it, s, S).to(DOT)
         right = tl.dot(tokens, gradient, right, input_precision=PRECISION)
-    at = found + (share * 2 * heads + h) * rows * s
+    at = grad_directions + (share * 2 * heads + h) * rows * s
     store(at, left, row, score, s, rows, s, S)
     store(at + heads * rows * s, right, row, score, s, rows, s, S)
 
@@ -140,7 +140,7 @@ def uncombine(
 def _run_combine(x: Tensor, place: Tensor, directions: Tensor, used: Tensor | None) -> Tensor:
     _, heads, rows, s = directions.shape
     batch, p = len(x), x.shape[-1] // heads
-    # Rows begin at addresses that are loaded at once.
+    # Rows are padded to a multiple of 8, for aligned loads.
     weights = torch.empty(2, batch, heads, p, -(-s // 8) * 8, dtype=x.dtype, device=x.device)[..., :s]
     if batch:
         _combine[(batch * heads,)](
@@ -157,20 +157,20 @@ def _run_uncombine(
     _, heads, rows, s = directions.shape
     batch, p = len(x), x.shape[-1] // heads
     shares, tiles = max(1, min(batch, SHARES)), triton.cdiv(rows, BLOCK)
-    found = torch.empty(shares, 2, heads, rows, s, dtype=torch.float32, device=x.device)
+    grad_directions = torch.empty(shares, 2, heads, rows, s, dtype=torch.float32, device=x.device)
     if batch == 0:
-        return found.zero_()[0]
+        return grad_directions.zero_()[0]
     grad_weights, shared = grad_weights.contiguous(), _shared(x, p, s, used)
     _to_tokens[(batch * heads,)](
         grad_x, place, flags(used, x), directions, grad_weights,
         rows, heads, batch, *_strides(grad_x, place, directions), TILES=tiles, **shared,
     )  # fmt: skip
     _to_directions[(shares * tiles * heads,)](
-        x, place, flags(used, x), grad_weights, found,
+        x, place, flags(used, x), grad_weights, grad_directions,
         rows, heads, batch, tiles, *_strides(x, place, directions)[:3],
         SHARES=shares, TURNS=triton.cdiv(batch, shares), **shared,
     )  # fmt: skip
-    return found[0] if shares == 1 else found.sum(0)
+    return grad_directions[0] if shares == 1 else grad_directions.sum(0)
 
 
 def _shared(x: Tensor, p: int, s: int, used: Tensor | None) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _shared(x: Tensor, p: int, s: int, used: Tensor | None) -> dict[str, Any]:
 
 
 def _strides(x: Tensor, place: Tensor, directions: Tensor) -> tuple[int, ...]:
-    assert x.stride(-1) == directions.stride(-1) == 1, "the numbers of a row must stand side by side"
+    assert x.stride(-1) == directions.stride(-1) == 1, "the last dimension must be contiguous"
     return *x.stride()[:2], place.stride(0) if place.ndim == 2 else 0, *directions.stride()[:3]
 
 

@@ -1,4 +1,4 @@
-"""What the Triton kernels of a primal layer share: tiles of matrices, and what a kernel is compiled for."""
+"""Shared by the Triton kernels of a primal layer: loading and storing of tiles, and compile-time constants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: t
 
 @kernel
 def inside(row, column, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Which entries of a tile lie within a matrix; columns are checked only where the tile is wider than it."""
+    """Which entries of a tile lie within a matrix; columns are checked only if the tile is wider."""
     within = row[:, None] < rows
     if COLUMNS != WIDTH:
         within = within & (column[None, :] < COLUMNS)
@@ -25,38 +25,38 @@ def inside(row, column, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
 
 @kernel
 def load(base, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """A tile of a matrix whose columns stand side by side, 0 beyond its edges."""
+    """Load a tile of a matrix with contiguous rows; 0 beyond its edges."""
     at = base + (row[:, None] * stride + column[None, :])
     return tl.load(at, mask=inside(row, column, rows, COLUMNS, WIDTH), other=0.0)
 
 
 @kernel
 def small(base, row, column, row_stride, column_stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """A small matrix, or its transpose."""
+    """Load a small matrix, or its transpose."""
     at = base + row[:, None] * row_stride + column[None, :] * column_stride
     return tl.load(at, mask=inside(row, column, rows, COLUMNS, WIDTH), other=0.0)
 
 
 @kernel
 def store(base, value, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """A tile into a matrix whose columns stand side by side."""
+    """Store a tile in a matrix with contiguous rows."""
     at = base + (row[:, None] * stride + column[None, :])
     tl.store(at, value.to(base.dtype.element_ty), mask=inside(row, column, rows, COLUMNS, WIDTH))
 
 
 def widths(**sizes: int) -> dict[str, int]:
-    """Sizes that a kernel is compiled for, and in capitals those of its tiles: a dot product takes 16 or more."""
+    """Compile-time sizes of a kernel; in capitals those of its tiles, at least 16 for a dot product."""
     return sizes | {name.upper(): max(16, triton.next_power_of_2(size)) for name, size in sizes.items()}
 
 
 def products(x: Tensor) -> dict[str, Any]:
-    """In what, and how exactly, a kernel multiplies."""
+    """Dtype and precision of a kernel's products."""
     exact = torch.get_float32_matmul_precision() == "highest"
-    # The interpreter, which is what runs on a CPU, multiplies no bfloat16.
+    # The interpreter, used on a CPU, does not support products in bfloat16.
     dot = DOTS[x.dtype] if x.is_cuda else tl.float32
     return {"DOT": dot, "PRECISION": "ieee" if exact and x.dtype == torch.float32 else "tf32"}
 
 
 def flags(real: Tensor | None, other: Tensor) -> Tensor:
-    """A mask as numbers that a kernel can load; any tensor where there is none."""
+    """A mask as integers that a kernel can load; `other` as a placeholder if there is none."""
     return other if real is None else real.contiguous().view(torch.uint8)

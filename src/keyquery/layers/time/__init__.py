@@ -1,4 +1,4 @@
-"""Continuous time in attention: codes whose kernel depends on the lag alone, and attention that takes them."""
+"""Continuous time in attention: encodings whose kernel depends only on the lag, and attention that uses them."""
 
 from keyquery.layers.time.attention import TimeAttention
 from keyquery.layers.time.base import TimeCode

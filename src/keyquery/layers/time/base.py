@@ -107,7 +107,7 @@ class TimeCode(nn.Module, ABC):
                 {"frequency": frequency, "share": share}
                 for frequency, share in zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
             ]
-        source = provenance(code=self._said(), tensors=digests(self.state_dict()))
+        source = provenance(code=self._description(), tensors=digests(self.state_dict()))
         return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=source)
 
     @contextmanager
@@ -136,7 +136,7 @@ class TimeCode(nn.Module, ABC):
     def _draw(self) -> None:
         """Resample the frequencies."""
 
-    def _said(self) -> str:
+    def _description(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

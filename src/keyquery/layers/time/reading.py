@@ -59,8 +59,8 @@ def checked_lags(lags: Any) -> Float64[Tensor, " lags"]:
     tensor([1., 2.], dtype=torch.float64)
     """
     if not isinstance(lags, Tensor) or lags.ndim != 1 or len(lags) == 0:
-        given = f"shape {tuple(lags.shape)}" if isinstance(lags, Tensor) else type(lags).__name__
-        raise ValueError(f"lags must be a tensor (lags,) with at least one, got {given}")
+        received = f"shape {tuple(lags.shape)}" if isinstance(lags, Tensor) else type(lags).__name__
+        raise ValueError(f"lags must be a tensor (lags,) with at least one, got {received}")
     if not bool(lags.isfinite().all()):
         raise ValueError(f"lags must be finite, got {int((~lags.isfinite()).sum())} NaN or infinite of {len(lags)}")
     return lags.double().cpu()

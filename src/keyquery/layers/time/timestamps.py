@@ -85,7 +85,7 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
     real = torch.arange(between.shape[-1], device=times.device) < count.unsqueeze(-1) - 1
     gaps = _positive(between.where(real, 0.0))
     if len(gaps) == 0:
-        raise ValueError("times must hold a sequence with two different times: there is no gap to start from")
+        raise ValueError("times must hold a sequence with two different times, to initialise the periods from")
     end = ordered.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1))
     spans = _positive(_difference(end, ordered[..., :1])[0])
     shortest, longest = 2 * float(np.quantile(gaps, 0.05)), 2 * float(np.quantile(spans, 0.95))
@@ -144,8 +144,8 @@ def _check(times: Tensor, mask: Tensor | None) -> None:
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        given = getattr(mask, "dtype", type(mask).__name__)
-        raise TypeError(f"mask must be bool, True for real times, got {given}")
+        mask_dtype = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"mask must be bool, True for real times, got {mask_dtype}")
     if mask.shape != times.shape:
         raise ValueError(f"mask must be {tuple(times.shape)}, as times are, got {tuple(mask.shape)}")
 

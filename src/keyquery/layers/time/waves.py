@@ -32,8 +32,8 @@ def waves(
     """
     if torch.compiler.is_compiling():  # the compiler fuses the gradient itself, and does not support complex numbers
         return torch.stack(_pairs(since, frequencies, sizes, rest), -1).flatten(-2)
-    found: Tensor = _Waves.apply(since, frequencies, sizes, rest)  # type: ignore[no-untyped-call]
-    return found
+    encoded: Tensor = _Waves.apply(since, frequencies, sizes, rest)  # type: ignore[no-untyped-call]
+    return encoded
 
 
 class _Waves(torch.autograd.Function):

@@ -31,9 +31,9 @@ def plane(reading: Depth, pyplot: Any) -> Any:
     """Depth against width: above the line more depth pays off, below it more width."""
     law = Law(**reading.provenance["law"])
     here = (reading.shape["layers"], reading.shape["width"]) if reading.shape else None
-    asked = (*reading.exact, *(here or ()))
-    deepest = max(105.0, 1.15 * max(asked[0::2]))
-    low, high = min(100.0, 0.7 * min(asked[1::2])), max(4e4, 1.5 * max(asked[1::2]))
+    shapes = (*reading.exact, *(here or ()))
+    deepest = max(105.0, 1.15 * max(shapes[0::2]))
+    low, high = min(100.0, 0.7 * min(shapes[1::2])), max(4e4, 1.5 * max(shapes[1::2]))
     figure, axis = pyplot.subplots(figsize=(5.6, 4.0), layout="constrained")
     axis.set(xlim=(0, deepest), ylim=(low, high), yscale="log", xlabel="layers", ylabel="width")
     _budgets(axis, deepest, low, high)

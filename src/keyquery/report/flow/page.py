@@ -115,8 +115,8 @@ def _notes(reading: Flow) -> list[str]:
     kept, heads = len(reading.maps), grid(reading, reading.raw).size
     notes = [f"{note[:1].upper()}{note[1:]}." for note in reading.notes]
     if kept < heads:
-        some = f"for the {kept} heads furthest above chance, net of sinks (marked by a dot)" if kept else "for no head"
-        notes.append(f"Cross-modal maps are included {some}; use keep (--keep N) for more.")
+        which = f"for the {kept} heads furthest above chance, net of sinks (marked by a dot)" if kept else "for no head"
+        notes.append(f"Cross-modal maps are included {which}; use keep (--keep N) for more.")
     if IMAGE in reading.modalities and _picture(reading) is None and kept:
         notes.append("The positions of the patches in the image are unknown: patches are shown by number.")
     versions = reading.provenance.get("versions", {})

@@ -33,15 +33,17 @@ def paced(console: Console, wanted: bool, clock: Callable[[], float] = time.mono
     if not wanted:
         yield silent
     elif not console.is_terminal:
-        yield lambda items, what, total: _lines(console, items, what, total, clock)
+        yield lambda items, description, total: _lines(console, items, description, total, clock)
     else:
         named = TextColumn("{task.description}", markup=False)
         columns = (named, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
         with Bars(*columns, console=console, transient=True) as bars:
-            yield lambda items, what, total: bars.track(items, total=total, description=printable(what, WIDE))
+            yield lambda items, text, total: bars.track(items, total=total, description=printable(text, WIDE))
 
 
-def _lines(console: Console, items: Iterable[Any], what: str, total: int, clock: Callable[[], float]) -> Iterator[Any]:
+def _lines(
+    console: Console, items: Iterable[Any], description: str, total: int, clock: Callable[[], float]
+) -> Iterator[Any]:
     begun = printed = clock()
     for count, item in enumerate(items, 1):
         yield item
@@ -50,5 +52,5 @@ def _lines(console: Console, items: Iterable[Any], what: str, total: int, clock:
             printed = now
             rate = count / (now - begun)
             left = timedelta(seconds=round(max(total - count, 0) / rate))
-            line = f"{printable(what, WIDE)}: {count:,} of {total:,}, {rate:.3g}/s, {left} left"
+            line = f"{printable(description, WIDE)}: {count:,} of {total:,}, {rate:.3g}/s, {left} left"
             console.print(Text(line), soft_wrap=True)

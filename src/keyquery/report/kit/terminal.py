@@ -37,7 +37,7 @@ def progress_bars(console: Console, wanted: bool) -> Any:
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bars:
 
-        def watch(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-            return bars.track(items, total=total, description=printable(what, WIDE))
+        def watch(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
+            return bars.track(items, total=total, description=printable(description, WIDE))
 
         yield watch

@@ -42,10 +42,10 @@ def _tensors(tensors: Mapping[str, list[str]]) -> list[Text]:
         "only in the first": tensors["missing"],
         "only in the second": tensors["new"],
     }
-    for what, names in groups.items():
+    for where, names in groups.items():
         if names:
             more = ", …" if len(names) > NAMES else ""
-            line += f"; {len(names)} {what}: {', '.join(names[:NAMES])}{more}"
+            line += f"; {len(names)} {where}: {', '.join(names[:NAMES])}{more}"
     return [Text(f"{line}.")]
 
 

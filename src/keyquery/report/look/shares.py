@@ -71,6 +71,6 @@ def window(look: Look) -> str | None:
     return text + (", independent pairs" if data.get("pairs") == "independent" else "")
 
 
-def changes(head: Mapping[str, Any], what: str) -> bool:
+def changes(head: Mapping[str, Any], name: str) -> bool:
     """Whether the label, or the sign of symmetry, differs between the half and the full window."""
-    return what in ((head["on_data"] or {}).get("changes_with_window") or [])
+    return name in ((head["on_data"] or {}).get("changes_with_window") or [])

@@ -66,8 +66,8 @@ def comparison_lines(reading: Comparison) -> list[Any]:
     everything = list(zip(*(look.heads if few else look.layers for look in looks), strict=True))
     unequal = [rows for rows in everything if any(_values(row) != _values(rows[0]) for row in rows[1:])]
     tables = _side_by_side(looks, unequal, few) if unequal else []
-    equal, what = len(everything) - len(unequal), "heads" if few else "layers"
-    same = [f"{equal} of {len(everything)} {what} have identical values and are not shown."] if equal else []
+    equal, noun = len(everything) - len(unequal), "heads" if few else "layers"
+    same = [f"{equal} of {len(everything)} {noun} have identical values and are not shown."] if equal else []
     lengths = (part for look in looks for part in _lengths(look))
     beside = (part for look in looks if few for part in corpus_tables(look))
     return [*differences, *tables, *same, *lengths, "", *map(_in_short, looks), *beside]

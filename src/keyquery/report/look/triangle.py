@@ -174,8 +174,8 @@ def check_joined(looks: Sequence[Look]) -> None:
 def _joined(*looks: Look) -> str:
     check_joined(looks)
     before, after = (dots(look) for look in looks)
-    there = {(dot.layer, dot.head): dot for dot in after}
-    arrows = "".join(_arrow(dot, there[dot.layer, dot.head]) for dot in before)
+    ends = {(dot.layer, dot.head): dot for dot in after}
+    arrows = "".join(_arrow(dot, ends[dot.layer, dot.head]) for dot in before)
     heading = _heading(looks[1], f"from {looks[0].model['name']}")
     return heading + _frame(looks[1]) + arrows + _legend(looks[1], after, joined=True)
 

@@ -57,8 +57,8 @@ def _lines(axis: Any, values: Float64[np.ndarray, "n dims"], names: list[str]) -
         axis.set_ylabel(_cut(names[0]) if names else "value")
         return
     for row, line in enumerate(values.T[::-1]):
-        there = line[np.isfinite(line)]
-        low, high = (there.min(), there.max()) if len(there) else (0.0, 0.0)
+        finite = line[np.isfinite(line)]
+        low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
         _line(axis, row + (0.85 * (line - low) / (high - low) if high > low else 0.4 + 0 * line))
     shown = [_cut(name) for name in names] or [f"dim {dim}" for dim in range(values.shape[1])]
     axis.set_yticks(np.arange(values.shape[1]) + 0.4, shown[: values.shape[1]][::-1])
@@ -68,8 +68,8 @@ def _lines(axis: Any, values: Float64[np.ndarray, "n dims"], names: list[str]) -
 def _line(axis: Any, values: Float64[np.ndarray, " n"]) -> None:
     """A line, with dots for single values between gaps."""
     axis.plot(values, color=LINE, linewidth=1.0)
-    there = np.pad(np.isfinite(values), 1)
-    alone = np.flatnonzero(there[1:-1] & ~there[:-2] & ~there[2:])
+    finite = np.pad(np.isfinite(values), 1)
+    alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])
     if len(alone):
         axis.plot(alone, values[alone], ".", color=LINE, markersize=4)
 

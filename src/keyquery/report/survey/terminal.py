@@ -76,13 +76,13 @@ def size(count: float) -> str:
     return f"{count:g}"
 
 
-def counted(count: int, what: str, many: str | None = None) -> str:
+def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun.
 
     >>> counted(1, "family", "families"), counted(2000, "model")
     ('1 family', '2,000 models')
     """
-    return f"{count:,} {what if count == 1 else many or what + 's'}"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _order(row: Mapping[str, Any]) -> tuple[str, int, str]:

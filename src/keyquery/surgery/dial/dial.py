@@ -61,7 +61,7 @@ class SiteMeans:
             self._warned = True
         at = places.clamp(max=last)
         means = (mean.to(call.keys)[at.to(call.keys.device)].transpose(1, 2) for mean in (self.query, self.key))
-        query, key = (call.turn.there(mean, sign * call.places.unsqueeze(1)) for mean in means)
+        query, key = (call.turn.rotate(mean, sign * call.places.unsqueeze(1)) for mean in means)
         return query, key
 
 
@@ -95,7 +95,7 @@ class Gains:
         """Contents q̂′ and k̂′, rotated by the negative angle."""
         at_query, at_key = self._at(call, -1)
         places = call.places.unsqueeze(1)
-        query, key = (call.turn.there(call.turn.back(x, places), -places) for x in (queries, keys))
+        query, key = (call.turn.rotate(call.turn.back(x, places), -places) for x in (queries, keys))
         return query - at_query, key - at_key
 
     def _at(self, call: Call, sign: int = 1) -> tuple[Tensor, Tensor]:
@@ -219,9 +219,9 @@ def dial(
     measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
     gains = {
         index: Gains(
-            some, values[:, None].expand(-1, len(some)), None if measured is None else measured.of(sites[index])
+            numbers, values[:, None].expand(-1, len(numbers)), None if measured is None else measured.of(sites[index])
         )
-        for index, some in chosen.items()
+        for index, numbers in chosen.items()
     }
 
     def change(changes: ExitStack) -> Dial:

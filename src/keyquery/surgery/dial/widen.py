@@ -71,21 +71,21 @@ def _reference(
     symmetric, skew, popularity, query_only, position = gains.to(keys)[:, :, None, None]
     both = (symmetric + skew) / 2
     apart = (symmetric - skew) / 2
-    one = torch.ones_like(symmetric)
+    ones = torch.ones_like(symmetric)
     own_query, n = queries[..., -new:, :], slice(-new, None)
     mean = at_query[..., n, :]
     wide_query = [(both, own_query, (popularity - both) * mean)]
-    wide_key = [(one, keys, -at_key)]
+    wide_key = [(ones, keys, -at_key)]
     if across and swapped is None:
         wide_query.append((apart, keys[..., n, :], -apart * at_key[..., n, :]))
-        wide_key.append((one, queries, -at_query))
+        wide_key.append((ones, queries, -at_query))
     elif across and swapped is not None:
         nothing = torch.zeros_like(own_query[:1, ..., :1])
         wide_query.append((apart, swapped[1][..., n, :], nothing))
-        wide_key.append((one, swapped[0], torch.zeros_like(keys[:1, ..., :1])))
+        wide_key.append((ones, swapped[0], torch.zeros_like(keys[:1, ..., :1])))
     if placed:
         wide_query.append((query_only, own_query, (position - query_only) * mean))
-        wide_key.append((torch.zeros_like(one), keys, at_key))
+        wide_key.append((torch.zeros_like(ones), keys, at_key))
     return _side_by_side(wide_query), _side_by_side(wide_key)
 
 

@@ -107,7 +107,7 @@ def project(
     check_choice("kernel", kernel, KERNELS)
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
-    chosen = [(i, h) for i, some in select([head], known, labels_of(sites)).items() for h in some]
+    chosen = [(i, h) for i, numbers in select([head], known, labels_of(sites)).items() for h in numbers]
     if len(chosen) != 1:
         raise ValueError(f"head must select one head, got {head!r}, which selects {len(chosen)}")
     index, number = chosen[0]

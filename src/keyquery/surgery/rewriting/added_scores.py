@@ -47,7 +47,7 @@ def _difference(site: Site, run: Run, x: Tensor, real: Tensor | None) -> Float[T
     n, old = x.shape[1], 0 if past is None else past.keys.shape[-2]
     at = run.places(n)
     at = torch.arange(old, old + n, device=x.device)[None] if at is None else at
-    query, key = (site.turn.there(t, at.unsqueeze(1)) for t in (query, key))
+    query, key = (site.turn.rotate(t, at.unsqueeze(1)) for t in (query, key))
     key = key if past is None else torch.cat((past.keys, key), -2)
     real = run.real(len(x), old + n, site.name) if real is None else real
     wide_query, wide_key = site.widen(query, key, at, real)

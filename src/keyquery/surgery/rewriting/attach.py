@@ -1,7 +1,7 @@
 """Intercepts a module's queries and keys before the scores, for the four ways in which modules compute attention.
 
 kq.Attention and modules on transformers' attention interface continue with fused attention over the rewritten queries
-and keys; for all others see `beside`.
+and keys; for all others see `added_scores`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def rewrite(model: nn.Module, sites: dict[int, Site], rewrites: Mapping[int, Rew
 
 def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Mapping[int, Rewrite]) -> None:
     for index, new in rewrites.items():
-        taken = {head for old in sites[index].rewrites for head in old.heads}
-        if both := sorted(taken & set(new.heads)):
+        changed_heads = {head for old in sites[index].rewrites for head in old.heads}
+        if both := sorted(changed_heads & set(new.heads)):
             raise ValueError(f"head {index}.{both[0]} is already changed: undo that first")
     if _shares_sites(model):
         raise ValueError(

@@ -29,7 +29,7 @@ class Turn:
     rope: Rope | None = None
     start: int = 0
 
-    def there(self, x: Float[Tensor, "*#batch n r"], places: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
+    def rotate(self, x: Float[Tensor, "*#batch n r"], places: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
         """R(place)·x."""
         if self.rope is None:
             return x
@@ -43,7 +43,7 @@ class Turn:
         turned = slice(self.start, self.start + self.rope.dims)
         size = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
         size[turned] = self.rope.factor**-2  # once per direction
-        return self.there(x * size, -places)
+        return self.rotate(x * size, -places)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Call:
     def at(self, mean: Float[Tensor, "heads r"]) -> Float[Tensor, "#batch heads m r"]:
         """A mean query or key, rotated to the position of every token."""
         m = self.keys.shape[-2]
-        return self.turn.there(mean.to(self.keys)[None, :, None].expand(-1, -1, m, -1), self.places.unsqueeze(1))
+        return self.turn.rotate(mean.to(self.keys)[None, :, None].expand(-1, -1, m, -1), self.places.unsqueeze(1))
 
     def means(self) -> tuple[Float[Tensor, "heads r"], Float[Tensor, "heads r"]]:
         """Mean query and key before RoPE over non-padding tokens; with a cache, over its first call."""
@@ -135,9 +135,9 @@ class Site:
         return getattr(self._now, "cache", None)
 
     @cache.setter
-    def cache(self, found: Any) -> None:
+    def cache(self, cache: Any) -> None:
         """Set for this thread."""
-        self._now.cache = found
+        self._now.cache = cache
 
     @property
     def placed(self) -> bool:

@@ -141,8 +141,8 @@ def replace(model: nn.Module, name: str, new: Swapped, changes: ExitStack) -> No
         changes.callback(_follow, old, new)
         put(model.get_submodule(owner), own, new, changes)
         return
-    changes.callback(_become, model, type(model), dict(vars(model)))
-    _become(model, type(new), vars(new))
+    changes.callback(_convert, model, type(model), dict(vars(model)))
+    _convert(model, type(new), vars(new))
 
 
 def unnest(model: nn.Module, names: list[str], changes: ExitStack) -> None:
@@ -179,7 +179,7 @@ def _nest(encoder: Any) -> None:
         encoder.use_nested_tensor = vars(encoder).pop("nested_before_swap")
 
 
-def _become(model: Any, kind: type, state: dict[str, Any]) -> None:
+def _convert(model: Any, kind: type, state: dict[str, Any]) -> None:
     model.__class__ = kind
     vars(model).clear()
     vars(model).update(state)

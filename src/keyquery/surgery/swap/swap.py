@@ -279,18 +279,18 @@ def _read_saved(path: Path) -> tuple[Recipe, dict[str, Tensor]]:
 
 def _load(recipe: Recipe, attentions: list[Attention], tensors: Mapping[str, Tensor], label: str) -> None:
     """Load saved tensors into the new layers; the rest is the base model's."""
-    wanted, spare = {}, set()
+    expected, spare = {}, set()
     for name, attention in zip(recipe.names, attentions, strict=True):
         for key, tensor in attention.state_dict().items():
-            wanted[f"{name}.{key}"] = tensor
+            expected[f"{name}.{key}"] = tensor
             spare |= {f"{name}.{key}"} if key.startswith(("value.", "output.")) else set()
-    mismatched = sorted(set(tensors) - set(wanted)) or sorted(set(wanted) - set(tensors) - spare)
+    mismatched = sorted(set(tensors) - set(expected)) or sorted(set(expected) - set(tensors) - spare)
     if mismatched:
         raise ValueError(f"{label} does not fit the model: {mismatched[0]} is only in one of them")
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            shapes = tuple(tensor.shape), tuple(wanted[name].shape)
+        if tensor.shape != expected[name].shape:
+            shapes = tuple(tensor.shape), tuple(expected[name].shape)
             raise ValueError(f"{label} does not fit the model: {name} is {shapes[0]}, expected {shapes[1]}")
         if not tensor.isfinite().all():
             raise ValueError(f"{label} is not a saved swap: {name} contains NaN or infinity")
-        wanted[name].copy_(tensor)  # state dicts share memory with their layers
+        expected[name].copy_(tensor)  # state dicts share memory with their layers

@@ -51,8 +51,8 @@ class Test(Protocol):
 class PartialCorrelation:
     """Fisher's z of partial correlations, z = ½ ln((1+ρ)/(1−ρ)); independent if √(n−|Z|−3)·|z| is below its quantile.
 
-    ρ is that of what Z leaves of x and y: C_xy − C_xZ C_ZZ⁺ C_Zy, by its closed form for one node in Z, by Cholesky
-    for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. If Z
+    ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy, in closed form for one node in Z,
+    by Cholesky for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. If Z
     determines x or y (residual variance below TOLERANCE), the pair counts as dependent.
 
     >>> C = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])   # a chain 0 – 1 – 2
@@ -81,13 +81,13 @@ class PartialCorrelation:
         for query in queries:
             if query not in self._known:
                 by_size.setdefault(query.given.bit_count(), []).append(query)
-        for size, some in by_size.items():
-            rho = self.partial([(q.x, q.y) for q in some], [members(q.given) for q in some])
+        for size, queries_of_size in by_size.items():
+            rho = self.partial([(q.x, q.y) for q in queries_of_size], [members(q.given) for q in queries_of_size])
             free = self.samples - size - 3
             with np.errstate(divide="ignore"):
                 strength = np.arctanh(np.minimum(np.abs(rho), 1.0)) * math.sqrt(max(free, 0.0))
             strength = np.where((np.abs(rho) >= 1) | (free <= 0), math.inf, strength)
-            self._known.update(zip(some, strength.tolist(), strict=True))
+            self._known.update(zip(queries_of_size, strength.tolist(), strict=True))
 
     def statistic(self, query: Query) -> float:
         """√(n−|Z|−3)·|z| of one test."""

@@ -62,12 +62,12 @@ def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None
     while changed:
         changed = False
         for rule in rules:
-            wanted: dict[tuple[int, int], str] = {}
+            proposed: dict[tuple[int, int], str] = {}
             for at, other, mark in rule(graph, separations):
                 if graph.mark(at, other) == "circle":
-                    known = wanted.setdefault((at, other), mark)
-                    wanted[at, other] = mark if known == mark else "circle"
-            for (at, other), mark in wanted.items():
+                    known = proposed.setdefault((at, other), mark)
+                    proposed[at, other] = mark if known == mark else "circle"
+            for (at, other), mark in proposed.items():
                 if mark != "circle":
                     graph.put(at, other, mark)
                     changed = True
@@ -83,7 +83,7 @@ def _has_apart(graph: Pag, mask: int) -> bool:
 
 
 def _r0(graph: Pag, separations: Separations) -> Iterator[Proposal]:
-    """A – B – C, A and C not adjacent, B not in what separates them: A *→ B ←* C."""
+    """A – B – C, A and C not adjacent, B not in their separating set: A *→ B ←* C."""
     for (a, c), between in separations.items():
         for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between):
             yield b, a, "arrow"

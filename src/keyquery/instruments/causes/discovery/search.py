@@ -77,10 +77,10 @@ def icd_rounds(
     while True:
         # From size 2 on, sets contain only possible ancestors, which are never later than both.
         sets = icd_sets(size) if size > 1 else _neighbours(size, later)
-        some = _round(graph, test, separations, sets, order_free, _watched(progress, size))
-        if size < 2 or some:
+        had_candidates = _round(graph, test, separations, sets, order_free, _watched(progress, size))
+        if size < 2 or had_candidates:
             graph = arrowheads(graph, separations, later)
-        last = (size > 0 and not some) or size >= test.most
+        last = (size > 0 and not had_candidates) or size >= test.most
         yield Found(finish(graph, separations, selection, tails), size + 1, last, dict(separations))
         if last:
             return
@@ -196,8 +196,8 @@ def _subsets(pools: Sequence[int], size: int, later: Sequence[int]) -> Sets:
         usable = ~(1 << x | 1 << y | (later[x] & later[y]))
         sets: dict[int, None] = {}
         for pool in (pools[x], pools[y]):
-            for some in combinations(members(pool & usable), size):
-                sets.setdefault(sum(1 << node for node in some))
+            for nodes in combinations(members(pool & usable), size):
+                sets.setdefault(sum(1 << node for node in nodes))
         return [(0, z) for z in sets]
 
     return lambda graph: candidates
