@@ -41,7 +41,8 @@ def prove(
     Every attention module counts: self- and cross-attention, encoder, decoder, vision tower, pooling. Exact means that
     the scores before each softmax agree to a relative error of 1e-5, at several positions. Nothing is downloaded.
 
-    Exit code: 1 if a type is read wrongly or with missing layers; for one type, also if it is refused or cannot be built.
+    Exit code: 1 if a type is read wrongly or with missing layers; for a single type, also if it is refused or cannot be
+    built.
     """
     if (model is None) == (not every):
         raise ValueError("give a config type, a folder, or --all")
