@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from keyquery.checkpoints.family import Place, natural
@@ -37,6 +38,15 @@ KEYS = {
 FUSED = {"qkv", "qkv_proj", "query_key_value", "c_attn", "Wqkv", "in_proj_weight", "attn_qkv", "qkv_linear"}
 # Modules whose queries and keys meet in no softmax.
 LINEAR = re.compile(r"linear_attn|mamba|mixer|delta_net|rwkv|linear_attention|retention")
+# What layers without a softmax over queries and keys are, by their tensor names; the first that fits.
+FORMLESS = {
+    r"f_a_proj|\bkda\b": "Kimi delta attention",
+    "linear_attn|delta_net": "gated delta net",
+    "A_log|mamba": "Mamba",
+    "rg_lru|recurrent": "RG-LRU",
+    "conv": "convolution",
+    "mlp|up_proj|feed_forward|expert": "MLP",
+}
 SHOWN = 4
 
 
@@ -52,6 +62,41 @@ def uncovered(shapes: Mapping[str, tuple[int, ...]], places: Iterable[Place]) ->
     read = {name for place in places for name in place.names.values()}
     covered = {module for module in shown if any(f"{name}.".startswith(f"{module}.") for name in read)}
     return sorted(shown - covered, key=natural)
+
+
+def formless(shapes: Mapping[str, tuple[int, ...]], places: Iterable[Place]) -> tuple[str, ...]:
+    """Notes on the layers of each stack that have no QK form, such as those of a Mamba hybrid.
+
+    >>> from keyquery.checkpoints.family import Attention
+    >>> place = Place(Attention([]), {"query": "layers.0.self_attn.q_proj"}, 0)
+    >>> formless({"layers.0.self_attn.q_proj.weight": (8, 8), "layers.1.mamba.A_log": (8,)}, [place])
+    ('1 of 2 layers has no QK form: Mamba',)
+    """
+    stacks: dict[str, set[int]] = {}
+    for place in places:
+        for name in place.names.values():
+            before, number, _ = name.partition(f".{place.layer}.")
+            nested = sum(part.isdecimal() for part in name.split(".")) > 1  # stages of blocks, as in Swin
+            if number and not nested:
+                stacks.setdefault(f"{before}.", set()).add(place.layer)
+    notes = []
+    for stack, own in stacks.items():
+        layers: dict[int, list[str]] = {}
+        for tensor in shapes:
+            number, _, rest = tensor.removeprefix(stack).partition(".")
+            if tensor.startswith(stack) and number.isdecimal():
+                layers.setdefault(int(number), []).append(rest)
+        kinds = Counter(_formless_kind(names) for layer, names in layers.items() if layer not in own)
+        if kinds:
+            verb = "have" if kinds.total() > 1 else "has"
+            words = [kind if len(kinds) == 1 else f"{count} {kind}" for kind, count in kinds.most_common()]
+            notes.append(f"{kinds.total()} of {len(layers)} layers {verb} no QK form: {', '.join(words)}")
+    return tuple(dict.fromkeys(notes))
+
+
+def _formless_kind(names: Iterable[str]) -> str:
+    text = " ".join(names)
+    return next((kind for pattern, kind in FORMLESS.items() if re.search(pattern, text)), "no attention")
 
 
 def listed(modules: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.checkpoints.coverage import listed, uncovered
+from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family
 from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
@@ -107,7 +107,8 @@ def read_recognised(opened: Source, heads: int | None = None, partial: bool = Fa
     tower, notes = _language_tower(opened)
     family = _family_of(tower)
     unproven = () if trusted else _unproven(tower, family)
-    notes = (*unproven, *notes, *_partial(opened, tower, family, partial))
+    lacking = formless(tower.shapes, places(family, tower.shapes, tower.config))
+    notes = (*unproven, *notes, *_partial(opened, tower, family, partial), *lacking)
     gaps = bool(unproven) or trusted or partial or family.gaps
     return Heads(tower, family, heads, notes, gaps=gaps, positions=not unproven)
 
