@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from keyquery.checkpoints.family import Place, natural
 from keyquery.support.printable import NAME, printable
@@ -50,13 +51,14 @@ FORMLESS = {
 SHOWN = 4
 
 
-def uncovered(shapes: Mapping[str, tuple[int, ...]], places: Iterable[Place]) -> list[str]:
+def uncovered(shapes: Mapping[str, Any], places: Iterable[Place]) -> list[str]:
     """Modules with query and key weights, or fused ones, that belong to none of the places."""
     leaves: dict[str, set[str]] = {}
-    for name, shape in shapes.items():
+    for name in shapes:
         stem = name.removesuffix(".weight")
         module, _, leaf = stem.rpartition(".")
-        if len(shape) == 2 and (stem != name or leaf == "in_proj_weight") and not LINEAR.search(module):
+        weight = leaf in QUERIES | KEYS | FUSED and (stem != name or leaf == "in_proj_weight")
+        if weight and not LINEAR.search(module) and len(shapes[name]) == 2:  # shapes of other tensors may be unknown
             leaves.setdefault(module, set()).add(leaf)
     shown = {module for module, own in leaves.items() if (own & QUERIES and own & KEYS) or own & FUSED}
     read = {name for place in places for name in place.names.values()}
@@ -64,12 +66,12 @@ def uncovered(shapes: Mapping[str, tuple[int, ...]], places: Iterable[Place]) ->
     return sorted(shown - covered, key=natural)
 
 
-def formless(shapes: Mapping[str, tuple[int, ...]], places: Iterable[Place]) -> tuple[str, ...]:
+def formless(tensors: Iterable[str], places: Iterable[Place]) -> tuple[str, ...]:
     """Notes on the layers of each stack that have no QK form, such as those of a Mamba hybrid.
 
     >>> from keyquery.checkpoints.family import Attention
     >>> place = Place(Attention([]), {"query": "layers.0.self_attn.q_proj"}, 0)
-    >>> formless({"layers.0.self_attn.q_proj.weight": (8, 8), "layers.1.mamba.A_log": (8,)}, [place])
+    >>> formless(["layers.0.self_attn.q_proj.weight", "layers.1.mamba.A_log"], [place])
     ('1 of 2 layers has no QK form: Mamba',)
     """
     stacks: dict[str, set[int]] = {}
@@ -82,7 +84,7 @@ def formless(shapes: Mapping[str, tuple[int, ...]], places: Iterable[Place]) -> 
     notes = []
     for stack, own in stacks.items():
         layers: dict[int, list[str]] = {}
-        for tensor in shapes:
+        for tensor in tensors:
             number, _, rest = tensor.removeprefix(stack).partition(".")
             if tensor.startswith(stack) and number.isdecimal():
                 layers.setdefault(int(number), []).append(rest)

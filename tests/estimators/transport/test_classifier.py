@@ -96,7 +96,7 @@ def test_matching_does_not_ask_where_the_centre_is():
 def test_large_classes_are_matched_in_parts_and_that_is_said():
     x = torch.randn(2 * MOST + 3, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = torch.zeros(len(x), dtype=torch.long)
-    said = "a class of 2,003 points, more than 1,000, is matched in mini-batches of 250: exactly in each"
+    said = "a class of 2,003 points, more than 1,000, is matched exactly only within mini-batches of 250"
     with pytest.warns(UserWarning, match=said):
         found = align(x, target, 1, "ot", seed=0).offset
     drawn = align(x, target, 1, "random", seed=0).offset

@@ -72,8 +72,8 @@ def is_missing(value: Any) -> bool:
     )  # NA equals nothing, not even False
 
 
-def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    """An object array of labels as an array of their common type.
+def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n ..."]:
+    """An object array of labels as an array of their common type; of more dimensions if labels are lists.
 
     >>> of_one_type("y", np.array([1, "a"], dtype=object))
     Traceback (most recent call last):
