@@ -80,14 +80,10 @@ class Encoder(nn.Module):
     kernel
         Any kernel of `kq.Attention`; "primal": `kq.PrimalAttention` in every block; "primal+": in the last block only.
         Default: "general".
-    hidden
-        Width of the MLP. Default: 4·dim.
-    dropout
-        On attention weights and residual branches. Default: 0.
-    primal
-        Options of `kq.PrimalAttention`, such as {"rank": 8}; required for "primal" and "primal+".
     **attention
-        Other options of `kq.Attention`.
+        `hidden`: width of the MLP (default: 4·dim). `dropout`: on attention weights and residual branches (default: 0).
+        `primal`: options of `kq.PrimalAttention`, such as {"rank": 8}; required for "primal" and "primal+". Other options
+        are those of `kq.Attention`.
 
     See Also
     --------
@@ -142,7 +138,7 @@ class Decoder(Encoder):
 
     Parameters
     ----------
-    dim, depth, heads, kernel, hidden, dropout, primal, **attention
+    dim, depth, heads, kernel, **attention
         As in `Encoder`.
 
     See Also
