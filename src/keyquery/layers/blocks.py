@@ -82,8 +82,8 @@ class Encoder(nn.Module):
         Default: "general".
     **attention
         `hidden`: width of the MLP (default: 4·dim). `dropout`: on attention weights and residual branches (default: 0).
-        `primal`: options of `kq.PrimalAttention`, such as {"rank": 8}; required for "primal" and "primal+". Other options
-        are those of `kq.Attention`.
+        `primal`: options of `kq.PrimalAttention`, such as {"rank": 8}; required for "primal" and "primal+". Others are
+        those of `kq.Attention`.
 
     See Also
     --------
