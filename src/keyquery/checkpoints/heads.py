@@ -309,8 +309,11 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
 
 
 def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> None:
-    """Raise if the tensors have another head width, or another number of key heads, than the config says."""
-    if place.attention.order != "apart" or place.attention.kind != "self":
+    """Raise if the first layer has another head width, or another number of key heads, than the config says.
+
+    Later layers may differ, as the global ones of Gemma 4 do.
+    """
+    if place.attention.order != "apart" or place.attention.kind != "self" or place.layer:
         return
     groups, shared, rank, _ = weights.query.shape
     for role, key, count, size in (
