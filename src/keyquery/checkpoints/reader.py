@@ -104,6 +104,8 @@ def read(
 
 def read_recognised(opened: Source, heads: int | None = None, partial: bool = False, trusted: bool = False) -> Heads:
     """Heads of a source whose architecture is recognised; `trusted`: as if that were proven, to prove it."""
+    if _family_by_type(opened) is None:
+        _check_supported(opened)
     tower, notes = _language_tower(opened)
     family = _family_of(tower)
     unproven = () if trusted else _unproven(tower, family)
@@ -275,14 +277,20 @@ def _refused() -> dict[str, str]:
     return found
 
 
-def _family_of(source: Source) -> Family:
+def _check_supported(source: Source) -> None:
+    """Raise if the model type is known to be read wrongly."""
     model_type = source.config.get("model_type")
-    if (family := _family_by_type(source)) is not None:
-        return family
     if isinstance(model_type, str) and model_type in _refused():
         raise ValueError(
             f"{source.label}: the model type {_quoted(model_type)} is not supported: {_refused()[model_type]}"
         )
+
+
+def _family_of(source: Source) -> Family:
+    model_type = source.config.get("model_type")
+    if (family := _family_by_type(source)) is not None:
+        return family
+    _check_supported(source)
     if isinstance(model_type, str) and model_type.startswith("gguf-"):
         raise ValueError(f"{source.label} is a GGUF file without attention layers: it holds {_shown(source)}")
     recognised = recognise(source.shapes)
