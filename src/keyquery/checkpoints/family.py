@@ -186,6 +186,19 @@ def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else config
 
 
+def tower_config(config: Mapping[str, Any], attention: Attention) -> Mapping[str, Any]:
+    """The config of an attention's tower; files on the hub leave out values that are the defaults of its type."""
+    own = section(config, attention.config)
+    if not attention.config:
+        return own
+    return {**defaults_of(own.get("model_type") or attention.of), **own}
+
+
+def defaults_of(model_type: Any) -> dict[str, Any]:
+    """What a nested config of a type may leave out."""
+    return next((family.defaults for family in families().values() if family.goes_by(model_type)), {})
+
+
 def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:
     for names in attention.names:
         anchor = next(role for role in ANCHORS if role in names)

@@ -13,7 +13,7 @@ from torch import nn
 
 from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family
-from keyquery.checkpoints.family import Family, families, places, recognise
+from keyquery.checkpoints.family import Family, defaults_of, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
@@ -223,8 +223,7 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
         return source, ()
     if own:  # the only tower with attention
         return Tower(source, text), ()
-    defaults = next((f.defaults for f in families().values() if f.goes_by(text.get("model_type"))), {})
-    return Tower(source, {**defaults, **text}), ("the language tower only",)
+    return Tower(source, {**defaults_of(text.get("model_type")), **text}), ("the language tower only",)
 
 
 def _unproven(source: Source, family: Family) -> tuple[str, ...]:
