@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
+from keyquery.forms.parts import PARTS
 from keyquery.report.kit.tables import columns_table
 from keyquery.report.look.terminal import Bar
-from keyquery_studies.common.objectives import SHARES
 from keyquery_studies.objectives.study import Objectives
 
 
@@ -19,7 +19,7 @@ def tables(reading: Objectives) -> list[Any]:
     table = columns_table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "sd over seeds")
     for row in reading.summary():
         spread = "–" if row["symmetry_sd"] is None else f"± {row['symmetry_sd']:.2f}"
-        shares = Bar([*(row[share] for share in SHARES), 0.0, 0.0])
+        shares = Bar([row[part] for part in PARTS])
         table.add_row(row["objective"], str(row["layer"]), shares, f"{row['symmetry']:+z.2f}", spread)
     lines = [
         f"{row['objective']}, seed {row['seed']}: loss {row['loss']:.3f} on held-out text" for row in reading.losses
