@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 # File, the study it is of, and which of its pictures.
 PICTURES = (
     ("objectives.svg", "objectives", None),
+    ("mask.svg", "mask", None),
     ("kernels.svg", "kernels", None),
     ("dial.svg", "dial", "parts"),
     ("dial_layers.svg", "dial", "layers"),

@@ -9,6 +9,7 @@ from keyquery_studies.datapoints.command import datapoints
 from keyquery_studies.depth.command import depth
 from keyquery_studies.dial.command import dial
 from keyquery_studies.kernels.command import kernels
+from keyquery_studies.mask.command import mask
 from keyquery_studies.objectives.command import objectives
 from keyquery_studies.primal.command import primal
 from keyquery_studies.rerank.command import rerank
@@ -22,6 +23,7 @@ study = typer.Typer(
 )
 COMMANDS = (
     objectives,
+    mask,
     kernels,
     dial,
     primal,

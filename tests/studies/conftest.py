@@ -18,7 +18,10 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def few_windows():
-    """Language models that are trained on batches of 16 and evaluated on 64 windows, instead of 128 and 256 or more."""
+    """Language models that are trained on batches of 16 and evaluated on 64 windows, instead of 128 and 256 or more.
+
+    Grids of learning rates do not grow.
+    """
 
     class Small(Task):
         def __init__(self, *data, batch=16, checks=64):
@@ -27,6 +30,7 @@ def few_windows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keyquery_studies.common.language_models.EXAM", 64)
         patch.setattr("keyquery_studies.common.objectives.LOOKED_AT", 32)
+        patch.setattr("keyquery_studies.common.rates.EXTENSIONS", 0)
         for module in ("common.language_models", "objectives.study"):
             patch.setattr(f"keyquery_studies.{module}.Task", Small)
         yield

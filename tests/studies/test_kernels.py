@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import INITS, Tokenizer, Training, begin, first_below, prepare
+from keyquery_studies.common.rates import tuned
+from keyquery_studies.kernels.arms import ARMS
 from keyquery_studies.kernels.study import Kernels, Plan, starts
 from keyquery_studies.kernels.study import run as run_kernels
 from keyquery_studies.kernels.synthetic import (
@@ -29,7 +33,6 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.layers import LanguageModel
 from keyquery.layers.kernels import KERNELS
 from keyquery.report.kit import terminal
 from keyquery.report.kit.colours import KERNELS as COLOURS
@@ -40,13 +43,15 @@ TINY = Plan(
     trial_seeds=(0,),
     samples=(8,),
     trial_steps=10,
+    rates=(1e-3, 2e-3),
+    doubled=1,
     steps=2,
-    few_steps=1,
     few=0.5,
     vocabulary=300,
     width=16,
     depth=1,
     length=8,
+    batch=4,
 )
 
 
@@ -161,18 +166,6 @@ def test_starts_of_queries_and_keys():
         begin(model, "tide")
 
 
-@pytest.mark.parametrize("rope", [False, True])
-@pytest.mark.parametrize("kernel", ["symmetric", "split"])
-def test_wide_heads_give_as_many_parameters_as_general(kernel, rope):
-    def count(kernel, wide):
-        options = {"objective": "masked", "seed": 0, "steps": 1, "text": "", "vocabulary": 300, "rope": rope}
-        model = LanguageModel(Training(kernel=kernel, wide=wide, **options).shape())
-        return sum(weight.numel() for weight in model.body.parameters())
-
-    assert count(kernel, True) == pytest.approx(count("general", True), rel=0.005)
-    assert count(kernel, False) < 0.93 * count("general", False)
-
-
 def test_a_speed_up_is_read_off_the_curve():
     curve = [[10, 6.0], [20, 5.0], [30, 5.5], [40, 4.0]]
     assert first_below(curve, 5.25) == pytest.approx(17.5)
@@ -181,53 +174,98 @@ def test_a_speed_up_is_read_off_the_curve():
     assert first_below(curve, 3.9) is None
 
 
+def trained(training):
+    """A row by hand, whose loss is lowest at 4e-3."""
+    loss = 3 + abs(training.lr - 4e-3) + training.seed / 100 + (training.kernel == "split") / 10
+    return {**vars(training), "loss": loss, "validation": loss, "best_step": 1, "parameters": 9, "curve": []}
+
+
 def test_the_plan_is_the_promised_one():
-    all_ = Plan().trainings("digest")
-    assert len({job.name for job in all_}) == len(all_) == 3 * 2 * (5 + 5 + 3 + 4 + 3)
-    assert len(Plan(part="init").trainings("digest")) == 3 * 2 * 4
+    asked = []
+
+    def run(jobs):
+        asked.append(jobs)
+        return [trained(job) for job in jobs]
+
+    rows = Plan().comparison("digest").rows(run)
+    arms, starts, seeds = 2 * 2 * 2 * len(ARMS), 2 * (len(INITS) - 2), 5
+    assert [len(jobs) for jobs in asked[:1]] == [(arms + starts) * 4]
+    # Then all seeds at the best rate; starts also at two rates beside it, arms on the full text also for longer.
+    assert len(asked[1]) == (arms + starts) * seeds + 2 * len(INITS) * 2 * seeds + arms // 2 * 2
+    assert len(asked) == 2  # no best rate is at an edge
+    assert len(rows) == len({Training(**job).name for job in map(vars, asked[0] + asked[1])})
+    assert {row["steps"] for row in rows} == {2500, 5000}
     assert len(Plan().trials()) == 2 * 7 * 7 * 10
-    assert Plan(part="language").trials() == Plan(part="synthetic").trainings("digest")[:0] == []
-    steps = {(job.share, job.steps) for job in all_}
-    assert steps == {(1.0, 800), (0.02, 400)}
+    assert Plan(part="language").trials() == []
+    assert {row["init"] for row in Plan(part="init").comparison("digest").rows(run)} == set(INITS)
+
+
+def test_grids_grow_until_their_best_is_inside(monkeypatch):
+    monkeypatch.setattr("keyquery_studies.common.rates.EXTENSIONS", 3)
+    arm = Training(objective="masked", kernel="psd", seed=0, steps=1, text="", vocabulary=300)
+    tried = []
+
+    def run(jobs):
+        tried.append(sorted(job.lr for job in jobs))
+        return [{"validation": None if job.lr > 0.03 else abs(job.lr - 0.02)} for job in jobs]
+
+    assert [each.lr for each in tuned([arm], (4e-3, 8e-3), run)] == [0.016]
+    assert tried == [[4e-3, 8e-3], [4e-3, 8e-3, 0.016], [4e-3, 8e-3, 0.016, 0.032]]  # 0.032 diverged
 
 
 def test_everything_planned_is_measured(study):
     reading, _ = study
     assert len(reading.synthetic) == 2 * len(KERNELS)
-    assert len(reading.language) == 2 * 20
+    summary = reading.summary()
+    assert sum(row["part"] == "language" for row in summary) == 2 * 2 * 2 * len(ARMS)
+    assert sum(row["part"] == "init" for row in summary) == 2 * len(INITS)
     assert all(row["loss"] < 6.2 for row in reading.language)  # a uniform guess is 5.7
     few, full = ({r["tokens"] for r in reading.language if r["share"] == share} for share in (0.5, 1.0))
     assert max(few) == pytest.approx(max(full) / 2, abs=1)
     assert [step for step, _ in reading.language[0]["curve"]] == [1, 2]
 
 
-def made(seed, loss, curve, **changes):
+def made(arm, seed, loss, **changes):
     """A language row by hand."""
-    usual = {"objective": "masked", "share": 1.0, "steps": 40, "rope": False, "wide": False, "kernel": "general"}
-    facts = {"init": "default", "parameters": 10, "seed": seed, "loss": loss, "curve": curve}
+    kernel, init = ARMS[arm]
+    usual = {"objective": "masked", "share": 1.0, "steps": 40, "rope": False, "lr": 0.002, "parameters": 10}
+    facts = {"kernel": kernel, "init": init, "seed": seed, "loss": loss, "validation": loss, "best_step": 40}
     return {**usual, **facts, **changes}
 
 
-def test_gaps_are_to_general_of_the_same_seed_and_positions():
+def test_gaps_are_paired_by_seed_at_the_best_rate_of_each_arm():
     rows = [
-        made(0, 4.0, [[20, 5.0], [40, 4.0]]),
-        made(1, 4.2, [[20, 5.0], [40, 4.5]]),
-        made(0, 3.0, [[20, 4.0], [40, 3.0]], rope=True),
-        made(0, 3.5, [[20, 4.0], [40, 3.5]], kernel="split"),
-        made(1, 4.0, [[20, 4.5], [40, 4.0]], kernel="split"),
-        made(0, 3.1, [[20, 4.0], [40, 3.1]], kernel="split", rope=True, wide=True),
-        made(2, 3.1, [[20, 4.0]], kernel="skew"),
+        *(made("unconstrained", seed, 4.0 + seed / 10) for seed in range(3)),
+        *(made("symmetric init", seed, 3.9 + seed / 10) for seed in range(3)),
+        *(made("split", seed, loss, lr=0.004) for seed, loss in enumerate((3.5, 3.8, 3.9))),
+        made("split", 0, 3.7, lr=0.008),  # another rate, worse
+        made("unconstrained", 0, 3.0, steps=80),
+        made("split", 0, 3.2, steps=80, lr=0.004),
+        made("split", 0, 2.0, lr=0.004, rope=True),  # without a control
     ]
-    found = Kernels(starts=[], synthetic=[], language=rows).summary()
-    general, rotated, split, both, lonely = found
-    assert (general["gap"], rotated["gap"]) == (0, 0)
-    assert split["gap"] == pytest.approx(-0.35)
-    assert split["gap_sd"] == pytest.approx(0.15 * math.sqrt(2))
-    assert split["faster"] == pytest.approx(0.5)  # both are there at half of the steps
-    assert both["gap"] == pytest.approx(0.1)
-    assert both["faster"] is None  # it never gets there
-    assert (lonely["gap"], lonely["gap_sd"]) == (None, None)  # nothing to compare it with
-    assert [row["seeds"] for row in found] == [2, 1, 2, 1, 1]
+    table = Kernels(starts=[], synthetic=[], language=rows, provenance={"plan": {"part": "language"}}).summary()
+    plain, control, split, lonely = table
+    assert (plain["gap"], plain["gap_init"]) == (None, None)
+    assert control["gap"] == pytest.approx(-0.1)
+    assert split["gap"] == pytest.approx(-0.366667, abs=1e-6)
+    deviation = np.std([-0.5, -0.3, -0.3], ddof=1)
+    assert split["gap_high"] - split["gap"] == pytest.approx(4.302653 * deviation / 3**0.5, rel=1e-5)  # t of 2 degrees
+    assert split["gap_init"] == pytest.approx(-0.266667, abs=1e-6)
+    assert (split["lr"], split["edge"], plain["edge"]) == (0.004, True, True)
+    assert split["longer"] == pytest.approx(0.2)
+    assert (lonely["rope"], lonely["gap"]) == (True, None)
+    assert split["seeds"] == 3
+
+
+def test_p_values_are_those_of_scipy_and_statsmodels():
+    before = [{"seed": seed, "loss": value} for seed, value in enumerate((1.0, 1.5, 0.7, 1.1))]
+    after = [{"seed": seed, "loss": value} for seed, value in enumerate((1.3, 1.6, 1.2, 1.1))]
+    t = 0.225 / (np.std([0.3, 0.1, 0.5, 0.0], ddof=1) / 2)
+    assert difference(after, before, "loss")["p"] == pytest.approx(2 * (1 - scipy.stats.t.cdf(t, 3)))
+    assert difference(after[:1], before, "loss")["p"] is None
+    assert difference([{"seed": 0, "loss": None}], before, "loss")["change"] is None
+    # By hand: 3·.01, then the largest of that and 2·.03, then 1·.04, kept monotonic.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
 
 
 def test_a_reading_comes_back_from_json(study):
@@ -258,13 +296,14 @@ def test_a_study_that_was_broken_off_goes_on_and_may_grow(corpus, study, tmp_pat
         return items
 
     reading = run_kernels(corpus, tmp_path, plan, "cpu", progress=watch)
-    assert told == [2 * len(INITS) - 3]
+    assert told[0] == 2 * len(INITS) * 2 - 3  # of two rates
+    rounds = len(told)
     assert all((tmp_path / "results" / name).read_bytes() == content for name, content in done.items())
     run_kernels(corpus, tmp_path, plan, "cpu", progress=watch)
-    assert told[1:] == []  # nothing is trained twice
+    assert told[rounds:] == []  # nothing is trained twice
     more = run_kernels(None, tmp_path, replace(plan, seeds=(0, 1)), "cpu", progress=watch)
-    assert told[1:] == [2 * len(INITS)]
-    assert more.language[: len(reading.language)] == reading.language
+    assert told[rounds:] == [3 * 2 * len(INITS)]
+    assert {json.dumps(row) for row in reading.language} <= {json.dumps(row) for row in more.language}
 
     def without_time(rows):
         return [{key: value for key, value in row.items() if key != "seconds"} for row in rows if row["seed"] == 0]
@@ -342,18 +381,19 @@ def test_tables_fit_the_terminal(study):
     terminal.show(study[0], console)
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
-    assert "next token  50%   symmetric" in text
-    assert "rope, wide" in text
+    assert "next token  50%   RoPE       symmetric init" in text
+    assert "starts of the unconstrained kernel" in text
 
 
 def test_the_command_runs(corpus, tmp_path):
-    sizes = "--steps 2 --few-steps 1 --few 0.5 --width 16 --depth 1 --length 8 --vocabulary 300 --seed 4 --device cpu"
+    sizes = "--width 16 --depth 1 --length 8 --vocabulary 300 --batch 4 --few 0.5"
+    sizes += " --steps 2 --rate 0.001 --rate 0.002 --seed 4 --device cpu"
     arguments = ["study", "kernels", "--part", "init", "--corpus", str(corpus), *sizes.split()]
     files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--out", str(tmp_path)]
     result = CliRunner().invoke(cli.app, [*arguments, *files], env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     reading = kq.Reading.load(tmp_path / "a.json")
     assert {row["seed"] for row in reading.language} == {4}
-    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language) == 1 + 2 * 4
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language)
     refused = CliRunner().invoke(cli.app, [*arguments, "--picture", str(tmp_path / "a.svg")])
     assert "--picture shows the parts synthetic and language, not init" in str(refused.exception)  # before any work

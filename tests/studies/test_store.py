@@ -37,10 +37,10 @@ DATA = "0123456789abcdef"
 TEXT = {"text": DATA, "vocabulary": 4096}
 EVENTS = {"time": "mercer", "how": "additive", "calendar": False, "information": "past"}
 JOBS = {
-    "next-token-psd-default-1.0-800-0-5772c4bbfe": Training(
+    "next-token-psd-default-1.0-800-0.002-0-6914ecbac6": Training(
         objective="next token", kernel="psd", seed=0, steps=800, **TEXT
     ),
-    "masked-general-tied-0.02-400-2-3cada9d0bb": Training(
+    "masked-general-tied-0.02-400-0.002-2-4eae50363d": Training(
         objective="masked", kernel="general", seed=2, steps=400, share=0.02, init="tied", **TEXT
     ),
     "look-up-skew-128-3-7fbd4992ce": Trial("look-up", "skew", 128, 3),

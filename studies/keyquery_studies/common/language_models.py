@@ -21,12 +21,13 @@ from keyquery.layers import Attention, LanguageModel, Shape
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.training import Recipe, train
-from keyquery_studies.common.objectives import BATCH, HELD_OUT, OBJECTIVES, Task
+from keyquery_studies.common.objectives import BATCH, CAUSAL, HELD_OUT, Task
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import checkpoint_path, digest_of, npy_bytes, read_json, result_name
 
 INITS = ("default", "tied", "matched", "small")
 SMALL = 0.02  # standard deviation of BERT's initialisation
+PATIENCE = 10
 EXAM = 1024  # test windows, used neither for training nor for model selection
 
 
@@ -76,7 +77,9 @@ def read_documents(path: Path) -> list[str]:
     return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
 
 
-def tasks(folder: Path, device: str, objective: str, length: int, share: float = 1.0) -> tuple[Task, Task]:
+def tasks(
+    folder: Path, device: str, objective: str, length: int, share: float = 1.0, batch: int = BATCH
+) -> tuple[Task, Task]:
     """The training task with its validation split, and the test task.
 
     A model is trained on the first `share` of the text; half of the held-out end is for validation, half for testing.
@@ -84,7 +87,7 @@ def tasks(folder: Path, device: str, objective: str, length: int, share: float =
     ids, tokenizer = _load(folder, device)
     kept = int(len(ids) * (1 - HELD_OUT))
     learned, half = ids[: int(kept * share)], (len(ids) - kept) // 2
-    task = Task(objective, learned, ids[kept : kept + half], length, tokenizer)
+    task = Task(objective, learned, ids[kept : kept + half], length, tokenizer, batch=batch)
     return task, Task(objective, learned, ids[kept + half :], length, tokenizer, checks=EXAM)
 
 
@@ -97,7 +100,7 @@ def _load(folder: Path, device: str) -> tuple[Int[Tensor, " tokens"], Tokenizer]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One language model. With `wide`, heads are so wide that a structured kernel has as many parameters as general."""
+    """One language model."""
 
     objective: str
     kernel: str
@@ -107,15 +110,17 @@ class Training:
     vocabulary: int
     share: float = 1.0  # of the text that is trained on
     rope: bool = False
-    wide: bool = False
     init: str = "default"
+    lr: float = 2e-3
     width: int = 256
     depth: int = 4
     heads: int = 4
     length: int = 128
+    batch: int = BATCH
+    windows: tuple[int, ...] = ()  # lengths at which the heads of the trained model are measured
 
     def __post_init__(self) -> None:
-        check_choice("objective", self.objective, OBJECTIVES)
+        check_choice("objective", self.objective, tuple(CAUSAL))
         check_choice("init", self.init, INITS)
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
@@ -125,51 +130,62 @@ class Training:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        marks = [word for word, there in (("rope", self.rope), ("wide", self.wide)) if there]
-        words = (self.objective, self.kernel, *marks, self.init, self.share, self.steps, self.seed)
-        return result_name(words, {**asdict(self), "batch": BATCH, "exam": EXAM, "recipe": asdict(self.recipe())})
+        marks = ["rope"] if self.rope else []
+        words = (self.objective, self.kernel, *marks, self.init, self.share, self.steps, self.lr, self.seed)
+        return result_name(words, {**asdict(self), "exam": EXAM, "recipe": asdict(self.recipe())})
 
     def shape(self) -> Shape:
         """The shape of the model."""
-        # A structured kernel has three projections where general has four.
-        wider = 2 * round(self.width / self.heads * 2 / 3)
         return Shape(
             vocab_size=self.vocabulary,
             width=self.width,
             depth=self.depth,
             num_attention_heads=self.heads,
             length=self.length,
-            causal=self.objective == "next token",
+            causal=CAUSAL[self.objective],
             kernel=self.kernel,
             rope=self.rope,
-            head_dim=wider if self.wide and self.kernel != "general" else None,
         )
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train with validation, and evaluate on the test split."""
-        task, exam = tasks(folder, device, self.objective, self.length, self.share)
+        task, exam = tasks(folder, device, self.objective, self.length, self.share, self.batch)
         torch.manual_seed(self.seed)
         model = LanguageModel(self.shape())
         begin(model, self.init)
         model = model.to(device)
         start, path = perf_counter(), checkpoint_path(folder, self.name)
-        log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate, checkpoint=path)
-        return {
+        facts = {
             **asdict(self),
-            "batch": BATCH,
+            "batch": self.batch,
             "tokens": len(task.ids),
             "parameters": sum(weight.numel() for weight in model.parameters()),
+            "device": device_name(device),
+        }
+        try:
+            log = train(model, task.draw, task.loss, self.recipe(), validate=task.validate, checkpoint=path)
+        except FloatingPointError:  # a rate that is too high is a result, too
+            path.unlink(missing_ok=True)
+            return {**facts, "loss": None, "validation": None, "best_step": 0, "curve": [], "seconds": None}
+        return {
+            **facts,
             "loss": exam.validate(model),
+            "validation": log.best,
             "best_step": log.best_step,
             "curve": [[int(row["step"]), row["validation"]] for row in log.rows],
             "seconds": perf_counter() - start,
-            "device": device_name(device),
+            **({"heads": self.measured(task, model)} if self.windows else {}),
         }
 
+    def measured(self, task: Task, model: nn.Module) -> list[dict[str, Any]]:
+        """Symmetry and shares of every head of the trained model, by the length of the window."""
+        return [{"window": length, **row} for length in self.windows for row in task.look(model, length)]
+
     def recipe(self) -> Recipe:
-        """The recipe of the study `objectives`, with sixteen evaluations."""
-        warmup, every = min(300, self.steps // 4), max(self.steps // 16, 1)
-        return Recipe(self.steps, lr=2e-3, warmup=warmup, seed=self.seed, weight_decay=0.1, check_every=every)
+        """The recipe of the study `objectives`, with 32 evaluations; 10 without improvement end the training."""
+        warmup, every = min(300, self.steps // 4), max(self.steps // 32, 1)
+        options = {"weight_decay": 0.1, "check_every": every, "patience": PATIENCE}
+        return Recipe(self.steps, lr=self.lr, warmup=warmup, seed=self.seed, **options)
 
 
 def begin(model: nn.Module, init: str) -> None:

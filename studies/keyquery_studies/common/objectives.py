@@ -16,6 +16,7 @@ from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.look import look
 
 OBJECTIVES = ("masked", "next token")
+CAUSAL = {"masked": False, "masked causal": True, "next token": True}  # whether a model sees only earlier tokens
 MASKED = 0.15  # of the tokens are prediction targets; 8 in 10 of these are masked, 1 in 10 replaced, 1 in 10 kept
 HELD_OUT = 0.02  # of the corpus, at its end
 BATCH = 128
@@ -72,10 +73,13 @@ class Task:
         with torch.no_grad():
             return float(torch.stack([self.loss(model, batch) for batch in self.held_out]).mean())
 
-    def look(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Every head's symmetry and shares on held-out text, unmasked, over the pairs that the model scores."""
-        still = copy.deepcopy(model).cpu().eval()
-        reading = look(still, inputs=[{"input_ids": self.texts.cpu()}], length=self.length)
+    def look(self, model: nn.Module, length: int | None = None) -> list[dict[str, Any]]:
+        """Every head's symmetry and shares on held-out text, unmasked, over the pairs that the model scores.
+
+        `length` shortens the windows (default: the length that the model is trained with).
+        """
+        still, texts = copy.deepcopy(model).cpu().eval(), self.texts[:, :length].cpu()
+        reading = look(still, inputs=[{"input_ids": texts}], length=texts.shape[1])
         return [
             {"layer": head["layer"], "head": head["head"], "raw_symmetry": head["raw"]["symmetry"]}
             | {name: head["on_data"][name] for name in ("symmetry", *SHARES)}

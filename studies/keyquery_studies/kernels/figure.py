@@ -6,23 +6,23 @@ from typing import Any
 
 from keyquery.report.kit.colours import KERNELS
 from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.kernels.arms import ARMS
 from keyquery_studies.kernels.study import Kernels
 from keyquery_studies.kernels.synthetic import TASKS
 
+COLOURS = {"symmetric init": "#57606a", "symmetric": KERNELS["symmetric"], "split": KERNELS["split"]}
 TRUTHS = {"smoothing": "symmetric truth: smoothing", "look-up": "skew truth: look-up"}
 
 
 def panels(reading: Kernels, pyplot: Any) -> Any:
-    """Top: error on both synthetic tasks by sample size; bottom: Δ cross-entropy to the general kernel."""
+    """Top: error on both synthetic tasks by sample size; bottom: Δ cross-entropy to the unconstrained kernel."""
     rows = reading.summary()
     synthetic = [row for row in rows if row["part"] == "synthetic"]
-    usual = {"part": "language", "rope": False, "wide": False, "init": "default"}
-    language = [row for row in rows if all(row.get(key) == value for key, value in usual.items())]
-    language = [row for row in language if row["gap"] is not None and row["kernel"] != "general"]
+    language = [row for row in rows if row["part"] == "language" and row["gap"] is not None]
     if not synthetic and not language:
         raise ValueError("a study of initialisation alone has no figure: it needs the part synthetic or language")
-    heights = [2.6] * bool(synthetic) + [1.9] * bool(language)
-    figure = pyplot.figure(figsize=(7.2, sum(heights)), layout="constrained")
+    heights = [2.6] * bool(synthetic) + [2.3] * bool(language)
+    figure = pyplot.figure(figsize=(8.6, sum(heights)), layout="constrained")
     places = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     if synthetic:
         _errors(next(places), synthetic)
@@ -54,21 +54,25 @@ def _errors(figure: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _gaps(figure: Any, rows: list[dict[str, Any]]) -> None:
+    """Differences to the unconstrained kernel with 95 % intervals, a panel per objective and share of the text."""
     shares = sorted({row["share"] for row in rows}, reverse=True)
     columns = [(objective, share) for objective in OBJECTIVES for share in shares]
-    names = [kernel for kernel in KERNELS if any(row["kernel"] == kernel for row in rows)][::-1]
+    places = [(arm, rope) for rope in (True, False) for arm in list(ARMS)[:0:-1]]  # bottom to top
     axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axis, (objective, share) in zip(axes, columns, strict=True):
         axis.axvline(0, color=KERNELS["general"], linewidth=0.8)
         for row in rows:
-            if (row["objective"], row["share"]) == (objective, share):
-                look = {"color": KERNELS[row["kernel"]], "fmt": "o", "markersize": 4, "capsize": 2}
-                axis.errorbar(row["gap"], names.index(row["kernel"]), xerr=row["gap_sd"] or 0.0, **look)
-        axis.set(
-            title=f"{objective}, {'full corpus' if share == 1 else f'{share:.0%} of it'}", ylim=(-0.6, len(names) - 0.4)
-        )
-        axis.set_yticks(range(len(names)), names)
-        axis.margins(x=0.2)
+            if (row["objective"], row["share"]) != (objective, share):
+                continue
+            low, high = (row["gap"] if row[name] is None else row[name] for name in ("gap_low", "gap_high"))
+            spread = [[row["gap"] - low], [high - row["gap"]]]
+            look = {"color": COLOURS[row["arm"]], "fmt": "o", "markersize": 4, "capsize": 2}
+            axis.errorbar(row["gap"], places.index((row["arm"], row["rope"])), xerr=spread, **look)
+        title = f"{objective}, {'full corpus' if share == 1 else f'{share:.0%} of it'}"
+        axis.set(title=title, ylim=(-0.6, len(places) - 0.4))
+        axis.axhline(len(places) / 2 - 0.5, color="#d0d7de", linewidth=0.6)
+        axis.set_yticks(range(len(places)), [f"{arm}, {'RoPE' if rope else 'learned'}" for arm, rope in places])
+        axis.margins(x=0.15)
         axis.locator_params(axis="x", nbins=4)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("Δ cross-entropy to general, nats per token (negative is better)", fontsize=8)
+    figure.supxlabel("Δ cross-entropy to unconstrained, nats per token, 95 % intervals (positive is worse)", fontsize=8)

@@ -1,7 +1,7 @@
 """Study `kernels`: does structure pay? Every kernel on two tasks of known truth, and in language models on real text.
 
 The claims: at the start half the energy of a standard head is skew; where the task is symmetric, M = S ⪰ 0 does better,
-the more so with less data; where it is skew, the skew part does the work.
+the more so with less data; where it is skew, the skew part does the work; a symmetric start makes training faster.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.language_models import INITS, Training, first_below, prepare
-from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.rows import FORMER, over_seeds
-from keyquery_studies.common.runner import Job, run_parts, study_folder
+from keyquery_studies.common.runner import Job, run_jobs, study_folder
+from keyquery_studies.kernels.arms import Comparison
+from keyquery_studies.kernels.differences import initialisations, language
 from keyquery_studies.kernels.synthetic import TASKS, Trial
 
 PARTS = ("synthetic", "language", "init", "all")
-READ = ("general", "symmetric", "psd", "skew", "split")  # the kernels that read text
-VARIED = ("general", "symmetric", "split")  # those that are also tried with rotary positions and wide heads
-SETTING = ("objective", "share", "steps", "rope", "wide", "kernel", "init")
 STARTS = ((64, 4), (256, 4), (768, 12))  # widths and heads whose start is measured
 
 
@@ -54,29 +52,21 @@ class Kernels(Reading, kind="kernels"):
         ]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Mean and sd over seeds of every metric; the rows of one part have the same keys.
+        """Means over seeds, and of language models paired differences; the rows of one part have the same keys.
 
-        Of language models, `gap` is the loss less that of the general kernel of the same seed, started as usual, with
-        the same positions, and `faster` the share of steps saved in reaching the best validation loss of that one.
+        See `keyquery_studies.kernels.differences` for the columns of the parts `language` and `init`.
         """
         rows = [{"part": "start", **row} for row in over_seeds(self.starts, ("layer", "width"), ("skew",))]
         means = over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
         rows += [{"part": "synthetic", **row} for row in means]
-        means = over_seeds(map(self._compared, self.language), SETTING, ("loss", "gap", "faster", "parameters"))
-        return rows + [{"part": "language", **row} for row in means]
-
-    def _compared(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        usual = {**row, "kernel": "general", "init": "default", "wide": False}
-        keys = (*SETTING, "seed")
-        base = next((r for r in self.language if all(r[key] == usual[key] for key in keys)), None)
-        if base is None:
-            return {**row, "gap": None, "faster": None}
-        reached = first_below(row["curve"], min(loss for _, loss in base["curve"]))
-        return {
-            **row,
-            "gap": row["loss"] - base["loss"],
-            "faster": None if reached is None else 1 - reached / row["steps"],
-        }
+        if any("lr" not in row for row in self.language):
+            raise ValueError("these language models are of an earlier version of the study: run it again")
+        parts = self.provenance.get("plan", {}).get("part", "all")
+        if parts in ("language", "all"):
+            rows += [{"part": "language", **row} for row in language(self.language)]
+        if parts in ("init", "all"):
+            rows += [{"part": "init", **row} for row in initialisations(self.language)]
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +74,29 @@ class Plan:
     """What is trained. Seeds of language models and of the small tasks are apart: the latter cost next to nothing."""
 
     part: str = "all"
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
+    doubled: int = 2
+    steps: int = 2500
+    few: float = 0.02
     trial_seeds: tuple[int, ...] = tuple(range(10))
     samples: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
     trial_steps: int = 1000
-    steps: int = 800
-    few_steps: int = 400
-    few: float = 0.02
-    vocabulary: int = 4096
-    width: int = 256
-    depth: int = 4
+    vocabulary: int = 2048
+    width: int = 96
+    depth: int = 3
     length: int = 128
+    batch: int = 64
 
     def __post_init__(self) -> None:
         check_choice("part", self.part, PARTS)
-        for name in ("trial_steps", "steps", "few_steps", "width", "depth", "length"):
+        for name in ("trial_steps", "steps", "width", "depth", "length", "batch"):
             check_count(name, getattr(self, name), least=1)
+        check_count("doubled", self.doubled, least=0)
         if not 0 < self.few <= 1:
             raise ValueError(f"few must be a share above 0 and at most 1, got {self.few}")
+        if not self.seeds or not self.rates or min(self.rates) <= 0:
+            raise ValueError(f"seeds and rates must not be empty, and rates above 0, got {self.seeds} and {self.rates}")
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
@@ -119,28 +114,12 @@ class Plan:
             for samples in self.samples
         ]
 
-    def trainings(self, text: str) -> list[Training]:
-        """Language models, seed by seed, so that an interrupted study has complete comparisons."""
-        sizes = {"width": self.width, "depth": self.depth, "length": self.length}
-        common = {"text": text, "vocabulary": self.vocabulary, **sizes}
-        return [
-            Training(objective=objective, seed=seed, **{"steps": self.steps, **common, **chosen})
-            for seed in self.seeds
-            for chosen in self._settings()
-            for objective in OBJECTIVES
-        ]
-
-    def _settings(self) -> list[dict[str, Any]]:
-        settings: list[dict[str, Any]] = []
-        if self.has("language"):
-            settings += [{"kernel": kernel} for kernel in READ]
-            settings += [{"kernel": kernel, "share": self.few, "steps": self.few_steps} for kernel in READ]
-            settings += [{"kernel": kernel, "rope": True} for kernel in VARIED]
-            settings += [{"kernel": k, "rope": rope, "wide": True} for k in VARIED[1:] for rope in (False, True)]
-        if self.has("init"):
-            others = INITS[1:] if settings else INITS  # the language part trains the usual start too
-            settings += [{"kernel": "general", "init": init} for init in others]
-        return settings
+    def comparison(self, text: str) -> Comparison:
+        """The language models, on the text of a digest."""
+        sizes = {name: getattr(self, name) for name in ("vocabulary", "width", "depth", "length", "batch", "steps")}
+        parts = [part for part in ("language", "init") if self.has(part)]
+        options = {"seeds": self.seeds, "rates": self.rates, "few": self.few, "doubled": self.doubled}
+        return Comparison(text=text, sizes=sizes, parts=parts, **options)
 
 
 def run(
@@ -166,17 +145,17 @@ def run(
         raise ValueError(f"corpus must be a text file for part {plan.part!r}; only 'synthetic' needs none")
     with study_folder(out) as folder:
         facts = None if plan.part == "synthetic" else prepare(corpus, folder, plan.vocabulary, force)
-        jobs: dict[str, Sequence[Job]] = {
-            "language": plan.trainings(facts["digest"]) if facts else [],
-            "synthetic": plan.trials(),
-        }
-        rows = run_parts(jobs, folder, chosen, workers, progress)
+
+        def train(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+            return run_jobs(jobs, folder, chosen, workers, progress)
+
+        trained = plan.comparison(facts["digest"]).rows(train) if facts else []
+        synthetic = train(plan.trials())
     return Kernels(
         starts=starts(plan.trial_seeds) if plan.has("synthetic") else [],
-        **rows,
-        provenance=provenance(
-            corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in rows["language"]})
-        ),
+        synthetic=synthetic,
+        language=trained,
+        provenance=provenance(corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in trained})),
     )
 
 

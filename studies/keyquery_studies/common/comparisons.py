@@ -1,0 +1,47 @@
+"""Paired comparisons over seeds, and Holm's correction for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from scipy.stats import ttest_rel
+
+from keyquery.support.statistics import paired
+
+
+def difference(rows: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """The mean of `name` less that of the control, over the seeds of both, with its 95 % interval and p-value.
+
+    The interval and p (paired t-test) are None for fewer than two seeds; all is None if a training diverged.
+
+    >>> one = [{"seed": seed, "loss": 3.0 + seed} for seed in range(3)]
+    >>> other = [{"seed": seed, "loss": 2.9 + 1.1 * seed} for seed in range(3)]
+    >>> {key: value if value is None else round(value, 3) for key, value in difference(other, one, "loss").items()}
+    {'change': 0.0, 'low': -0.248, 'high': 0.248, 'p': 1.0, 'seeds': 3}
+    """
+    values, base = ({row["seed"]: row[name] for row in group} for group in (rows, control))
+    seeds = sorted(values.keys() & base.keys())
+    pairs = [(base[seed], values[seed]) for seed in seeds]
+    if not pairs or any(None in pair for pair in pairs):
+        return {"change": None, "low": None, "high": None, "p": None, "seeds": len(seeds)}
+    before, after = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+    if len(pairs) < 2:
+        return {"change": float(after - before), "low": None, "high": None, "p": None, "seeds": 1}
+    interval = paired(before, after)
+    return {**interval._asdict(), "p": float(ttest_rel(after, before).pvalue), "seeds": len(seeds)}
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: below α where the hypothesis is rejected at family-wise error α.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p)), key=p.__getitem__)
+    adjusted, highest = [0.0] * len(p), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = highest
+    return adjusted

@@ -1,0 +1,50 @@
+"""A learning rate for every arm of a comparison: the best of a grid, extended until the best is not at its edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from keyquery_studies.common.language_models import Training
+
+EXTENSIONS = 3  # times a grid may grow
+Run = Callable[[Sequence[Training]], list[dict[str, Any]]]
+
+
+def tuned(arms: Iterable[Training], rates: Sequence[float], run: Run) -> list[Training]:
+    """Every arm with the rate of its lowest validation loss; all rates of all arms are trained together.
+
+    `rates` is the first grid. An arm whose best rate is at an edge is also trained with half or twice that rate, at
+    most three times.
+
+    >>> arm = Training(objective="masked", kernel="psd", seed=0, steps=1, text="", vocabulary=300)
+    >>> run = lambda trainings: [{"validation": abs(training.lr - 8e-3)} for training in trainings]
+    >>> [arm.lr for arm in tuned([arm], (1e-3, 2e-3), run)]
+    [0.008]
+    """
+    grids = {arm: sorted(rates) for arm in arms}
+    best: dict[Training, float] = {}
+    for _ in range(EXTENSIONS + 1):
+        trainings = [replace(arm, lr=rate) for arm, grid in grids.items() for rate in grid]
+        losses = dict(zip(trainings, (_loss(row) for row in run(trainings)), strict=True))
+        best = {arm: min(grid, key=lambda rate: losses[replace(arm, lr=rate)]) for arm, grid in grids.items()}
+        missing = {arm: rate for arm, grid in grids.items() if (rate := _beyond(grid, best[arm])) is not None}
+        for arm, rate in missing.items():
+            grids[arm] = sorted([*grids[arm], rate])
+        if not missing:
+            break
+    return [replace(arm, lr=rate) for arm, rate in best.items()]
+
+
+def _loss(row: dict[str, Any]) -> float:
+    """The validation loss of a row; a training that diverged has none."""
+    return math.inf if row["validation"] is None else float(row["validation"])
+
+
+def _beyond(grid: Sequence[float], rate: float) -> float | None:
+    """The next rate beyond the edge of a grid, or None if `rate` is inside it."""
+    if rate == grid[0]:
+        return float(f"{rate / 2:.3g}")
+    return float(f"{rate * 2:.3g}") if rate == grid[-1] else None
