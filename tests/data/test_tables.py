@@ -6,7 +6,7 @@ import lzma
 import numpy as np
 import pytest
 
-from keyquery.data import load_table
+from keyquery.data import load_table, tables
 
 PEOPLE = """age, job, income
 39, clerk, 1e3
@@ -146,3 +146,23 @@ def test_what_is_wrong_is_told(tmp_path, text, options, complaint):
 def test_one_text_is_no_list_of_missing_values(tmp_path):
     with pytest.raises(TypeError, match="missing must be a list of texts, got a single text 'NA'"):
         load(tmp_path, "a\n1\n", missing="NA")
+
+
+def test_a_compressed_file_of_few_bytes_holds_no_millions_of_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CELLS", 4000)
+    file, row = tmp_path / "a.csv.gz", b"ab,cd,ef,gh\n"
+    file.write_bytes(gzip.compress(row * 800))
+    assert len(load_table(file, header=False)) == 800
+    file.write_bytes(gzip.compress(row * 1200))
+    with pytest.raises(ValueError, match=r"decompresses to more than the limit of 4... cells and rows: decompress it"):
+        load_table(file)
+    (tmp_path / "a.csv").write_bytes(row * 1200)
+    assert len(load_table(tmp_path / "a.csv", header=False)) == 1200
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_any_line_end(end, tmp_path):
+    (tmp_path / "a.csv").write_bytes(f'x,y{end}1,"a{end}b"{end}{end}2,c'.encode())
+    table = load_table(tmp_path / "a.csv")
+    assert table["x"].tolist() == [1, 2]
+    assert table.categories[1] == (f"a{end}b", "c")
