@@ -277,7 +277,7 @@ def test_an_empty_config_is_called_empty(llama):
         kq.read(llama)
 
 
-@pytest.mark.parametrize("number", ["00", "01", "٣", "1" * 900])
+@pytest.mark.parametrize("number", ["00", "01", "٣", "1" * 5000])
 def test_layers_that_are_numbered_otherwise_are_refused(number, tmp_path):
     """Also where other layers are as they should be: a model without some of its layers would be another model."""
     for others in ((), ("0", "1")):
@@ -285,12 +285,3 @@ def test_layers_that_are_numbered_otherwise_are_refused(number, tmp_path):
         save_file({name: torch.randn(8, 8) for name in names}, tmp_path / "model.safetensors")
         with pytest.raises(ValueError, match=r"is a tensor of layer '.*': expected a number such as 0 or 12"):
             kq.read(tmp_path / "model.safetensors", heads=2)
-
-
-@pytest.mark.parametrize("ending", ["weight", "weight_packed"])
-def test_a_tensor_name_that_no_message_could_hold_is_refused(ending, tmp_path):
-    name = f"model.layers.0.self_attn.{'q' * 5000}_proj.{ending}"
-    save_file({name: torch.ones(2, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"is a tensor name of 50.. characters; the limit is 1000") as refusal:
-        kq.read(tmp_path / "model.safetensors", heads=2)
-    assert len(str(refusal.value)) < 1000

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keyquery.data import load_table, tables
+from keyquery.data.text import read_column
 
 PEOPLE = """age, job, income
 39, clerk, 1e3
@@ -166,3 +167,11 @@ def test_any_line_end(end, tmp_path):
     table = load_table(tmp_path / "a.csv")
     assert table["x"].tolist() == [1, 2]
     assert table.categories[1] == (f"a{end}b", "c")
+
+
+def test_columns_with_long_names_are_named_in_short(tmp_path):
+    (tmp_path / "a.tsv").write_text("x" * 100_000 + "\t" + "y" * 100_000 + "\n1\t2\n")
+    for read in (lambda path: load_table(path, target="z"), read_column):
+        with pytest.raises(ValueError, match="must be one of 'xxx") as refusal:
+            read(tmp_path / "a.tsv")
+        assert len(str(refusal.value)) < 3000

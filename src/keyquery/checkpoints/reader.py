@@ -27,7 +27,6 @@ from keyquery.support.files import beside
 from keyquery.support.printable import NAME, printable
 
 TORCH = (".bin", ".pt", ".pth")
-LONGEST = 1000  # characters of a tensor name in a file
 
 
 def read(
@@ -87,9 +86,7 @@ def read(
     adapted_name(source, adapter)  # raises for a live model with one
     source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
-    if not isinstance(source, nn.Module):
-        _check_names(opened)
-        opened = _adapted(dequantised(opened), adapter)
+    opened = opened if isinstance(source, nn.Module) else _adapted(dequantised(opened), adapter)
     if isinstance(source, nn.Module) and not query and not key and (own_layers := formed(source)):
         rest = Live(source, without=own_layers)
         family = _family_by_type(rest) or recognise(rest.shapes)
@@ -116,15 +113,6 @@ def read_recognised(opened: Source, heads: int | None = None, partial: bool = Fa
     notes = (*unproven, *notes, *_partial(opened, tower, family, partial), *lacking)
     gaps = bool(unproven) or trusted or partial or family.gaps
     return Heads(tower, family, heads, notes, gaps=gaps, positions=not unproven)
-
-
-def _check_names(source: Source) -> None:
-    """Raise for a name of a tensor that no message could hold."""
-    if (longest := max(source.shapes, key=len, default="")) and len(longest) > LONGEST:
-        raise ValueError(
-            f"{source.label}: {printable(longest, NAME)} is a tensor name of {len(longest)} characters; the limit is "
-            f"{LONGEST}"
-        )
 
 
 def _adapted(source: Source, adapter: str | Path | None) -> Source:

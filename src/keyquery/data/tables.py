@@ -14,13 +14,12 @@ from jaxtyping import Shaped
 
 from keyquery.data.numbers import to_number
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.files import UNPACK, read_text
+from keyquery.support.files import UNPACK, lines_of, read_text
 
 MISSING = ("", "?", "NA", "nan")
 COLUMNS = 100_000  # limit, since each is an array
 LONGEST = 2**22  # characters per line
 CELLS, DENSITY = 1_500_000, 8  # limit on cells and rows of a compressed table, and as many more per byte of the file
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,7 +149,7 @@ def _within_limit(path: str | Path, rows: Iterator[list[str]]) -> Iterator[list[
 def _rows(path: str | Path, text: str, delimiter: str | None) -> Iterator[list[str]]:
     """Fields of every non-blank line, the same number in each."""
     between = _delimiter(text) if delimiter is None else delimiter
-    lines = (match.group() for match in LINE.finditer(text))  # a StringIO would take four bytes per character
+    lines = lines_of(text)
     reader: Iterator[tuple[int, list[str]]]
     if between.isspace() and between != "\t":
         reader = ((number, line.split()) for number, line in enumerate(lines, 1))

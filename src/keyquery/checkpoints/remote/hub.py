@@ -13,6 +13,7 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
+from keyquery._version import __version__
 from keyquery.checkpoints.remote.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
 from keyquery.support.bounded_json import parse_json
@@ -23,6 +24,7 @@ from keyquery.support.printable import NAME, printable
 # of a model of 100,000 tensors have some 25 MB.
 LARGEST, LARGEST_CONFIG = 2**26, 2**22
 LARGEST_TENSOR = 2**34
+AGENT = f"keyquery/{__version__}"
 LONGEST = 255  # characters of a file name, as file systems have it
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Of quantised weights and their scales.
@@ -120,11 +122,13 @@ class Hub:
     def _get(self, file: str, status: int, most: int, more: Mapping[str, str] | None = None) -> Response | None:
         """A response of this status or one that says why not; None if the model has no such file."""
         hub = self._library
-        url, headers = hub.hf_hub_url(self.label, file), hub.utils.build_hf_headers()
-        plain = {"user-agent": headers.pop("user-agent", "keyquery"), "accept-encoding": "identity", **(more or {})}
+        url, plain = (
+            hub.hf_hub_url(self.label, file),
+            {"user-agent": AGENT, "accept-encoding": "identity", **(more or {})},
+        )
         place, trusted = self._places.get(file, (url, True))
         try:
-            answer = fetch(hub.get_session(), Get(place, url, plain, headers if trusted else {}, status, most))
+            answer = fetch(hub.get_session(), Get(place, url, plain, self._secret() if trusted else {}, status, most))
         except ValueError as error:
             raise ValueError(f"{self.label}: {file}: {first_line(error)}") from None
         except Exception as error:  # of whatever client the library has
@@ -141,6 +145,12 @@ class Hub:
             return None
         why = f"HTTP status {answer.status} {code}".strip()
         raise ConnectionError(f"{self.label} could not be had from the hub: {file}: {why[:100]}")
+
+    def _secret(self) -> dict[str, str]:
+        """The user's token; build_hf_headers of the library makes a request of its own, without limits."""
+        hub = self._library
+        token = None if hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else hub.get_token()
+        return {"authorization": f"Bearer {token}"} if token else {}
 
     @cached_property
     def _library(self) -> Any:
