@@ -5,7 +5,7 @@ import lzma
 import numpy as np
 import pytest
 
-from keyquery.data import load_ts
+from keyquery.data import load_ts, series
 
 nan = np.nan
 
@@ -112,3 +112,19 @@ def test_other_encodings_are_told(tmp_path):
     (tmp_path / "a.ts").write_bytes("# café\n@data\n1\n".encode("latin-1"))
     with pytest.raises(ValueError, match="is not UTF-8 text: byte 0xe9 at 5"):
         load_ts(tmp_path / "a.ts")
+
+
+def test_a_compressed_file_of_few_bytes_holds_no_millions_of_series(tmp_path, monkeypatch):
+    monkeypatch.setattr(series, "SERIES", 1000)
+    (tmp_path / "a.ts.xz").write_bytes(lzma.compress(("@data\n" + "1:2\n" * 1000).encode()))
+    assert len(load_ts(tmp_path / "a.ts.xz")) == 1000
+    (tmp_path / "a.ts.xz").write_bytes(lzma.compress(("@data\n" + "1:2\n" * 2000).encode()))
+    with pytest.raises(ValueError, match=r"decompresses to more than the limit of 1... series"):
+        load_ts(tmp_path / "a.ts.xz")
+
+
+def test_what_is_wrong_is_told_in_short(tmp_path):
+    for line in ("x" * 100_000 + ":1:a", "1:1:" + "y" * 100_000):
+        with pytest.raises(ValueError, match="line 4") as refusal:
+            load(tmp_path, HEAD + line + "\n")
+        assert len(str(refusal.value)) < 1000

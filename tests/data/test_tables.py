@@ -6,7 +6,8 @@ import lzma
 import numpy as np
 import pytest
 
-from keyquery.data import load_table
+from keyquery.data import load_table, tables
+from keyquery.data.text import read_column
 
 PEOPLE = """age, job, income
 39, clerk, 1e3
@@ -146,3 +147,31 @@ def test_what_is_wrong_is_told(tmp_path, text, options, complaint):
 def test_one_text_is_no_list_of_missing_values(tmp_path):
     with pytest.raises(TypeError, match="missing must be a list of texts, got a single text 'NA'"):
         load(tmp_path, "a\n1\n", missing="NA")
+
+
+def test_a_compressed_file_of_few_bytes_holds_no_millions_of_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CELLS", 4000)
+    file, row = tmp_path / "a.csv.gz", b"ab,cd,ef,gh\n"
+    file.write_bytes(gzip.compress(row * 800))
+    assert len(load_table(file, header=False)) == 800
+    file.write_bytes(gzip.compress(row * 1200))
+    with pytest.raises(ValueError, match=r"decompresses to more than the limit of 4... cells and rows: decompress it"):
+        load_table(file)
+    (tmp_path / "a.csv").write_bytes(row * 1200)
+    assert len(load_table(tmp_path / "a.csv", header=False)) == 1200
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_any_line_end(end, tmp_path):
+    (tmp_path / "a.csv").write_bytes(f'x,y{end}1,"a{end}b"{end}{end}2,c'.encode())
+    table = load_table(tmp_path / "a.csv")
+    assert table["x"].tolist() == [1, 2]
+    assert table.categories[1] == (f"a{end}b", "c")
+
+
+def test_columns_with_long_names_are_named_in_short(tmp_path):
+    (tmp_path / "a.tsv").write_text("x" * 100_000 + "\t" + "y" * 100_000 + "\n1\t2\n")
+    for read in (lambda path: load_table(path, target="z"), read_column):
+        with pytest.raises(ValueError, match="must be one of 'xxx") as refusal:
+            read(tmp_path / "a.tsv")
+        assert len(str(refusal.value)) < 3000

@@ -114,7 +114,9 @@ def flooded(pack):
     """Much in little, as nothing but one unit, or behind the head of a real file."""
 
     def change(chance, data):
-        unit = chance.choice([b" ", b"\n", b",", b"a", b"1,", b":", b"\t\n", b"a b ", b"1 19970101 1 1\n"])
+        unit = chance.choice(
+            [b" ", b"\n", b",", b"a", b"1,", b":", b"\t\n", b"a b ", b"1 19970101 1 1\n", b"ab,cd,ef,gh\n"]
+        )
         size = chance.choice([14 * 2**20, 20 * 2**20]) if chance.random() < RARE else 2**16
         head = data if chance.random() < 0.4 else b""
         return head + flood(pack, unit, size)

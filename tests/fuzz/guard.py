@@ -39,7 +39,7 @@ class _Watch:
 _watch = _Watch()
 _own = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platlib", "purelib")]
 _own += [
-    Path(__file__).resolve().parents[2] / "src",
+    *(Path(__file__).resolve().parents[2] / name for name in ("src", "studies")),
     Path("/proc"),
     Path("/sys"),
     Path("/dev"),

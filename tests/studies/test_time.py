@@ -40,6 +40,16 @@ C3,a,A,-1,12/4/2010 8:26,2.0,7,Here
 """
 
 
+@pytest.mark.parametrize(
+    "line", ["a" * 200_000, '"' + "b" * 200_000, "," * 5_000_000, "1,a,A,x" + "c" * 100_000 + ",9,2,7,Here"]
+)
+def test_a_hostile_line_is_refused_in_a_sentence(line, tmp_path):
+    (tmp_path / "retail.csv").write_text(RETAIL + line + "\n")
+    with pytest.raises(ValueError, match=r"retail.csv") as refusal:
+        read_retail(tmp_path / "retail.csv")
+    assert len(str(refusal.value)) < 1000
+
+
 def test_an_invoice_is_one_event_by_what_it_comes_to(tmp_path):
     path = tmp_path / "retail.csv.xz"
     path.write_bytes(lzma.compress(RETAIL.encode("latin1")))

@@ -21,6 +21,7 @@ from tests.surgery.tiny import assert_as_it_was, encoder, snapshot, tiny
 
 FILES = {
     *(SOURCE / "surgery" / f"{name}.py" for name in ("handle", "dial/dial", "project/project", "swap/swap")),
+    *(SOURCE / "surgery" / f"{name}.py" for name in ("head_output", "distill")),
     *(SOURCE / "surgery" / f"{name}.py" for name in ("swap/adapters", "rewriting/attach", "rewriting/register")),
     *(SOURCE / "capture" / f"{name}.py" for name in ("value_norms", "guard", "whole_maps", "moments", "probe")),
     *(SOURCE / "capture" / f"{name}.py" for name in ("attention_stream", "hooks")),
@@ -37,6 +38,7 @@ OPERATIONS = {
     "dial": lambda model: kq.dial(model, popularity=0),
     "project": lambda model: kq.project(model, (0, 1)),
     "swap": lambda model: kq.swap(model),
+    "heads": lambda model: kq.ablate_heads(model),
 }
 RUNS = {
     "joint_moments": lambda model, batch: joint_moments(model, [batch], kq.read(model)),
@@ -44,7 +46,8 @@ RUNS = {
     "stream_maps": lambda model, batch: stream_maps(model, batch, lambda heard: None),
     "probe": lambda model, batch: Probe(model, "", batch)(),
 }
-CHANGES = [(m, o) for m in MODELS for o in OPERATIONS if (m, o) != ("keyquery", "swap")]
+# A kq.Attention is not swapped, and the heads of nn.MultiheadAttention are not ablated.
+CHANGES = [(m, o) for m in MODELS for o in OPERATIONS if (m, o) not in (("keyquery", "swap"), ("torch", "heads"))]
 CAPTURES = [(m, r) for m in MODELS for r in RUNS if m != "torch" or r in ("joint_moments", "probe")]
 
 
@@ -92,6 +95,13 @@ def test_an_interrupt_at_no_line_leaves_a_change_behind(name, operation, use):
 @pytest.mark.parametrize(("name", "run"), CAPTURES)
 def test_a_run_interrupted_at_any_line_leaves_the_model_as_it_was(name, run):
     assert interrupt(name, partial(running, run), step=1) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+def test_an_interrupted_distillation_leaves_the_layer_as_it_was():
+    data = torch.randn(3, 4, 8)
+    assert interrupt("keyquery", lambda layer, batch: kq.distill(layer, data, rank=1) and None, step=53) > 20
 
 
 def test_signals_wait_for_the_end_of_a_change_and_are_all_delivered():
@@ -174,6 +184,26 @@ def test_looks_from_many_threads_are_all_the_same():
     assert all(one.heads == expected.heads for one in found)
 
 
+def test_looks_are_of_the_model_before_or_after_another_threads_swap():
+    model, batch, done = decoder("llama"), text(2, 9), threading.Event()
+    plain = kq.look(model, inputs=batch).heads
+    with kq.swap(model):
+        swapped = kq.look(model, inputs=batch).heads
+
+    def run():
+        while not done.is_set():
+            kq.swap(model).undo()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        looks = [kq.look(model, inputs=batch, workers=2).heads for _ in range(12)]
+    finally:
+        done.set()
+        thread.join()
+    assert all(heads in (plain, swapped) for heads in looks)
+
+
 def test_somebody_elses_run_of_the_same_model_is_not_heard():
     model, batch, done = decoder("llama"), text(2, 9), threading.Event()
     heads = kq.read(model)
@@ -210,10 +240,11 @@ def test_a_dialled_model_runs_in_several_threads_as_in_one():
             assert all(pool.map(run, range(24)))
 
 
-def test_a_model_that_another_thread_has_dialled_is_refused_and_can_be_undone_there():
+@pytest.mark.parametrize("change", [lambda model: kq.dial(model, popularity=0), kq.ablate_heads])
+def test_a_model_that_another_thread_has_changed_is_refused_and_can_be_undone_there(change):
     model, batch = decoder("llama"), text(1, 6)
     with ThreadPoolExecutor(1) as pool:
-        dial = pool.submit(kq.dial, model, popularity=0).result()
+        dial = pool.submit(change, model).result()
         for use in (lambda: kq.look(model, inputs=batch), lambda: kq.dial(model, position=0), lambda: kq.swap(model)):
             with pytest.raises((RuntimeError, ValueError), match="undo that first"):
                 use()

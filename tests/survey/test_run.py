@@ -259,6 +259,13 @@ def test_out_that_is_a_file_and_the_extra_that_is_missing_are_told(models, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_config_that_is_a_pipe_is_refused_at_once(models, tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="is a device or a pipe; expected a regular file"):
+        survey.run(models, tmp_path / "out", workers=1, config=tmp_path / "config.json")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on(tmp_path):
     models = [str(llama(tmp_path / "zoo" / f"m{i}", layers=12, width=256, seed=i)) for i in range(4)]

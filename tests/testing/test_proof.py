@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.checkpoints import reader
 from keyquery.checkpoints.family import families, parse
+from keyquery.checkpoints.proven import proof_of
 from keyquery.cli import app
 from keyquery.testing.proof import search, written
+from keyquery.testing.proof import sweep as sweep_module
 from keyquery.testing.proof.capture import captured
 from keyquery.testing.proof.proof import Proof, prove
 from keyquery.testing.proof.sizes import shrink
@@ -146,6 +149,49 @@ def test_proofs_are_kept(tmp_path):
     assert sweep(["gpt2", "frobnicate"], cache, seen.append) == first
     assert len(seen) == 2
     assert set(cached(cache)) == {"gpt2", "frobnicate"}
+
+
+@pytest.fixture
+def quick_proofs(monkeypatch):
+    """Proofs that are made in no process."""
+    import transformers
+
+    def quick(types):
+        return (Proof(name, "cannot be built", "for a test", transformers=transformers.__version__) for name in types)
+
+    monkeypatch.setattr(sweep_module, "_proofs", quick)
+    monkeypatch.delenv("KEYQUERY_NO_PROOFS", raising=False)
+
+
+@pytest.mark.usefixtures("quick_proofs")
+def test_a_line_of_which_a_part_was_written_is_proven_again(tmp_path):
+    cache = tmp_path / "proofs.jsonl"
+    sweep(["frobnicate"], cache)
+    whole = cache.read_text()
+    cache.write_text(whole.strip()[:-9])  # a process was killed here
+    assert cached(cache) == {}
+    sweep(["nothing"], cache)
+    assert set(cached(cache)) == {"nothing"}
+    cache.write_text('{"a": 1}\n[]\n"b"\n' + whole)
+    assert set(cached(cache)) == {"frobnicate"}
+
+
+@pytest.mark.parametrize(
+    "model_type", ["", '", "', "a\nb", "../gpt2", "x" * 5000, 'gpt2", "GPT2Config', None, ["gpt2"]]
+)
+def test_odd_model_types_start_no_process(model_type, monkeypatch, tmp_path):
+    monkeypatch.delenv("KEYQUERY_NO_PROOFS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert proof_of(model_type) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick_proofs")
+def test_where_no_cache_can_be_written_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert proof_of("xlnet").reason == "for a test"
 
 
 def test_the_command(tmp_path):

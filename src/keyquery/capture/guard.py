@@ -82,8 +82,8 @@ def _deliver(numbers: list[int]) -> None:
 def temporarily(model: nn.Module, *changes: Change, foreign: bool = False) -> Iterator[None]:
     """Context with exclusive use of the model and temporary `changes`, which are always undone at the end.
 
-    Other threads wait. A model that another thread has dialled or projected is rejected, unless `foreign`, which is for
-    undoing that.
+    Other threads wait. A model that another thread has dialled, projected or ablated is rejected, unless `foreign`,
+    which is for undoing that, and for steps that check it themselves.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> with temporarily(layer, lambda stack: stack.callback(layer.train, layer.training) and layer.eval()):
@@ -141,7 +141,7 @@ def _take(model: nn.Module, stack: ExitStack, foreign: bool) -> None:
         with uninterrupted():
             parts = [*model.modules(), *configs_of(model)]
             if not foreign and any(_CLAIMED.get(id(part), (me,))[0] != me for part in parts):
-                raise RuntimeError("another thread has dialled or projected this model: undo that first")
+                raise RuntimeError("another thread has dialled, projected or ablated this model: undo that first")
             if all(_USED.get(id(part), (me,))[0] == me for part in parts):
                 _count(_USED, parts, stack)
                 return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -11,6 +13,7 @@ from typing import Any
 
 # By name, since the package of tests imports this one.
 SWEEP = "keyquery.testing.proof.sweep"
+TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 OFF = "KEYQUERY_NO_PROOFS"  # environment variable: prove nothing on first use
 
 
@@ -32,13 +35,17 @@ def _has(model_type: str) -> bool:
         version("transformers")
     except PackageNotFoundError:
         return False
+    if not TYPE.fullmatch(model_type):
+        return False
     spec = find_spec("transformers")
     folder = Path(spec.origin).parent / "models" / "auto" if spec is not None and spec.origin else None
     files = [] if folder is None else [folder / "auto_mappings.py", folder / "configuration_auto.py"]
     return any(f'"{model_type}"' in file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
-def _cache() -> Path:
+def _cache() -> Path | None:
+    """The file of proofs; None where no file can be written, as in some containers."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keyquery"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "proofs.jsonl"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder / "proofs.jsonl" if os.access(folder, os.W_OK | os.X_OK) else None

@@ -184,7 +184,7 @@ def _sharded(index: Path, label: str, config: Mapping[str, Any]) -> Source:
         raise ValueError(f"{index} must name safetensors or torch files, got {', '.join(sorted(suffixes)) or 'none'}")
     absent = [name for name in shards if name not in source.shapes]
     if absent:
-        raise ValueError(f"{index} names {absent[0]}, which {shards[absent[0]].name} does not hold")
+        raise ValueError(f"{index} names {printable(absent[0], NAME)}, which {shards[absent[0]].name} does not hold")
     return source
 
 

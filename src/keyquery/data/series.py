@@ -9,9 +9,11 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from keyquery.data.numbers import to_number
-from keyquery.support.files import LONGEST, read_text
+from keyquery.support.files import LONGEST, UNPACK, read_text
+from keyquery.support.printable import TEXT, printable
 
 DIMENSIONS = 100_000
+SERIES = 300_000  # limit on the series of a compressed file, and one more per byte
 SPARSE, FILLED = 1_000_000, 100  # limit of the padded values of a series: SPARSE + FILLED · values in the file
 
 
@@ -103,6 +105,8 @@ def load_ts(path: str | Path) -> Series:
     header, rows = _header(path, lines[:start]), lines[start + 1 :]
     if not rows:
         raise ValueError(f"{path} holds no series: nothing follows @data")
+    if Path(path).suffix in UNPACK and len(rows) > (most := SERIES + Path(path).stat().st_size):
+        raise ValueError(f"{path} decompresses to more than the limit of {most} series: decompress it first")
     values = []
     labels = []
     dims = header.dims
@@ -133,14 +137,14 @@ def _header(path: str | Path, lines: list[tuple[int, str]]) -> _Header:
     def says(name: str) -> bool:
         first = (facts.get(name) or ["false"])[0]
         if first.lower() not in ("true", "false"):
-            raise ValueError(f"{path}: @{name} must be true or false, got {first!r}")
+            raise ValueError(f"{path}: @{name} must be true or false, got {first!r:.60}")
         return first.lower() == "true"
 
     if says("timestamps"):
         raise ValueError(f"{path} has time stamps (@timestamps true), which are not supported")
     stated = " ".join(facts.get("dimensions", []))
     if stated and not (stated.isdecimal() and len(stated) < 10 and int(stated) > 0):
-        raise ValueError(f"{path}: @dimensions must be an integer ≥ 1, got {stated!r}")
+        raise ValueError(f"{path}: @dimensions must be an integer ≥ 1, got {stated!r:.60}")
     dims = int(stated) if stated else 1 if says("univariate") else None
     if says("classlabel"):
         return _Header(dims, "class", tuple(facts["classlabel"][1:]))
@@ -168,7 +172,8 @@ def _row(line: str, header: _Header, dims: int | None) -> tuple[Float64[np.ndarr
     if header.labels == "target":
         _number(label)
     if header.classes and label not in header.classes:
-        raise ValueError(f"label {label!r} is not one of the header's classes: {', '.join(header.classes)}")
+        listed = printable(", ".join(header.classes), TEXT)
+        raise ValueError(f"label {label!r:.60} is not one of the header's classes: {listed}")
     return values, label
 
 
@@ -182,4 +187,4 @@ def _number(text: str) -> float:
     try:
         return to_number(text)
     except ValueError:
-        raise ValueError(f"{text.strip()!r} is not a number") from None
+        raise ValueError(f"{text.strip()!r:.60} is not a number") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -15,11 +14,12 @@ from jaxtyping import Shaped
 
 from keyquery.data.numbers import to_number
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.files import read_text
+from keyquery.support.files import UNPACK, lines_of, read_text
 
 MISSING = ("", "?", "NA", "nan")
 COLUMNS = 100_000  # limit, since each is an array
 LONGEST = 2**22  # characters per line
+CELLS, DENSITY = 1_500_000, 8  # limit on cells and rows of a compressed table, and as many more per byte of the file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,7 +118,7 @@ def load_table(
         raise ValueError(f"header must be True, False or 'auto', got {header!r}")
     if isinstance(missing, str):
         raise TypeError(f"missing must be a list of texts, got a single text {missing!r}")
-    rows = list(_rows(path, read_text(path, encoding, LONGEST), delimiter))
+    rows = list(_within_limit(path, _rows(path, read_text(path, encoding, LONGEST), delimiter)))
     if not rows:
         raise ValueError(f"{path} is empty")
     absent = frozenset(missing)
@@ -132,10 +132,24 @@ def load_table(
     return Table(names, kinds, values, categories, index)
 
 
+def _within_limit(path: str | Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The rows; those of a compressed file of a few bytes must not fill the memory."""
+    packed = Path(path).suffix in UNPACK
+    most = CELLS + DENSITY * Path(path).stat().st_size if packed else None
+    cells = 0
+    for row in rows:
+        cells += len(row) + 1
+        if most is not None and cells > most:
+            raise ValueError(
+                f"{path} decompresses to more than the limit of {most} cells and rows: decompress it first"
+            )
+        yield row
+
+
 def _rows(path: str | Path, text: str, delimiter: str | None) -> Iterator[list[str]]:
     """Fields of every non-blank line, the same number in each."""
     between = _delimiter(text) if delimiter is None else delimiter
-    lines = io.StringIO(text, newline="")
+    lines = lines_of(text)
     reader: Iterator[tuple[int, list[str]]]
     if between.isspace() and between != "\t":
         reader = ((number, line.split()) for number, line in enumerate(lines, 1))

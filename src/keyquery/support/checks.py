@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keyquery.support.printable import MESSAGE, WORD, printable
+
 
 def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
     """Require a finite floating-point tensor of a shape such as "... r d" or "n d", with some sizes given.
@@ -139,5 +141,6 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Require one of the given names; the error suggests the closest one."""
     if value not in choices:
         near = get_close_matches(str(value), choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}")
+        hint = f"; did you mean {printable(repr(near[0]), WORD)}?" if near else ""
+        listed = printable(", ".join(map(repr, choices)), MESSAGE)  # those of a file may be many, and long
+        raise ValueError(f"{name} must be one of {listed}, got {printable(repr(value), WORD)}{hint}")

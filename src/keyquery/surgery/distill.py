@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keyquery.capture.guard import temporarily
 from keyquery.checkpoints import read
 from keyquery.layers import Attention, PrimalAttention
 from keyquery.reading import Reading, digests, provenance
@@ -169,11 +171,13 @@ def _regressors(student: PrimalAttention, data: Tensor) -> Float[Tensor, "heads 
 def _heads_of(layer: Any, data: Tensor) -> Float[Tensor, "heads tokens p"]:
     """Head outputs before the output projection, in float64."""
     inputs: list[Tensor] = []
-    hook = layer.output.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
-    try:
+
+    def listening(stack: ExitStack) -> None:
+        hook = layer.output.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+        stack.callback(hook.remove)
+
+    with temporarily(layer, listening):
         layer(data)
-    finally:
-        hook.remove()
     return inputs[0].double().unflatten(-1, (layer.heads, -1)).flatten(0, 1).transpose(0, 1)
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, activations, batches_of
+from keyquery.capture.guard import claim
 from keyquery.layers import Attention
 from keyquery.support.checks import check_choice
 from keyquery.surgery.handle import Handle, check_model, lasting
@@ -82,6 +83,7 @@ def ablate_heads(
     outputs = means
 
     def change(changes: ExitStack) -> Handle:
+        claim(model, changes)
         for index, numbers in chosen.items():
             hook = _replacing(numbers, sites[index].count, outputs[index])
             handle = model.get_submodule(names[index]).register_forward_pre_hook(hook)

@@ -11,7 +11,7 @@ from typing import Any
 
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
-from keyquery.support.files import MARK, append_line, remove_temporaries, write_all
+from keyquery.support.files import MARK, append_line, regular, remove_temporaries, write_all
 from keyquery.support.progress import Progress, silent
 from keyquery.survey.executors import Backend, Cluster, Cores, gather
 from keyquery.survey.find_models import Entry, find_models
@@ -67,6 +67,8 @@ def run(
     entries = find_models(models)
     if workers is not None:
         check_count("workers", workers)
+    if config is not None:
+        regular(config)
     backend: Backend = Cores(workers or os.cpu_count() or 1) if scheduler is None else Cluster(scheduler)
     folder = Path(os.path.abspath(out))
     _check_own(folder, entries)

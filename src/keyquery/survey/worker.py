@@ -26,7 +26,7 @@ from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.look.look import Look, look_at_layer, whole_look
 from keyquery.reading import Reading, provenance
-from keyquery.support.files import write_all
+from keyquery.support.files import read_bytes, write_all
 from keyquery.survey.find_models import WEIGHTS, Entry
 
 # Columns of the table of heads: scalar metrics of a head in each view, and its place in the model.
@@ -239,7 +239,7 @@ def _opened(source: str, how: Read, stamp: str, token: str) -> tuple[Heads, dict
 def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
     """A hash that identifies valid records: the state of the model's files, reader options, and library versions."""
     path = located(source)
-    config = None if how[3] is None else Path(how[3]).read_bytes()
+    config = None if how[3] is None else read_bytes(how[3])
     files = sorted(path.iterdir()) if path.is_dir() else [path, path.parent / "config.json"]
     facts: list[list[Any]] = []
     for file in files:

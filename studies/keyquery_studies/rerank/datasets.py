@@ -19,7 +19,7 @@ from keyquery.data import Revisited, load_images, load_revisited, read_column, r
 from keyquery.estimators.inputs.vectors import vectors_of
 from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.support.extras import optional
-from keyquery.support.files import write_all
+from keyquery.support.files import regular, write_all
 from keyquery.support.progress import Progress
 from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 from keyquery_studies.rerank.embeddings import image_vectors, load_dino, text_vectors
@@ -162,7 +162,7 @@ def _digest(path: Path | None) -> str:
             (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
         )
         return digest_of(repr(contents), length=64)
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
+from keyquery.data.tables import LONGEST
 from keyquery.support.arrays import read_arrays
-from keyquery.support.files import LONGEST, read_text
+from keyquery.support.files import lines_of, read_text
+from keyquery.support.printable import TEXT, printable
 
 DAY = 86_400.0
 
@@ -70,7 +71,7 @@ def read_retail(path: str | Path) -> Timed:
             if bill not in when:
                 when[bill] = retail_time(row)
         except (OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: an invoice cannot be read: {error}") from None
+            raise ValueError(f"{path}: an invoice cannot be read: {printable(str(error), TEXT)}") from None
     if not any(not bill[1].startswith("C") for bill in sums):
         raise ValueError(f"{path} holds no purchase")
     bills = sorted(sums, key=lambda bill: (bill[0], when[bill], bill[1]))
@@ -82,12 +83,15 @@ def read_retail(path: str | Path) -> Timed:
     return Timed(types, times, groups, f"{unknown:,} rows without a customer")
 
 
-def retail_rows(path: str | Path, columns: set[str]) -> Iterable[dict[str, str]]:
+def retail_rows(path: str | Path, columns: set[str]) -> Iterator[dict[str, str]]:
     """The rows of Online Retail, which must have these columns."""
-    rows = csv.DictReader(io.StringIO(read_text(path, "latin1", LONGEST), newline=""))
-    if missing := columns - set(rows.fieldnames or ()):
-        raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
-    return rows
+    rows = csv.DictReader(lines_of(read_text(path, "latin1", LONGEST)))
+    try:
+        if missing := columns - set(rows.fieldnames or ()):
+            raise ValueError(f"{path} must have columns {', '.join(sorted(missing))}")
+        yield from rows
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
 
 
 def retail_time(row: Mapping[str, str]) -> float:
@@ -120,7 +124,7 @@ def read_cdnow(path: str | Path) -> Timed:
             types.append(count if int(count) <= 3 else "more")
         except ValueError:
             raise ValueError(
-                f"{path}, line {number}: expected customer, date, discs and dollars, got {line!r}"
+                f"{path}, line {number}: expected customer, date, discs and dollars, got {line!r:.100}"
             ) from None
         times.append(float(day))
         groups.append(int(who))

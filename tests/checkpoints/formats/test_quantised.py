@@ -397,3 +397,13 @@ def test_hostile_states_are_refused(case, tmp_path):
     tensors[name] = torch.tensor(list(b"[" * 5000), dtype=torch.uint8)
     with pytest.raises(ValueError, match="must hold a JSON object"):
         list(kq.read(save(tmp_path, tensors, {})))
+
+
+def test_long_names_are_short_in_errors(tmp_path):
+    names = [f"model.layers.0.{'a' * 5000}.{role}_proj" for role in "qk"]
+    save_file(
+        {f"{name}.weight_packed": torch.zeros(4, 4, dtype=torch.int32) for name in names}, tmp_path / "a.safetensors"
+    )
+    with pytest.raises(ValueError, match="which lacks") as refusal:
+        kq.look(tmp_path / "a.safetensors", query=f"{names[0]}.weight", key=f"{names[1]}.weight", heads=2)
+    assert len(str(refusal.value)) < 1000

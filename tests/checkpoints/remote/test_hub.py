@@ -124,6 +124,22 @@ def test_the_token_goes_to_the_hub_and_does_not_follow_redirects(site, folder):
             assert not [headers for _, headers in store.asked if TOKEN in str(headers)]
 
 
+def test_nothing_but_files_of_the_model_is_asked_for(site, folder, monkeypatch):
+    """The library's own headers come with a request of its own for a list of agents, of any size and time."""
+    monkeypatch.setattr("huggingface_hub.utils.build_hf_headers", None)
+    hub = site(lambda handler: serve(handler, folder))
+    kq.read("org/name")[0].weights.query.sum()
+    assert {path.rpartition("/")[0] for path, _ in hub.asked} == {"/org/name/resolve/main"}
+
+
+def test_a_token_that_must_not_be_sent_by_itself_is_not_sent(site, folder, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    hub = site(lambda handler: serve(handler, folder))
+    kq.read("org/name")
+    assert hub.asked
+    assert not [headers for _, headers in hub.asked if TOKEN in str(headers)]
+
+
 def test_a_hub_that_was_left_is_not_trusted_again(site, folder):
     """Another host cannot have the user's own rights used by sending the request back."""
     hub = site(lambda handler: None)

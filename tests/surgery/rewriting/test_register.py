@@ -18,12 +18,12 @@ MODELS = {
 }
 
 
-def honest(module, query, key, value, attention_mask, scaling=None, s_aux=None, softcap=None, **rest):
-    """Attention with sinks and caps, written down again."""
+def honest(module, query, key, value, mask, scaling=None, s_aux=None, softcap=None, **rest):
+    """Attention with sinks and caps, written down again; transformers passes the mask by position."""
     key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
     scores = query @ key.mT * scaling
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    scores = scores if attention_mask is None else scores + attention_mask[..., : key.shape[-2]]
+    scores = scores if mask is None else scores + mask[..., : key.shape[-2]]
     if s_aux is not None:
         scores = torch.cat((scores, s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
     weights = scores.softmax(-1)[..., : key.shape[-2]]

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from keyquery.support.printable import NAME, printable
+
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY = 8, 9
 SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -121,21 +123,23 @@ class _Walk:
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name, count = self.text(), self.number("<I")
         if count > DIMENSIONS:
-            raise ValueError(f"{name} has {count} dimensions; at most {DIMENSIONS} are read")
+            raise ValueError(f"{printable(name, NAME)} has {count} dimensions; at most {DIMENSIONS} are read")
         sizes = tuple(self.number("<Q") for _ in range(count))
         return name, sizes[::-1], self.number("<I"), self.number("<Q")
 
     def placed(self, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> tuple[str, Entry]:
         """The entry of a tensor, whose bytes must lie within the file."""
+        shown = printable(name, NAME)
         if kind not in self.quantities:
-            raise ValueError(f"{name} is of type {kind}, which is not known")
+            raise ValueError(f"{shown} is of type {kind}, which is not known")
         values, size = self.quantities[kind]
         count = math.prod(shape)
         if (shape[-1] if shape else 1) % values:
-            raise ValueError(f"{name} has rows of {shape[-1:]} values, which are no whole blocks of {values}")
+            raise ValueError(f"{shown} has rows of {shape[-1:]} values, which are no whole blocks of {values}")
         length = count // values * size
         if start + offset + length > self.end:
             raise ValueError(
-                f"{name} should end at byte {start + offset + length}, and the file ends at {self.end}: it is truncated"
+                f"{shown} should end at byte {start + offset + length}, and the file ends at {self.end}: it is "
+                "truncated"
             )
         return name, Entry(shape, kind, start + offset, length)

@@ -13,15 +13,19 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
+from keyquery._version import __version__
 from keyquery.checkpoints.remote.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.extras import optional
+from keyquery.support.printable import NAME, printable
 
 # Limit of the bytes to open a model: JSON takes up to thirty times as much memory. The index and headers
 # of a model of 100,000 tensors have some 25 MB.
 LARGEST, LARGEST_CONFIG = 2**26, 2**22
 LARGEST_TENSOR = 2**34
+AGENT = f"keyquery/{__version__}"
+LONGEST = 255  # characters of a file name, as file systems have it
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Of quantised weights and their scales.
 BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
@@ -60,8 +64,9 @@ class Hub:
             return ["model.safetensors"]
         shards = self._object("the index", index).get("weight_map")
         names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
-        if not names or any(PurePosixPath(name).name != name or not name.isprintable() for name in names):
-            raise ValueError(f"{self.label}: its index must name files of the model, got {sorted(names)[:3]}")
+        if not names or any(PurePosixPath(n).name != n or not n.isprintable() or len(n) > LONGEST for n in names):
+            shown = [printable(name, NAME) for name in sorted(names)[:3]]
+            raise ValueError(f"{self.label}: its index must name files of the model, got {shown}")
         return sorted(names)
 
     def _object(self, what: str, text: bytes) -> dict[str, Any]:
@@ -78,10 +83,12 @@ class Hub:
         said = entry if isinstance(entry, dict) else {}
         shape, ends = (said[key] if _sizes(said.get(key)) else None for key in ("shape", "data_offsets"))
         if shape is None or ends is None or len(ends) != 2 or not isinstance(said.get("dtype"), str):
-            raise ValueError(f"{self.label}: {file} does not say what {tensor} is")
+            raise ValueError(f"{self.label}: {file} does not say what {printable(tensor, NAME)} is")
         size = BYTES.get(said["dtype"])
         if size is not None and math.prod(shape) * size != ends[1] - ends[0]:
-            raise ValueError(f"{self.label}: {file} gives {tensor} of {shape} {ends[1] - ends[0]} bytes")
+            raise ValueError(
+                f"{self.label}: {file} gives {printable(tensor, NAME)} of {shape} {ends[1] - ends[0]} bytes"
+            )
         return said
 
     def _header(self, file: str) -> tuple[int, dict[str, Any]]:
@@ -115,11 +122,13 @@ class Hub:
     def _get(self, file: str, status: int, most: int, more: Mapping[str, str] | None = None) -> Response | None:
         """A response of this status or one that says why not; None if the model has no such file."""
         hub = self._library
-        url, headers = hub.hf_hub_url(self.label, file), hub.utils.build_hf_headers()
-        plain = {"user-agent": headers.pop("user-agent", "keyquery"), "accept-encoding": "identity", **(more or {})}
+        url, plain = (
+            hub.hf_hub_url(self.label, file),
+            {"user-agent": AGENT, "accept-encoding": "identity", **(more or {})},
+        )
         place, trusted = self._places.get(file, (url, True))
         try:
-            answer = fetch(hub.get_session(), Get(place, url, plain, headers if trusted else {}, status, most))
+            answer = fetch(hub.get_session(), Get(place, url, plain, self._secret() if trusted else {}, status, most))
         except ValueError as error:
             raise ValueError(f"{self.label}: {file}: {first_line(error)}") from None
         except Exception as error:  # of whatever client the library has
@@ -136,6 +145,12 @@ class Hub:
             return None
         why = f"HTTP status {answer.status} {code}".strip()
         raise ConnectionError(f"{self.label} could not be had from the hub: {file}: {why[:100]}")
+
+    def _secret(self) -> dict[str, str]:
+        """The user's token; build_hf_headers of the library makes a request of its own, without limits."""
+        hub = self._library
+        token = None if hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else hub.get_token()
+        return {"authorization": f"Bearer {token}"} if token else {}
 
     @cached_property
     def _library(self) -> Any:

@@ -141,7 +141,11 @@ def _attend(
         return inner(module, query, key, value, attention_mask, **rest)
     if bias is not None:
         rest["position_bias"] = bias * gains.to(query)[:, None, None]
-    call = partial(inner, Ungrouped(module), attention_mask=attention_mask, **{**rest, "scaling": site.scale})
+    rest["scaling"] = site.scale
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return inner(Ungrouped(module), query, key, value, attention_mask, **rest)  # by position, as transformers does
+
     if not known and inner not in site.proven:
         _check_padding(call, site, name, (scaled, keys, values), wide_query.shape[-1])
         site.proven.add(inner)

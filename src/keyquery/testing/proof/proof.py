@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints.reader import open_path, read_recognised
+from keyquery.checkpoints.sources import read_json
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
 from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
@@ -120,8 +120,8 @@ def _facts(source: str | Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
-        facts: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if "model_type" not in facts:
+        facts = read_json(file)
+        if not isinstance(facts.get("model_type"), str):
             raise ValueError(f"{file} has no model_type")
         return facts
     return str(source)

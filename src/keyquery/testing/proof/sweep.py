@@ -19,6 +19,7 @@ from typing import Any
 
 from keyquery.checkpoints.proven import OFF
 from keyquery.support.extras import optional
+from keyquery.support.files import append_line
 from keyquery.testing.proof.models import model_types
 from keyquery.testing.proof.proof import STATUSES, Proof, prove
 
@@ -44,8 +45,8 @@ def sweep(
     for proof in _proofs([name for name in wanted if name not in found]):
         found[proof.model_type] = proof
         if cache is not None:
-            with cache.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**asdict(proof), "reader": reader_digest()}) + "\n")
+            # After a line end: a killed process may have left a part of a line.
+            append_line(cache, "\n" + json.dumps({**asdict(proof), "reader": reader_digest()}))
         if progress is not None:
             progress(proof)
     return [found[name] for name in wanted if name in found]
@@ -55,9 +56,10 @@ def cached(file: Path) -> dict[str, Proof]:
     """Proofs in a file of JSON lines that still hold: of the installed transformers and of this reader."""
     version, digest, found = optional("transformers", "prove").__version__, reader_digest(), {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        facts = json.loads(line)
-        if facts.pop("reader", None) == digest and facts["transformers"] == version:
-            found[facts["model_type"]] = Proof(**facts)
+        with suppress(ValueError, TypeError, AttributeError):  # a line of which a killed process wrote a part
+            facts = json.loads(line)
+            if facts.pop("reader", None) == digest and (proof := Proof(**facts)).transformers == version:
+                found[proof.model_type] = proof
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from keyquery.checkpoints.formats.quantised.packed_integers import PackedInteger
 from keyquery.checkpoints.formats.quantised.scaled import Inverse, Scaled
 from keyquery.checkpoints.formats.quantised.weight import Quantised
 from keyquery.checkpoints.sources import Source
+from keyquery.support.printable import message
 
 # Of two that share a mark, the first that fits.
 FORMATS: tuple[type[Quantised], ...] = (
@@ -65,12 +67,14 @@ class Dequantised:
         if name not in self._weights:
             return self._source.rows(name, start, stop)
         weight = self._weights[name]
-        weight.check()
-        return weight.values()[start:stop]
+        with _briefly():
+            weight.check()
+            return weight.values()[start:stop]
 
     def stored(self, name: str) -> str | None:
         """The precision of a quantised weight, in words; None for other tensors."""
-        return self._weights[name].precision or None if name in self._weights else None
+        with _briefly():
+            return self._weights[name].precision or None if name in self._weights else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -87,9 +91,9 @@ class Shapes(Mapping[str, tuple[int, ...]]):
         if name in self._plain:
             return self._plain[name]
         if name not in self._known:
-            weight = self._weights[name]
-            weight.check()
-            self._known[name] = weight.shape
+            with _briefly():
+                self._weights[name].check()
+                self._known[name] = self._weights[name].shape
         return self._known[name]
 
     def __contains__(self, name: object) -> bool:
@@ -101,6 +105,15 @@ class Shapes(Mapping[str, tuple[int, ...]]):
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._weights)
+
+
+@contextmanager
+def _briefly() -> Iterator[None]:
+    """Shorten the names of tensors, which may have any length, in errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(message(str(error))) from None
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
