@@ -149,7 +149,8 @@ function corpusOf(one) {
 
 function numbers(one) {
   const seen = views().filter((view) => one[view]);
-  const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => ![...bars(), "interaction", "sink"].includes(name));
+  const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => ![...bars(), "interaction", "sink"].includes(name)
+    && seen.some((view) => number(one, view, name) !== null));
   const sure = (view, name) => {
     const ends = interval(one, view, name);
     return ends ? el("span", { class: "muted" }, ` ${figure(name, ends[0])} to ${figure(name, ends[1])}`) : null;
