@@ -124,7 +124,7 @@ class Flow(Reading, kind="flow"):
         >>> reading = kq.flow(sunk.softmax(-1), ["a", "a", "b", "b"], keep=1)
         >>> block = reading.without_popularity(0, 0)[0]
         >>> block["from"], block["to"], [[round(share, 3) for share in row] for row in block["map"]]
-        ('a', 'b', [[0.484, 0.484], [0.484, 0.484]])
+        ('a', 'b', [[0.488, 0.488], [0.488, 0.488]])
         """
         kept = next((one for one in self.maps if (one["layer"], one["head"]) == (layer, head)), None)
         if kept is None:
