@@ -175,7 +175,19 @@ def test_rows_and_columns_are_chosen_each_on_its_own():
 
 
 @pytest.mark.parametrize(
-    "index", [5, (0, 7), (0, 0, 0), (Ellipsis, Ellipsis), (Ellipsis, 0, 0, 0), (0, None, 0), slice(3, 3), True, "a"]
+    "index",
+    [
+        5,
+        (0, 7),
+        (0, 0, 0),
+        (Ellipsis, Ellipsis),
+        (Ellipsis, 0, 0, 0),
+        (0, None, 0),
+        slice(3, 3),
+        True,
+        "a",
+        torch.ones(5, 7) > 0,
+    ],
 )
 def test_an_index_that_does_not_fit_is_refused(index):
     with pytest.raises(IndexError, match=r"does not fit the shape \(5, 7\) of this form"):

@@ -51,15 +51,14 @@ class Matrix(Factors):
             return _chained(self, other)
         if not isinstance(other, (Tensor, np.ndarray)):
             return NotImplemented
-        check_float("the right factor", other, "... e f" if getattr(other, "ndim", 0) > 1 else "e", e=self.key_dim)
-        query, key, other = _in_one_dtype(self.query, self.key, other)
-        if other.ndim == 1:
-            return ((key @ other).unsqueeze(-2) @ query).squeeze(-2)
-        check_batches(form=self.batch, right=other.shape[:-2])
-        # The narrower of the two products keeps the rank; if it is M·I it is no larger than the factors.
+        check_float("the right factor", other, "... e f" if other.ndim > 1 else "e", e=self.key_dim)
+        query, key, right = _in_one_dtype(self.query, self.key, torch.as_tensor(other))
+        if right.ndim == 1:
+            return ((key @ right).unsqueeze(-2) @ query).squeeze(-2)
+        check_batches(form=self.batch, right=right.shape[:-2])
         if self.rank <= self.key_dim:
-            return self._plain(query, key @ other)
-        return self._plain(key.mT @ query, other)
+            return self._plain(query, key @ right)
+        return self._plain(key.mT @ query, right)  # M itself, where that is smaller than its factors
 
     def __rmatmul__(self: X, other: Any) -> Any:
         """vᵀM, a tensor; B·M for a matrix B, a form.
@@ -69,7 +68,7 @@ class Matrix(Factors):
         """
         if not isinstance(other, (Tensor, np.ndarray)):
             return NotImplemented
-        check_float("the left factor", other, "... f d" if getattr(other, "ndim", 0) > 1 else "d", d=self.dim)
+        check_float("the left factor", other, "... f d" if other.ndim > 1 else "d", d=self.dim)
         return self.mT @ other if other.ndim == 1 else (self.mT @ other.mT).mT
 
     def __getitem__(self: X, index: Any) -> Any:
@@ -106,11 +105,13 @@ class Matrix(Factors):
         if len(dots) > 1 or missing < 0:
             raise IndexError(refusal)
         at = dots[0] if dots else len(entries)
-        *batch, row, column = (*entries[:at], *[slice(None)] * missing, *entries[at + 1 :])
-        row, column = _number(row), _number(column)
+        filled: list[Any] = [*entries[:at], *[slice(None)] * missing, *entries[at + 1 :]]
+        if len(filled) < 2:  # a mask over rows and columns at once
+            raise IndexError(f"{refusal}: rows and columns are indexed each on its own")
+        batch, row, column = filled[:-2], _number(filled[-2]), _number(filled[-1])
         try:
             if sum(map(_axes, batch)) != len(self.batch):
-                raise IndexError("a new axis must come before rows and columns")
+                raise IndexError("batch, rows and columns are indexed each on its own, a new axis before them")
             torch.zeros(()).expand(self.batch)[tuple(batch)]
             for size, entry in ((self.dim, row), (self.key_dim, column)):
                 chosen = torch.zeros(()).expand(size)[entry]

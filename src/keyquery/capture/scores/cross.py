@@ -10,6 +10,7 @@ Pairwise has no symmetric and skew part: contents of two different spaces cannot
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -80,11 +81,10 @@ def listen_cross(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callabl
                 return
             entered = [*args, *kwargs.values()]
             if side == "both":  # nn.MultiheadAttention
-                pair = [
-                    kwargs.get(name, args[at] if at < len(args) else None) for at, name in enumerate(("query", "key"))
-                ]
-                x, y = (t if module.batch_first or t.ndim == 2 else t.transpose(0, 1) for t in pair)
-                emit(layer, *(t.detach().reshape(-1, *t.shape[-2:]) for t in (x, y)))
+                arguments = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs).arguments
+                pair: list[Tensor] = [arguments["query"].detach(), arguments["key"].detach()]
+                pair = [t if module.batch_first or t.ndim == 2 else t.transpose(0, 1) for t in pair]
+                emit(layer, *(t.reshape(-1, *t.shape[-2:]) for t in pair))
                 return
             tokens = entered[0].detach().reshape(-1, *entered[0].shape[-2:])
             if side == "query":
