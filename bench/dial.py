@@ -17,7 +17,7 @@ from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.surgery.dial.dial import Means
+from keyquery.surgery.dial.means import Means
 from keyquery.surgery.dial.widen import widen
 from keyquery.surgery.rewriting.attach import sites_of
 

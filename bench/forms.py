@@ -19,7 +19,7 @@ SEED = 0
 
 def spectra(query, key):
     form = kq.Form(query, key)
-    return form.singular_values(), form.eigenvalues(), form.skew_values()
+    return form.singular_values(), form.symmetric_eigenvalues(), form.skew_values()
 
 
 def dense_spectra(query, key):

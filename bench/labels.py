@@ -36,7 +36,8 @@ from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.look.labels import LABELS, Thresholds, label_head
 from keyquery.reading import provenance, short
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import Means, dial
+from keyquery.surgery.dial.dial import dial
+from keyquery.surgery.dial.means import Means
 
 # The parts that a label keeps; what a query does with positions counts as position, as in `label_head`. Mixed and
 # undecided heads have a label that says nothing can be left out.

@@ -95,7 +95,7 @@ SPECTRA = """
 import sys, keyquery as kq
 for layer in kq.read(sys.argv[1]):
     form = layer.form
-    form.singular_values(), form.eigenvalues(), form.skew_values()
+    form.singular_values(), form.symmetric_eigenvalues(), form.skew_values()
 """
 
 

@@ -81,6 +81,18 @@ def llava_processor():
     return LlavaProcessor(image_processor=images, tokenizer=tokenizer(image=True), image_token="<image>", **facts)
 
 
+def vit(**changes):
+    from transformers import ViTConfig, ViTModel
+
+    return randomised(ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8, **changes), add_pooling_layer=False))
+
+
+def vit_processor():
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    return ViTImageProcessorPil(size={"height": 32, "width": 32})
+
+
 def clip():
     from transformers import CLIPConfig, CLIPModel
 

@@ -253,6 +253,15 @@ def test_ablate_says_which_parts_matter(tmp_path):
     assert '"off"' in page.read_text()
 
 
+def test_ablate_ranks_directions(tmp_path):
+    table = tmp_path / "rows.csv"
+    options = ["--by", "direction", "--heads", "2.2", "--of", "skew", "--directions", "2", "--csv", str(table)]
+    done = run(cli.app, ["ablate", *options, "--tokens", "200", "--length", "40"])
+    assert done.exit_code == 0, done.output
+    assert "change with one direction ablated" in done.output
+    assert table.read_text().splitlines()[0].startswith("layer,head,part,direction,value,share,change")
+
+
 def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     code, said = main("dial", "--heads", "9.*")
     assert (code, "there is no self-attention layer 9" in said) == (2, True)
@@ -260,6 +269,12 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     assert (code, "--html requires --by head" in said) == (2, True)
     code, said = main("ablate", "--by", "neuron")
     assert (code, "--by must be" in said) == (2, True)
+    code, said = main("dial", "--directions", "0")
+    assert (code, "name them, such as 18.6" in said) == (2, True)
+    code, said = main("dial", "--directions", "x", "--heads", "0.1")
+    assert (code, "--directions takes numbers" in said) == (2, True)
+    code, said = main("ablate", "--by", "direction", "--of", "eigen")
+    assert (code, "--of must be one of 'singular', 'symmetric', 'skew'" in said) == (2, True)
     code, said = main("dial", "--device", "cuda")
     assert (code, "there is no GPU here" in said) == (2, True)
     code, said = main("dial", tmp_path)

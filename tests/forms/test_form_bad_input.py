@@ -22,7 +22,7 @@ VALUE_ERRORS = {
     ),
     "ranks that differ": (
         lambda: kq.Form(GOOD, torch.ones(3, 4)),
-        "key must have shape (..., r, d) with r = 2, d = 4, got (3, 4)",
+        "key must have shape (..., r, e) with r = 2, got (3, 4)",
     ),
     "batches that do not broadcast": (
         lambda: kq.Form(torch.ones(3, 2, 4), torch.ones(5, 2, 4)),

@@ -25,7 +25,7 @@ def test_a_slightly_wrong_core_is_found():
 
 @pytest.mark.parametrize(
     "name",
-    ["eigenvalues", "skew_values", "singular_values", "row_norms", "effective_rank", "svd", "signature"],
+    ["symmetric_eigenvalues", "skew_values", "singular_values", "row_norms", "effective_rank", "svd", "signature"],
 )
 def test_each_wrong_number_is_found(name, monkeypatch):
     form = kq.Form(*torch.randn(2, 3, 9, dtype=torch.float64))

@@ -17,7 +17,9 @@ from keyquery.report.flow.page import HEADS
 @writes("json", "csv", "html", "picture")
 def flow(
     model: Annotated[str, typer.Argument(help="A folder with a model and its processor or tokenizer.")],
-    image: Annotated[Path | None, typer.Option(help="An image file, for a vision-language model.")] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="An image file, for a vision-language model, or alone for a ViT.")
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(help="The text that goes with the image. Without --image, give --text twice: flow between texts."),
@@ -47,7 +49,8 @@ def flow(
 
     Reports raw attention, attention with the residual stream, attention rollout, and norm-weighted attention, each
     next to its chance level under uniform attention. The HTML page highlights, per head, the image patches that the
-    words attend to.
+    words attend to, with or without the popularity of keys (attention sinks). A plain vision Transformer takes --image
+    alone: the page shows the patches that its class token, or any patch, attends to.
     """
     if special not in ("leave", "count"):
         raise ValueError(f"--special must be leave or count, got {special!r}")
@@ -55,7 +58,7 @@ def flow(
         raise FileNotFoundError(f"image file not found: {image}")
     if paths := [part for part in text or () if Path(part).suffix and os.path.isfile(part)]:
         raise ValueError(f"--text takes the text itself, but {paths[0]} is a file: give its content")
-    if not text:
+    if not text and image is None:
         raise ValueError("give --text TEXT together with --image FILE or a second --text")
     live, tokenizer = load_model(model)
     reading = measure_flow(

@@ -15,7 +15,7 @@ from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.remote.cache import located
-from keyquery.cli.options import Config, HeadCount, Ids, Key, Layout, Output, Query, writes
+from keyquery.cli.options import Config, HeadCount, Ids, Key, Layout, Output, Query, numbers_of, writes
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
@@ -100,7 +100,7 @@ def look(
     options: dict[str, Any] = {
         "text": text,
         "ids": ids,
-        "layers": None if layers is None else _numbers("--layers", layers),
+        "layers": None if layers is None else numbers_of("--layers", layers),
         "heads": heads,
         "query": query,
         "key": key,
@@ -110,7 +110,7 @@ def look(
         "partial": partial,
         "tokens": tokens,
         "length": length,
-        "lengths": None if lengths is None else _numbers("--lengths", lengths),
+        "lengths": None if lengths is None else numbers_of("--lengths", lengths),
         "pairs": pairs,
         "corpus": corpus,
         "window": window,
@@ -239,15 +239,3 @@ def for_page(html: bool, directions: int | None, source: str | None) -> dict[str
         "directions": default if directions is None else directions,
         "sample": SAMPLE if html else 0,
     }
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """Parse numbers and ranges such as 0-5 or 0,3,7-9."""
-    chosen: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 6 and int(first) <= int(last)):
-            raise ValueError(f"{option} takes numbers below 100000 and ranges such as 0-5 or 0,3,7, got {text!r}")
-        chosen += range(int(first), int(last) + 1)
-    return list(dict.fromkeys(chosen))

@@ -193,3 +193,19 @@ def writes(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         return run
 
     return declare
+
+
+def numbers_of(option: str, text: str) -> list[int]:
+    """Parse numbers and ranges such as 0-5 or 0,3,7-9.
+
+    >>> numbers_of("--layers", "0,3-5")
+    [0, 3, 4, 5]
+    """
+    chosen: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 6 and int(first) <= int(last)):
+            raise ValueError(f"{option} takes numbers below 100000 and ranges such as 0-5 or 0,3,7, got {text!r}")
+        chosen += range(int(first), int(last) + 1)
+    return list(dict.fromkeys(chosen))

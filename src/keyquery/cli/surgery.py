@@ -15,8 +15,9 @@ from keyquery.capture.batches import LENGTH, id_batches, read_ids, read_lines
 from keyquery.capture.load import load_model, pick_device
 from keyquery.checkpoints import read
 from keyquery.cli.look import for_page, watched_look
-from keyquery.cli.options import DEVICE, Device, Ids, Output, default_of, writes
+from keyquery.cli.options import DEVICE, Device, Ids, Output, default_of, numbers_of, writes
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.ablation.ablate import BY
 from keyquery.instruments.ablation.ablate import ablate as ablate_parts
 from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss
@@ -24,6 +25,7 @@ from keyquery.instruments.look.labels import Thresholds
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
 from keyquery.surgery.dial.dial import dial as dial_parts
+from keyquery.surgery.dial.directions import BASES, KINDS
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[
@@ -55,6 +57,14 @@ MeansOption = Annotated[
         help="Means that separate the parts: position or global. Default: position with 32 or more windows.",
     ),
 ]
+Of = Annotated[
+    str,
+    typer.Option(
+        help="Directions: singular vectors of M, eigenvectors of its symmetric part, or planes of its skew part."
+    ),
+]
+On = Annotated[str, typer.Option(help="Directions of the weights, or weighted by the covariance of the data.")]
+OF, ON = default_of(dial_parts, "of"), default_of(dial_parts, "on")
 Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.")]
 TOKENS = 4096  # fewer than for look: the model runs once per part
 Length = Annotated[int, typer.Option(min=4, help="Window length in tokens.")]
@@ -72,6 +82,13 @@ def dial(
     position: Position = UNCHANGED,
     means: MeansOption = None,
     heads: Heads = None,
+    directions: Annotated[
+        str | None,
+        typer.Option(help="Scale single directions of --heads instead of parts: numbers such as 0,1, strongest first."),
+    ] = None,
+    of: Of = OF,
+    gain: Annotated[float, typer.Option(help="Gain on these directions: 0 ablated.")] = default_of(dial_parts, "gain"),
+    on: On = ON,
     samples: Annotated[
         int, typer.Option(min=0, help="Number of sequences to show the model's output for.")
     ] = default_of(dial_effect, "samples"),
@@ -83,11 +100,15 @@ def dial(
 ) -> None:
     """Scale parts of a model's attention scores at run time, and show its loss and output before and after.
 
-    The weights are not changed. With all gains at 1, nothing changes.
+    The weights are not changed. With all gains at 1, nothing changes. --heads 18.6 --directions 0 --of skew ablates
+    one direction of a head's QK form.
     """
+    numbers = [] if directions is None else numbers_of("--directions", directions)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
-    output.deliver(dial_effect(live, batches, tokenizer, gains, heads, means=means, samples=samples, name=name))
+    chosen: dict[str, Any] = {"directions": numbers, "of": of, "gain": gain, "on": on}
+    shown: dict[str, Any] = {"samples": samples, "name": name}
+    output.deliver(dial_effect(live, batches, tokenizer, gains, heads, means=means, **chosen, **shown))
 
 
 @writes("json", "csv", "html", "picture")
@@ -96,7 +117,7 @@ def ablate(
     text: Text = None,
     ids: Ids = None,
     heads: Heads = None,
-    by: Annotated[str, typer.Option(help="Unit to ablate at a time: head, layer or all.")] = default_of(
+    by: Annotated[str, typer.Option(help="Unit to ablate at a time: head, layer, all or direction.")] = default_of(
         ablate_parts, "by"
     ),
     parts: Annotated[
@@ -106,6 +127,11 @@ def ablate(
         ),
     ] = None,
     means: MeansOption = None,
+    directions: Annotated[
+        int, typer.Option(min=1, help="With --by direction: how many directions of each head, strongest first.")
+    ] = default_of(ablate_parts, "directions"),
+    of: Of = OF,
+    on: On = ON,
     limit: Annotated[
         float, typer.Option(min=0, help="Loss increase in nats per token below which a part counts as dispensable.")
     ] = Thresholds.loss,
@@ -118,15 +144,19 @@ def ablate(
     """Ablate every part of every head, one at a time, and measure the change of the loss.
 
     The model runs on the text once per head and part; use --heads, --by layer or --tokens to make it faster. The HTML
-    page is that of look, with labels based on the cost of each part.
+    page is that of look, with labels based on the cost of each part. --by direction ranks single directions of the QK
+    form of --heads by their cost.
     """
-    check_choice("--by", by, ("head", "layer", "all"))
+    check_choice("--by", by, BY)
+    check_choice("--of", of, KINDS)
+    check_choice("--on", on, BASES)
     if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     _, loss = default_loss(live, tokenizer)
     with output.watching() as progress:
-        options = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
+        options: dict[str, Any] = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
+        options |= {"directions": directions, "of": of, "on": on}
         ablation = ablate_parts(
             live, batches, loss, heads=heads, by=by, means=means, name=name, progress=progress, **options
         )

@@ -50,8 +50,7 @@ class Core:
 
     def restored(self, values: Tensor) -> Tensor:
         """Values (*batch) or (*batch, n) in units of M itself; beyond the range of float64 they are 0 or infinite."""
-        unit = self.unit.exp2().reshape(self.unit.shape[:-2] + (1,) * (values.ndim - self.unit.ndim + 2))
-        return values * unit * unit
+        return restored(values, self.unit)
 
     @property
     def key(self) -> Tensor:
@@ -123,6 +122,12 @@ class Core:
         symmetric, skew = self.squares
         factors = torch.linalg.matrix_norm(self.query) * torch.linalg.matrix_norm(self.key)
         return (symmetric + skew).detach().sqrt(), factors.detach()
+
+
+def restored(values: Tensor, unit: Float[Tensor, "*batch 1 1"]) -> Tensor:
+    """Values (*batch) or (*batch, n) of M/4^unit in units of M itself."""
+    power = unit.exp2().reshape(unit.shape[:-2] + (1,) * (values.ndim - unit.ndim + 2))
+    return values * power * power
 
 
 def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balanced
-from keyquery.forms.core import Core, product_svd, span
+from keyquery.forms.core import Core, product_svd, restored, span
 from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
 from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor
 from keyquery.support.checks import check_count
+
+T = TypeVar("T")
 
 
 class Svd(NamedTuple):
@@ -57,17 +60,36 @@ class Directions(Measures):
     """
 
     def svd(self, k: int | None = None) -> Svd:
-        """The k leading singular triples (left, values, right) of M; all min(r, d) by default.
+        """The k leading singular triples (left, values, right) of M; all min(r, d, e) by default.
 
         >>> left, values, right = kq.Form(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2)).svd(1)
         >>> left.abs(), values
         (tensor([[1.], [0.]], dtype=torch.float64), tensor([3.], dtype=torch.float64))
         """
-        query, key, core = self._balanced("singular triples")
-        most = min(query.shape[-2:])
+        query, key, _, unit = balanced(*(refuse_nan(t, "singular triples") for t in self.wide()))
+        most = min(*query.shape[-2:], key.shape[-1])
         check_count("k", k, 1, most, optional=True)
         left, values, right = product_svd(query.mT, key.mT, k or most)
-        return Svd(left, core.restored(values), right)
+        return Svd(left, restored(values, unit), right)
+
+    @property
+    def U(self) -> Float[Tensor, "*batch d m"]:
+        """Left singular vectors of M = U·diag(S)·Vᵀ, as columns: `svd().left`, cached.
+
+        `U`, `S` and `V` are those of an SVD, as in `torch.linalg.svd`; the symmetric part of M, S in the text of these
+        pages, is `symmetric`.
+        """
+        return self._whole_svd().left
+
+    @property
+    def S(self) -> Float[Tensor, "*batch m"]:
+        """Singular values of M, descending: `svd().values`, cached; not the symmetric part, which is `symmetric`."""
+        return self._whole_svd().values
+
+    @property
+    def V(self) -> Float[Tensor, "*batch e m"]:
+        """Right singular vectors of M, as columns: `svd().right`, cached."""
+        return self._whole_svd().right
 
     def eigh(self, k: int | None = None) -> Eigh:
         """The k eigenpairs (values, vectors) of S of largest magnitude, by descending value; all by default.
@@ -75,6 +97,7 @@ class Directions(Measures):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])).eigh(1).values
         tensor([1.], dtype=torch.float64)
         """
+        self.require_square("a symmetric part")
         check_count("k", k, 1, min(2 * self.rank, self.dim), optional=True)
         core, values, vectors, factors = self._eigenpairs()
         values, vectors = eigenpairs(values, vectors, *factors)
@@ -88,12 +111,14 @@ class Directions(Measures):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_planes(1).values
         tensor([0.5000], dtype=torch.float64)
         """
+        self.require_square("a skew part")
         most = min(2 * self.rank, self.dim) // 2
         check_count("k", k, 1, most, optional=True)
         k = k or most
-        query, _, core = self._balanced("planes")
-        basis = span(query, core.half)
-        core = Core(query @ basis, core.half @ basis, core.lift, core.unit)
+        query, key, lift, unit = balanced(*(refuse_nan(t, "planes") for t in self.wide()))
+        half = (query - key) / 2
+        basis = span(query, half)
+        core = Core(query @ basis, half @ basis, lift, unit)
         # i·A is Hermitian: a vector a + ib of eigenvalue μ > 0 has Aa = μb and Ab = −μa.
         values, vectors = torch.linalg.eigh(1j * core.skew)
         values, vectors = values.flip(-1)[..., :k].clamp(min=0), vectors.flip(-1)[..., :k]
@@ -109,10 +134,12 @@ class Directions(Measures):
     def rank(self) -> int:
         """r, the rows of the factors."""
 
-    def _balanced(self, subject: str) -> tuple[Tensor, Tensor, Core]:
-        """Query and key (..., r, d) of M/4^unit, balanced, and the core, which can restore the scale of M."""
-        query, key, lift, unit = balanced(*(refuse_nan(t, subject) for t in self.wide()))
-        return query, key, Core(query, (query - key) / 2, lift, unit)
+    @abstractmethod
+    def cached(self, name: str, compute: Callable[[], T]) -> T:
+        """What `compute` returns; kept until a factor is changed in place."""
+
+    def _whole_svd(self) -> Svd:
+        return self.cached("svd", self.svd)
 
     def _eigenpairs(self) -> tuple[Core, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """A core, eigenvalues of its S, descending, and vectors (..., d, n), all constants; and balanced factors."""

@@ -49,7 +49,7 @@ def table(form: Form) -> str:
 
 def _shape(form: Form) -> dict[str, object]:
     batch = {"batch": tuple(form.batch)} if form.batch else {}
-    return {**batch, "r": form.rank, "d": form.dim}
+    return {**batch, "r": form.rank, "d": form.dim if form.dim == form.key_dim else f"{form.dim}×{form.key_dim}"}
 
 
 def _dtype(form: Form) -> str:
@@ -62,10 +62,8 @@ def _numbers(form: Form) -> dict[str, str]:
         return {"on": "meta"}
     if not all(factor.isfinite().all() for factor in (form.query, form.key)):
         return {"holding": "NaN or infinite values"}
-    return {
-        "symmetry": _range(form.symmetry, "z.2f"),
-        "effective rank": _range(form.effective_rank(), ".1f"),
-    }
+    symmetry = {"symmetry": _range(form.symmetry, "z.2f")} if form.dim == form.key_dim else {}
+    return {**symmetry, "effective rank": _range(form.effective_rank(), ".1f")}
 
 
 def _range(values: Tensor, spec: str) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.balance import balance
-from keyquery.forms.core import Core, weighted, widened
+from keyquery.forms.core import weighted, widened
 from keyquery.forms.rope import Rope
 from keyquery.support.checks import (
     broadcast,
@@ -27,20 +27,19 @@ F = TypeVar("F", bound="Factors")
 
 
 class Factors:
-    """Query and key (..., r, d) of M = QᵀK; closed under sums, multiples, parts and changes of basis."""
+    """Query (..., r, d) and key (..., r, e) of M = QᵀK; closed under sums, multiples, parts and changes of basis."""
 
     __array_ufunc__ = None  # numpy scalars defer multiplication to this class
 
-    def __init__(self, query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch r d"]) -> None:
+    def __init__(self, query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch r e"]) -> None:
         check_float("query", query, "... r d")
-        rank, dim = query.shape[-2:]
-        check_float("key", key, "... r d", r=rank, d=dim)
+        check_float("key", key, "... r e", r=query.shape[-2])
         check_batches(query=query.shape[:-2], key=key.shape[:-2])
         if query.device != key.device:
             raise ValueError(f"query is on {query.device} and key on {key.device}: put them on one device")
         self._query, self._key = query, key  # not copied, so that in-place changes are noticed
         self._covariance: Tensor | None = None
-        self._known: tuple[tuple[int, ...], Core] | None = None
+        self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
 
     @classmethod
     def _trusted(cls: type[F], query: Tensor, key: Tensor, covariance: Tensor | None = None) -> F:
@@ -59,7 +58,7 @@ class Factors:
         return (self._query if self._covariance is None else self.wide()[0]).to(self.dtype)
 
     @property
-    def key(self) -> Float[Tensor, "*#batch r d"]:
+    def key(self) -> Float[Tensor, "*#batch r e"]:
         """The key factor K (KΣ^½ for a form on data), in the form's dtype."""
         return (self._key if self._covariance is None else self.wide()[1]).to(self.dtype)
 
@@ -94,8 +93,23 @@ class Factors:
 
     @property
     def dim(self) -> int:
-        """d, the width of the space."""
+        """d, the width of the space; of the queries' space, where keys have another."""
         return self._query.shape[-1]
+
+    @property
+    def key_dim(self) -> int:
+        """e, the width of the keys' space: d, unless M is rectangular."""
+        return self._key.shape[-1]
+
+    def require_square(self, what: str) -> None:
+        """Raise if queries and keys have different widths: M then has no trace, symmetric part or eigenvalues.
+
+        >>> kq.Form(torch.ones(1, 2), torch.ones(1, 3)).symmetric
+        Traceback (most recent call last):
+        ValueError: a symmetric part needs queries and keys of one width, got 2 and 3
+        """
+        if self.dim != self.key_dim:
+            raise ValueError(f"{what} needs queries and keys of one width, got {self.dim} and {self.key_dim}")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,8 +121,8 @@ class Factors:
         """The factors' device."""
         return self._query.device
 
-    def dense(self) -> Float[Tensor, "*batch d d"]:
-        """M itself, (..., d, d): for tests and small d.
+    def dense(self) -> Float[Tensor, "*batch d e"]:
+        """M itself, (..., d, e): for tests and small d.
 
         >>> kq.Form(torch.eye(2), torch.eye(2)).dense()
         tensor([[1., 0.],
@@ -133,8 +147,9 @@ class Factors:
         """The sum of two forms: their factors stacked, (..., r₁ + r₂, d)."""
         if not isinstance(other, Factors):
             return NotImplemented
-        if self.dim != other.dim:
-            raise ValueError(f"forms of width {self.dim} and {other.dim} cannot be added")
+        if (self.dim, self.key_dim) != (other.dim, other.key_dim):
+            mine, its = (f.dim if f.dim == f.key_dim else f"{f.dim} × {f.key_dim}" for f in (self, other))
+            raise ValueError(f"forms of width {mine} and {its} cannot be added")
         check_batches(left=self.batch, right=other.batch)
         if self._covariance is not other._covariance:
             return self._trusted(self.query, self.key) + self._trusted(other.query, other.key)
@@ -169,27 +184,6 @@ class Factors:
     def __truediv__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
         return self * (1 / scale) if isinstance(scale, (Real, Tensor)) else NotImplemented
 
-    def __getitem__(self: F, index: Any) -> F:
-        """One form, or some, of the batch."""
-        try:
-            torch.zeros(()).expand(self.batch)[index]
-        except IndexError as error:
-            raise IndexError(f"{index!r} does not fit the batch {tuple(self.batch)} of this form: {error}") from None
-        if isinstance(index, (int, slice)):
-            return self._with(*(self._along_first(t, index) for t in (self._query, self._key)))
-        index = index if isinstance(index, tuple) else (index,)
-        index = index if Ellipsis in index else (*index, ...)
-        # An ellipsis would reach into the factors: their two dimensions are given to it explicitly.
-        expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
-        return self._with(*(t[(*index, slice(None), slice(None))] for t in expanded))
-
-    def _along_first(self, factor: Tensor, index: int | slice) -> Tensor:
-        """Part of a factor along the first batch dimension; shared factors stay shared."""
-        if factor.ndim < len(self.batch) + 2:
-            return factor
-        shared = factor.shape[0] == 1 and self.batch[0] > 1
-        return factor[index if not shared else 0 if isinstance(index, int) else slice(None)]
-
     def __len__(self) -> int:
         if not self.batch:
             raise TypeError("this form has no batch")
@@ -199,7 +193,8 @@ class Factors:
         return True
 
     def __iter__(self: F) -> Iterator[F]:
-        return (self[i] for i in range(len(self)))
+        """The forms of the first batch dimension."""
+        return (self[i] for i in range(len(self)))  # type: ignore[index]
 
     @property
     def mT(self: F) -> F:
@@ -214,6 +209,7 @@ class Factors:
         tensor([[0.0000, 0.5000],
                 [0.5000, 0.0000]])
         """
+        self.require_square("a symmetric part")
         mean, half = self._halves()
         return self._with(torch.cat((mean, half), -2), torch.cat((mean, -half), -2))
 
@@ -225,6 +221,7 @@ class Factors:
         tensor([[ 0.0000,  0.5000],
                 [-0.5000,  0.0000]])
         """
+        self.require_square("a skew part")
         mean, half = self._halves()
         return self._with(torch.cat((half, -mean), -2), torch.cat((mean, half), -2))
 
@@ -255,6 +252,7 @@ class Factors:
         >>> kq.Form(torch.eye(2), torch.eye(2)).change_basis(torch.tensor([[3.0], [4.0]])).dense()
         tensor([[25.]])
         """
+        self.require_square("a change of basis")
         check_float("basis", basis, "... d e", d=self.dim)
         check_batches(basis=basis.shape[:-2], form=self.batch)
         query, key = (factor @ basis.to(self.dtype) for factor in (self.query, self.key))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from keyquery.forms import display
 from keyquery.forms.balance import halved, row_exponents, times
 from keyquery.forms.core import Core, core
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.directions import Directions
-from keyquery.forms.factors import Factors
+from keyquery.forms.matrix import Matrix
 from keyquery.forms.measures import ZERO_FORM
 from keyquery.support.checks import check_batches, check_choice, check_count, check_float, check_range
 
+T = TypeVar("T")
 KERNELS = ("symmetric", "psd", "skew")
 
 
@@ -31,10 +34,11 @@ class Shares(NamedTuple):
         return display.brief(self)
 
 
-class Form(Factors, Directions):
+class Form(Matrix, Directions):
     """QK form of attention heads: the bilinear form xᵀMy, M = QᵀK, stored as factors, batched over layers and heads.
 
-    M itself is formed only by `dense()`. Sums, multiples, transposes, parts and changes of basis of Forms are Forms.
+    M itself is formed only by `dense()`. Sums, multiples, products, transposes, parts, rows and changes of basis of
+    Forms are Forms; `form @ x` and `form[i, j]` are as for the matrix M.
     Metrics are computed in float64 from factors of any floating dtype. A Form is a value: create a new one after the
     weights have changed. `torch.func` derivatives (grad, jacrev, jacfwd, hessian) are supported; vmap raises, since a
     Form has its own batch.
@@ -42,8 +46,9 @@ class Form(Factors, Directions):
     Parameters
     ----------
     query, key
-        Q and K (..., r, d), as a linear layer stores them for one head. Leading dimensions broadcast, so that GQA
-        stores shared keys once: (8, 4, r, d) and (8, 1, r, d).
+        Q (..., r, d) and K (..., r, e), as a linear layer stores them for one head. Leading dimensions broadcast, so
+        that GQA stores shared keys once: (8, 4, r, d) and (8, 1, r, d). If e ≠ d, as for cross-attention between
+        models of different width, M is rectangular: what needs one space (S, A, eigenvalues, data) raises.
 
     See Also
     --------
@@ -65,13 +70,27 @@ class Form(Factors, Directions):
 
     def core(self) -> Core:
         """The form in the at most 2r dimensions that it acts on; cached until a factor is changed in place."""
+        return self.cached("core", self._core)
+
+    def _core(self) -> Core:
+        if self.dim == self.key_dim:
+            return core(self._query, self._key, self._covariance)
+        # A rectangular M is the block of a square matrix, 0 elsewhere, which has its norms and singular values.
+        return core(pad(self._query, (0, self.key_dim)), pad(self._key, (self.dim, 0)))
+
+    def cached(self, name: str, compute: Callable[[], T]) -> T:
+        """What `compute` returns; kept until a factor is changed in place, unless derivatives are required."""
         tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
         if any(t.is_inference() or differentiated(t) for t in tensors):
-            return core(self._query, self._key, self._covariance)
+            return compute()
         versions = tuple(t._version for t in tensors)
         if self._known is None or self._known[0] != versions:
-            self._known = versions, core(self._query, self._key, self._covariance)
-        return self._known[1]
+            self._known = versions, {}
+        known = self._known[1]
+        if name not in known:
+            known[name] = compute()
+        result: T = known[name]
+        return result
 
     def gram(self) -> Float[Tensor, "*batch n n"]:
         """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra.
@@ -80,6 +99,7 @@ class Form(Factors, Directions):
         tensor([[1.0000, 0.6000],
                 [0.6000, 1.0000]], dtype=torch.float64)
         """
+        self.require_square("a Gram matrix of [Q; K]")
         core = self.core()
         query, key = times(core.query, core.unit - core.lift), times(core.key, core.unit + core.lift)
         rows = torch.cat((query, key), dim=-2)
@@ -131,15 +151,17 @@ class Form(Factors, Directions):
     # On tokens and data
 
     def scores(
-        self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others d"] | None = None
+        self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others e"] | None = None
     ) -> Float[Tensor, "*scores"]:
-        """Unscaled scores xᵀMy (..., n, m) of tokens x (..., n, d) and y (..., m, d); leading dimensions broadcast.
+        """Unscaled scores xᵀMy (..., n, m) of tokens x (..., n, d) and y (..., m, e); leading dimensions broadcast.
 
         >>> kq.Form(torch.eye(2), torch.eye(2)).scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[ 5., 11.],
                 [11., 25.]])
         """
-        y = x if y is None else y
+        if y is None:
+            self.require_square("a score of tokens with themselves")
+            y = x
         self._check_tokens(x, y)
         dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), self.dtype)
         query = torch.atleast_2d(x).to(dtype) @ self.query.to(dtype).mT
@@ -152,9 +174,10 @@ class Form(Factors, Directions):
         Norms and spectra are computed from QΣKᵀ, QΣQᵀ and KΣKᵀ; the square root is computed only for `query`, `key`,
         `dense()`, rows or directions, or if the factors are linearly dependent.
 
-        >>> kq.Form(torch.eye(2), torch.eye(2)).on(torch.diag(torch.tensor([4.0, 1.0]))).eigenvalues()
+        >>> kq.Form(torch.eye(2), torch.eye(2)).on(torch.diag(torch.tensor([4.0, 1.0]))).symmetric_eigenvalues()
         tensor([4., 1.], dtype=torch.float64)
         """
+        self.require_square("a form on data")
         check_float("covariance", covariance, "d d", d=self.dim)
         _check_psd("covariance", covariance.detach().double(), torch.finfo(covariance.dtype).eps)
         query, key = (self._query, self._key) if self._covariance is None else (self.query, self.key)
@@ -164,7 +187,7 @@ class Form(Factors, Directions):
         """`on` the centred covariance (x − x̄)ᵀ(x − x̄)/n of tokens x (n, d).
 
         >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]])
-        >>> kq.Form(torch.eye(2), torch.eye(2)).on_sample(x).eigenvalues()
+        >>> kq.Form(torch.eye(2), torch.eye(2)).on_sample(x).symmetric_eigenvalues()
         tensor([4.5000, 0.5000], dtype=torch.float64)
         """
         check_float("x", x, "n d", d=self.dim)
@@ -234,6 +257,7 @@ class Form(Factors, Directions):
         >>> form.distance(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]))
         tensor(5., dtype=torch.float64)
         """
+        self.require_square("a distance")
         self._check_tokens(x, y)
         self._require_psd()
         rows = self.wide()[0] if self._query is self._key else self._positive_rows()
@@ -251,6 +275,7 @@ class Form(Factors, Directions):
         tensor([[0.2500, 0.2500],
                 [0.2500, 0.2500]])
         """
+        self.require_square("the nearest form")
         check_choice("kernel", kernel, KERNELS)
         check_count("rank", rank, 1, self.dim, optional=True)
         if kernel == "psd":
@@ -279,7 +304,7 @@ class Form(Factors, Directions):
 
     def _check_tokens(self, x: Tensor, y: Tensor) -> None:
         check_float("x", x, "... d", d=self.dim)
-        check_float("y", y, "... d", d=self.dim)
+        check_float("y", y, "... d", d=self.key_dim)
         check_batches(x=x.shape[:-2], y=y.shape[:-2], form=self.batch)
 
     def _require_psd(self) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from keyquery.forms.balance import row_exponents, times
-from keyquery.forms.core import Core, span
+from keyquery.forms.balance import balanced, row_exponents, times
+from keyquery.forms.core import Core, restored, span
+from keyquery.forms.derivatives import refuse_nan
 from keyquery.forms.display import brief
 from keyquery.support.checks import check_choice
 
@@ -38,6 +40,15 @@ class Measures(ABC):
     def dim(self) -> int:
         """d, the width of the space."""
 
+    @property
+    @abstractmethod
+    def key_dim(self) -> int:
+        """e, the width of the keys' space."""
+
+    @abstractmethod
+    def require_square(self, what: str) -> None:
+        """Raise if queries and keys have different widths."""
+
     @abstractmethod
     def wide(self) -> tuple[Tensor, Tensor]:
         """Query and key (..., r, d) in float64."""
@@ -60,6 +71,16 @@ class Measures(ABC):
         symmetric, skew = self.core().energies
         return symmetric + skew
 
+    def norm(self) -> Float[Tensor, "*batch"]:
+        """‖M‖, the Frobenius norm.
+
+        >>> kq.Form(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]])).norm()
+        tensor(5., dtype=torch.float64)
+        """
+        core = self.core()
+        symmetric, skew = core.squares
+        return core.restored((symmetric + skew).sqrt())
+
     @property
     def symmetry(self) -> Float[Tensor, "*batch"]:
         """tr(M²)/‖M‖² = (‖S‖² − ‖A‖²)/‖M‖² ∈ [−1, 1]: 1 symmetric, 0 as at random, −1 skew; 0 for a zero form.
@@ -68,6 +89,7 @@ class Measures(ABC):
         >>> kq.Form(query, key).symmetry
         tensor(0.3600, dtype=torch.float64)
         """
+        self.require_square("a symmetry")
         core = self.core()
         symmetric, skew = core.squares
         return _ratio(symmetric - skew, symmetric + skew, is_zero(core))
@@ -78,17 +100,39 @@ class Measures(ABC):
         >>> kq.Form(torch.eye(3), torch.eye(3)).trace()
         tensor(3., dtype=torch.float64)
         """
+        self.require_square("a trace")
         query, key = self.wide()
         return (query * key).sum((-2, -1))
 
-    def eigenvalues(self) -> Float[Tensor, "*batch n"]:
-        """The n = min(2r, d) eigenvalues of S that can be non-zero, descending.
+    def symmetric_eigenvalues(self) -> Float[Tensor, "*batch n"]:
+        """The n = min(2r, d) eigenvalues of S = (M + Mᵀ)/2 that can be non-zero, descending; `eigvals` are those of M.
 
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).eigenvalues()
+        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).symmetric_eigenvalues()
         tensor([ 0.5000, -0.5000], dtype=torch.float64)
         """
+        self.require_square("a symmetric part")
         core = self.core()
         return core.restored(core.eigenvalues)
+
+    def eigenvalues(self) -> Float[Tensor, "*batch n"]:
+        """Deprecated: the former name of `symmetric_eigenvalues`, easily taken for `eigvals`."""
+        advice = "use symmetric_eigenvalues(), or eigvals() for the complex eigenvalues of M"
+        warnings.warn(f"Form.eigenvalues() is deprecated: {advice}", DeprecationWarning, stacklevel=2)
+        return self.symmetric_eigenvalues()
+
+    def eigvals(self) -> Complex[Tensor, "*batch m"]:
+        """The m = min(r, d) complex eigenvalues of M that can be non-zero, by descending magnitude.
+
+        Those of QᵀK and of the r×r matrix KQᵀ are the same, but for zeros.
+
+        >>> kq.Form(torch.eye(2), torch.tensor([[0.0, 1.0], [-1.0, 0.0]])).eigvals().imag.abs()
+        tensor([1., 1.], dtype=torch.float64)
+        """
+        self.require_square("an eigenvalue")
+        query, key, _, unit = balanced(*(refuse_nan(t, "eigenvalues of M") for t in self.wide()))
+        narrow = query.shape[-2] <= query.shape[-1]
+        values = restored(torch.linalg.eigvals(key @ query.mT if narrow else query.mT @ key), unit)
+        return values.gather(-1, values.detach().abs().argsort(dim=-1, descending=True))
 
     def skew_values(self) -> Float[Tensor, "*batch n"]:
         """The n = min(2r, d) singular values of A that can be non-zero, descending: equal pairs, an odd last one 0.
@@ -96,17 +140,18 @@ class Measures(ABC):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_values()
         tensor([0.5000, 0.5000], dtype=torch.float64)
         """
+        self.require_square("a skew part")
         core = self.core()
         return core.restored(core.skew_values)
 
     def singular_values(self) -> Float[Tensor, "*batch m"]:
-        """The m = min(r, d) singular values of M that can be non-zero, descending.
+        """The m = min(r, d, e) singular values of M that can be non-zero, descending.
 
         >>> kq.Form(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2)).singular_values()
         tensor([3., 1.], dtype=torch.float64)
         """
         core = self.core()
-        return core.restored(core.singular_values)
+        return core.restored(core.singular_values[..., : min(self.dim, self.key_dim)])
 
     def signature(self) -> Signature:
         """Counts of positive, negative and zero eigenvalues of S, up to 1e-12·‖M‖; (0, 0, d) for a zero form.
@@ -114,6 +159,7 @@ class Measures(ABC):
         >>> tuple(map(int, kq.Form(torch.eye(2, 5), torch.eye(2, 5)).signature()))
         (2, 0, 3)
         """
+        self.require_square("a signature")
         core = self.core()
         values, floor = core.eigenvalues, value_floor(core).unsqueeze(-1)
         positive, negative = (values > floor).sum(-1), (values < -floor).sum(-1)
@@ -126,6 +172,7 @@ class Measures(ABC):
         >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).positive_share
         tensor(0.5000, dtype=torch.float64)
         """
+        self.require_square("a symmetric part")
         core = self.core()
         energy = core.eigenvalues.square().sum(-1)
         positive = core.eigenvalues.clamp(min=0).square().sum(-1)

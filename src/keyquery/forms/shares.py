@@ -107,5 +107,5 @@ def _position(
 def part_ranks(covariance: Float[Tensor, "heads n n"]) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
     """Effective ranks, on data and at offset 0, of the symmetric and of the skew part of every head."""
     form = Form.from_gram(covariance)
-    alike, points = form.eigenvalues().abs(), form.skew_values()
+    alike, points = form.symmetric_eigenvalues().abs(), form.skew_values()
     return entropy_rank(alike, alike.sum(-1) == 0), entropy_rank(points, points.sum(-1) == 0)

@@ -87,7 +87,7 @@ class _Check:
         form, top = self.form, self.sigma[..., 0]
         eigenvalues = torch.linalg.eigvalsh(self.S)
         count = min(2 * form.rank, form.dim)
-        self.close("eigenvalues", form.eigenvalues(), _largest(eigenvalues, count), top)
+        self.close("symmetric_eigenvalues", form.symmetric_eigenvalues(), _largest(eigenvalues, count), top)
         self.close("skew_values", form.skew_values(), torch.linalg.svdvals(self.A)[..., :count], top)
         self.close("singular_values", form.singular_values(), self.sigma[..., : min(form.rank, form.dim)], top)
         energy = eigenvalues.square().sum(-1)

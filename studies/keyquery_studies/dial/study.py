@@ -25,7 +25,8 @@ from keyquery.reading import Reading, digest, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import Interval, paired, together
-from keyquery.surgery.dial.dial import Means, dial
+from keyquery.surgery.dial.dial import dial
+from keyquery.surgery.dial.means import Means
 from keyquery.surgery.rewriting.attach import sites_of
 from keyquery_studies.common.rows import FORMER, firsts
 from keyquery_studies.common.runner import check_folder, resumed

@@ -149,3 +149,32 @@ def test_a_turned_encoder_fills_in_other_words():
     assert len(found.samples) == 2
     assert " ___" in found.samples[0]["text"]
     assert found.samples[0]["says"] != found.samples[0]["turned"]
+
+
+@pytest.mark.parametrize("on", ["weights", "data"])
+def test_directions_are_ranked_by_their_cost(decoder, batches, on):
+    """Each row is the paired change of the loss of a model dialled anew."""
+    ablation = kq.ablate(decoder, batches, heads="1.2", by="direction", of="symmetric", directions=3, on=on)
+    assert [row["change"] for row in ablation.rows] == sorted((row["change"] for row in ablation.rows), reverse=True)
+    assert {row["direction"] for row in ablation.rows} == {0, 1, 2}
+    assert 0 < sum(row["share"] for row in ablation.rows) < 1
+    row = ablation.rows[0]
+    before = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
+    data = {"data": batches} if on == "data" else {}
+    with kq.dial(decoder, directions={(1, 2): [row["direction"]]}, of="symmetric", on=on, **data):
+        after = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
+    assert row["change"] == pytest.approx(paired(before, after).change, abs=1e-6)
+    assert row["low"] < row["change"] < row["high"]
+
+
+def test_the_effect_of_directions_is_that_of_the_dial(decoder, batches):
+    tokenizer = Tokenizer.load(kq.models.DECODER)
+    effect = dial_effect(decoder, batches, tokenizer, {}, "1.2", directions=[0, 1], of="skew", gain=-1, samples=1)
+    assert effect.gains == {"skew direction 0": -1, "skew direction 1": -1}
+    before = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
+    assert effect.before == pytest.approx(float(before.mean()), abs=1e-6)
+    with kq.dial(decoder, directions={(1, 2): [0, 1]}, of="skew", gain=-1):
+        after = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
+    assert effect.after == pytest.approx(float(after.mean()), abs=1e-6)
+    with pytest.raises(ValueError, match=r"directions are those of single heads: name them, such as 18\.6"):
+        dial_effect(decoder, batches, tokenizer, {}, directions=[0])

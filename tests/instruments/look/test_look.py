@@ -224,8 +224,13 @@ def test_live_models_and_inputs(encoder):
 def test_an_encoder_and_decoder_runs_on_text(tmp_path):
     path, text = folder_with_tokenizer(tmp_path, "t5")
     reading = kq.look(path, text=text, length=8)
-    kinds = {head["kind"]: head["on_data"] is not None for head in reading.heads}
-    assert kinds == {"self": True, "cross": False}
+    parts = {head["kind"]: "symmetric" in head["on_data"] for head in reading.heads}
+    assert parts == {"self": True, "cross": False}  # contents of two sequences cannot be swapped
+    for head in reading.heads:
+        if head["kind"] == "cross":
+            names = ("pairwise", "popularity", "query_only", "position", "interaction")
+            assert sum(head["on_data"][name] for name in names) == pytest.approx(1)
+            assert head["label"] in ("pairwise", "popularity", "position", "sink", "mixed", "undecided")
     assert any(head["on_data"] and head["on_data"]["position"] > 0 for head in reading.heads)
 
 

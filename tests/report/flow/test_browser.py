@@ -189,3 +189,34 @@ def test_long_tokens_stay_on_the_page(visit):
     _, reading = made(keep=6, tokens=["x" * 400] * 10)
     tab = visit(reading)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    pytest.importorskip("transformers")
+    return kq.flow(vision.vit(), image=vision.photograph(), processor=vision.vit_processor(), keep=3, name="tiny vit")
+
+
+@pytest.mark.parametrize("kind", ["seen", "plain"])
+def test_popularity_can_be_taken_out(visit, request, kind):
+    """The page computes it from the kept maps; the reading's own method is the reference."""
+    reading = request.getfixturevalue(kind)
+    tab = visit(reading)
+    query = "text" if kind == "seen" else "class"
+    place = reading.maps[0]["layer"], reading.maps[0]["head"]
+    rest = next(b for b in reading.without_popularity(*place) if (b["from"], b["to"]) == ("image", query))
+    without, whole = np.array(rest["map"]).mean(0), block(reading, 0, "image", query).mean(0)
+    assert np.allclose(lights(tab, "patch"), whole / whole.max(), atol=6e-3)
+    tab.get_by_role("button", name="without popularity").click()
+    assert np.allclose(lights(tab, "patch"), without / without.max(), atol=6e-3)
+    tab.get_by_role("button", name="attention", exact=True).click()
+    assert np.allclose(lights(tab, "patch"), whole / whole.max(), atol=6e-3)
+
+
+def test_a_patch_of_a_vit_shows_what_it_attends_to(visit, plain):
+    tab = visit(plain)
+    tab.get_by_role("button", name="image → image").click()
+    tab.locator('.panel:has-text("queries") [data-patch="5"]').click()
+    looks = block(plain, 0, "image", "image")[5]
+    assert np.allclose(lights(tab.locator('.panel:has-text("keys")'), "patch"), looks / looks.max(), atol=6e-3)
+    assert "between class token and patches" in tab.locator("#summary").inner_text()

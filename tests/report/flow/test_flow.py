@@ -191,3 +191,20 @@ def test_bad_commands_are_told_in_a_sentence(folders, model, arguments, sentence
     result = run(cli.app, ["flow", str(folders / model), *given])
     assert isinstance(result.exception, (ValueError, OSError))
     assert sentence in str(result.exception)
+
+
+def test_the_command_on_an_image_alone(folders, tmp_path):
+    vision.saved(tmp_path / "vit", vision.vit(), vision.vit_processor())
+    options = ["--image", str(folders / "photograph.png"), "--html", str(tmp_path / "out.html")]
+    result = run(cli.app, ["flow", str(tmp_path / "vit"), *options])
+    assert result.exit_code == 0, result.output
+    assert "tokens: 1 class, 16 image" in result.output
+    assert "Attention between class token and patches" in result.output
+    data = data_of((tmp_path / "out.html").read_text())
+    assert data["picture"]["grid"] == [4, 4]
+    assert [(block["from"], block["to"]) for block in data["maps"][0]["blocks"]] == [
+        ("class", "image"),
+        ("image", "class"),
+        ("image", "image"),
+    ]
+    assert len(data["maps"][0]["popularity"]) == 17

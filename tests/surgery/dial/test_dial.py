@@ -10,7 +10,8 @@ from torch import nn
 import keyquery as kq
 from keyquery.checkpoints.family import families
 from keyquery.forms.parts import PARTS
-from keyquery.surgery.dial.dial import Gains, Means
+from keyquery.surgery.dial.dial import Gains
+from keyquery.surgery.dial.means import Means
 from keyquery.surgery.rewriting.attach import rewrite, sites_of
 from keyquery.surgery.rewriting.sites import Call, Past, Turn
 from keyquery.testing.families import tiny_inputs, tiny_model

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.surgery.dial.dial import Means
+from keyquery.surgery.dial.means import Means
 from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.testing.families import tiny_model
 from tests.surgery.dial.test_running import GAINS, decoder, text

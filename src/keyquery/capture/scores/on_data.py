@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from keyquery.capture.hooks import Batch
+from keyquery.capture.scores.cross import CrossMeans, CrossPairs, CrossVariance, listen_cross
 from keyquery.capture.scores.pairs import ScoredPairs, watch_pairs
 from keyquery.capture.scores.position_means import LEAST, PositionMeans
 from keyquery.capture.scores.variance import FOLDS, ScoreVariance
@@ -42,7 +43,7 @@ def position_means(
 def score_variances(
     model: nn.Module, batches: Sequence[Batch], heads: Heads, watching: Callable[[Sequence[Batch]], Iterable[Batch]]
 ) -> dict[int, ScoreVariance]:
-    """Second moments of the score parts of every self-attention layer, by layer index.
+    """Second moments of the score parts of every attention layer that is called, by layer index.
 
     Half of the sequences are used for the means, the other half for the parts. With fewer than `SEQUENCES` sequences
     all are used for both, and means are over all positions.
@@ -53,23 +54,42 @@ def score_variances(
     cut = len(first) if by_position else len(batches)
     turns = iter(watching(order))
     first_turns = (next(turns) for _ in range(cut))
-    means = position_means(model, first_turns, heads, FOLDS if by_position else 1)
-    sums = {
+    folds = FOLDS if by_position else 1
+    cross: dict[int, CrossMeans] = {}
+    count = 0
+
+    def hear_means(layer: Layer, pairs: CrossPairs) -> None:
+        fold = (torch.arange(len(pairs.query)) + count) % folds
+        cross.setdefault(layer.index, CrossMeans(folds)).add(pairs, fold)
+
+    def announced(batches: Iterable[Batch], announce: Callable[[Batch], None]) -> Iterator[Batch]:
+        nonlocal count
+        for batch in batches:
+            announce(batch)
+            yield batch
+            count += rows_of(batch)
+
+    with listen_cross(model, heads, hear_means) as announce:
+        means = position_means(model, announced(first_turns, announce), heads, folds)
+    sums: dict[int, ScoreVariance] = {
         layer.index: ScoreVariance(means[layer.index], layer.rope, partial(heads.position_bias, layer))
         for layer in heads
         if layer.index in means
     }
+    crossed = {index: CrossVariance(own, heads[index].rope) for index, own in cross.items()}
     count = 0
 
     def hear(layer: Layer, pairs: ScoredPairs) -> None:
         numbers = [count + row for row in range(len(pairs.query))]
         sums[layer.index].add(pairs.query, pairs.key, pairs.positions, pairs.visible, numbers)
 
-    with watch_pairs(model, heads, hear) as run:
-        for batch in turns:
+    def hear_cross(layer: Layer, pairs: CrossPairs) -> None:
+        crossed[layer.index].add_pairs(pairs, [count + row for row in range(len(pairs.query))])
+
+    with listen_cross(model, heads, hear_cross) as announce, watch_pairs(model, heads, hear) as run:
+        for batch in announced(turns, announce):
             run(batch)
-            count += rows_of(batch)
-    return sums
+    return {**sums, **crossed}
 
 
 def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:

@@ -54,7 +54,8 @@ def score_shares(sums: ScoreVariance) -> Shares:
     chosen = torch.tensor([number in sums.moves for number in numbers])
     whole, half = (_estimates(sums, each, moves, chosen) for each in products)
     whole["sink"] = jackknife(sinks[..., None], products[0].sum((-2, -1)))
-    whole |= _ranks(sums)
+    if sums.contents is not None:
+        whole |= _ranks(sums)
     mean = products[0].mean(0)
     total = _safe(mean.sum((-2, -1)))
     pairs = {

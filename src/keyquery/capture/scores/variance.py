@@ -103,14 +103,14 @@ class ScoreVariance:
                 self._parts(query[chosen], key[chosen], mean_query[chosen], mean_key[chosen], at, chosen)
                 for mean_query, mean_key in means
             )
-            products.append(_products(first, second, own))  # first and second are centred in place
-            sinks.append(_sink(first[:, POSITION], second[:, POSITION], at, own))
+            products.append(products_of(first, second, own))  # first and second are centred in place
+            sinks.append(sink_of(first[:, POSITION], second[:, POSITION], at, own))
             if self.by_position:
                 moves.append(self._follow(first, vectors, at, chosen, slopes))
-        _increase(self.products, sequence, torch.cat(products, 1))
-        _increase(self.sinks, sequence, torch.cat(sinks))
+        increase(self.products, sequence, torch.cat(products, 1))
+        increase(self.sinks, sequence, torch.cat(sinks))
         if slopes is not None:
-            _increase(self.moves, sequence, torch.cat(moves, 1))
+            increase(self.moves, sequence, torch.cat(moves, 1))
         self._followed += 1
         self._add_contents(query, key, means, sequence % GROUPS)
 
@@ -179,7 +179,7 @@ class ScoreVariance:
         self.tokens[group] += query.shape[1]
 
 
-def _products(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n n"]) -> Float64[Tensor, "2 heads p p"]:
+def products_of(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n m"]) -> Float64[Tensor, "2 heads p p"]:
     """Products of the parts, centred per query, over visible pairs, and over those within the half window."""
     half = first.shape[-1] // 2
     shorter = [part[..., :half, :half].clone() for part in (first, second)]
@@ -195,8 +195,8 @@ def _products(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n n"]) -> F
     return torch.stack(out)
 
 
-def _sink(
-    first: Float[Tensor, "heads n n"], second: Float[Tensor, "heads n n"], at: Tensor, seen: Bool[Tensor, "any n n"]
+def sink_of(
+    first: Float[Tensor, "heads n m"], second: Float[Tensor, "heads n m"], at: Tensor, seen: Bool[Tensor, "any n m"]
 ) -> Float64[Tensor, " heads"]:
     """The share of the position part's square due to the first key, against all others of the same query."""
     start = seen & (at == at.min())
@@ -208,5 +208,6 @@ def _sink(
     return squares.sum(-1).double().cpu()
 
 
-def _increase(sums: dict[int, Tensor], sequence: int, value: Tensor) -> None:
+def increase(sums: dict[int, Tensor], sequence: int, value: Tensor) -> None:
+    """Add to the sum of a sequence."""
     sums[sequence] = sums[sequence] + value if sequence in sums else value

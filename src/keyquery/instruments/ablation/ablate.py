@@ -20,21 +20,25 @@ from keyquery.instruments.ablation.losses import Loss, next_token_loss
 from keyquery.instruments.look.labels import Thresholds, label_head
 from keyquery.instruments.look.look import Look
 from keyquery.reading import Reading, digests, provenance
-from keyquery.support.checks import check_choice
+from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import Means, dial
+from keyquery.surgery.dial.dial import dial
+from keyquery.surgery.dial.means import Means
 from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
 from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.surgery.rewriting.sites import labels_of
 from keyquery.surgery.selection import Selection, select
 
+BY = ("head", "layer", "all", "direction")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Reading, kind="ablation"):
-    """The change of the loss with each part ablated, per head, per layer, or in all heads at once.
+    """The change of the loss with each part ablated, per head, per layer, in all heads at once, or per direction.
 
-    `low` and `high` bound a 95 % interval over sequences, paired by sequence; intervals are not corrected for multiple
+    An ablation by direction has a row per direction, the costliest first, with its number, value and share. `low` and
+    `high` bound a 95 % interval over sequences, paired by sequence; intervals are not corrected for multiple
     comparisons.
     """
 
@@ -47,7 +51,7 @@ class Ablation(Reading, kind="ablation"):
     rows: Sequence[Mapping[str, Any]]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per head (or layer) and part."""
+        """One row per head (or layer) and part, or per direction."""
         return [dict(row) for row in self.rows]
 
     def onto(self, look: Look, thresholds: Thresholds | None = None) -> Look:
@@ -85,6 +89,9 @@ def ablate(
     by: str = "head",
     parts: Sequence[str] = PARTS,
     means: str | None = None,
+    directions: int = 8,
+    of: str = "singular",
+    on: str = "weights",
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Ablation:
@@ -103,12 +110,16 @@ def ablate(
     heads
         As in `kq.dial`. Default: all.
     by
-        What is ablated at a time: "head", "layer" or "all". Default: "head".
+        What is ablated at a time: "head", "layer", "all", or "direction": single directions of each head. Default:
+        "head".
     parts
         Parts of the scores; "zero" and "mean" ablate whole heads, whose output is replaced by 0 or by its mean over
         `data`. Default: the five parts; those absent from the model's scores are skipped.
     means
         "position" or "global", as in `kq.dial`. Default: "position" with at least 32 sequences, else "global".
+    directions, of, on
+        By direction: how many of each head, strongest first, of which matrix, and on weights or data, as in `kq.dial`.
+        Default: 8 "singular" directions of the "weights".
     name
         Name of the model. Default: that in its config.
     progress
@@ -132,6 +143,9 @@ def ablate(
     >>> ablation = kq.ablate(model, [batch], heads="0.*", by="layer", parts=["symmetric", "skew"])
     >>> [row["part"] for row in ablation.rows]
     ['symmetric', 'skew']
+    >>> ranked = kq.ablate(model, [batch], heads="0.1", by="direction", of="skew", directions=2)
+    >>> sorted(row["direction"] for row in ranked.rows), ranked.rows[0]["change"] >= ranked.rows[1]["change"]
+    ([0, 1], True)
 
     See Also
     --------
@@ -139,7 +153,7 @@ def ablate(
     ablate_heads : Ablate whole heads in a running model.
     """
     model = bare(model)
-    check_choice("by", by, ("head", "layer", "all"))
+    check_choice("by", by, BY)
     for part in (parts := [parts] if isinstance(parts, str) else parts):
         check_choice("parts", part, (*PARTS, *KINDS))
     batches = list(data)
@@ -148,6 +162,10 @@ def ablate(
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = select(heads, known, labels_of(sites))
+    if by == "direction":
+        check_count("directions", directions)
+        before, rows = _by_direction(model, batches, loss, chosen, (directions, of, on, means), progress or silent)
+        return _reading(model, name, before, by, rows)
     measured = Means(model, batches, means)
     placed = measured.kind == "position" or any(site.placed for site in sites.values())
     parts = [part for part in parts if part not in ("position", "query_only") or placed]
@@ -162,6 +180,12 @@ def ablate(
                 interval = paired(before, losses_of(model, batches, loss))
             where = {"layer": layer, "head": head, "part": part}
             rows.append({**where, "change": interval.change, "low": interval.low, "high": interval.high})
+    return _reading(model, name, before, by, rows)
+
+
+def _reading(
+    model: nn.Module, name: str | None, before: Tensor, by: str, rows: Sequence[Mapping[str, Any]]
+) -> Ablation:
     return Ablation(
         model=facts_of(model, name),
         loss=float(before.mean()),
@@ -172,6 +196,32 @@ def ablate(
             tensors=digests(model.state_dict()),
         ),
     )
+
+
+def _by_direction(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    loss: Loss,
+    chosen: Mapping[int, list[int]],
+    options: tuple[int, str, str, str | None],
+    progress: Progress,
+) -> tuple[Float[Tensor, " sequences"], list[dict[str, Any]]]:
+    """The original loss per sequence, and a row per direction, the costliest first."""
+    count, of, on, means = options
+    data: Any = {"data": Means(model, batches, means)} if on == "data" else {}
+    places = [(layer, head) for layer, heads in chosen.items() for head in heads]
+    rows = []
+    with dial(model, directions={place: [0] for place in places}, of=of, on=on, gain=1.0, **data) as dialled:
+        before = losses_of(model, batches, loss)
+        trials = [(at, number) for at in places for number in range(min(count, len(dialled.bases[at].values)))]
+        for (layer, head), number in progress(trials, "ablating directions", len(trials)):
+            dialled.turn_directions({(layer, head): [number]})
+            interval = paired(before, losses_of(model, batches, loss))
+            basis = dialled.bases[layer, head]
+            where = {"layer": layer, "head": head, "part": of, "direction": number}
+            size = {"value": float(basis.values[number]), "share": float(basis.shares[number])}
+            rows.append({**where, **size, "change": interval.change, "low": interval.low, "high": interval.high})
+    return before, sorted(rows, key=lambda row: -row["change"])
 
 
 def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | None, int | None, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -18,7 +19,8 @@ from keyquery.instruments.ablation.ablate import facts_of, losses_of
 from keyquery.instruments.ablation.losses import default_loss, hide, logits, real_tokens
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import Means, dial
+from keyquery.surgery.dial.dial import Dial, dial
+from keyquery.surgery.dial.means import Means
 from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.surgery.selection import Selection
 
@@ -53,10 +55,16 @@ def dial_effect(
     heads: Selection = None,
     *,
     means: str | None = None,
+    directions: Sequence[int] = (),
+    of: str = "singular",
+    gain: float = 0.0,
+    on: str = "weights",
     samples: int = 3,
     name: str | None = None,
 ) -> DialEffect:
     """Run a language model on `batches` unchanged and with `gains` on parts of some heads; means are of the batches.
+
+    With `directions`, single directions of these heads are scaled by `gain` instead, as in `kq.dial`.
 
     A decoder continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
 
@@ -69,12 +77,9 @@ def dial_effect(
     """
     model = bare(model)
     objective, loss = default_loss(model, tokenizer)
-    measured = Means(model, batches, means)
-    placed = measured.kind == "position" or any(site.placed for site in sites_of(model).values())
-    if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
-        raise ValueError("this model has no positional term in its scores: gains on it have no effect")
+    changed, kind, gains = _dialling(model, batches, gains, heads, means, (directions, of, gain, on))
     before, outputs = losses_of(model, batches, loss), _outputs(model, batches, tokenizer, objective, samples)
-    with dial(model, **dict(gains), heads=heads, data=measured):  # type: ignore[arg-type]
+    with changed():
         after = losses_of(model, batches, loss)
         dialled_outputs = _outputs(model, batches, tokenizer, objective, samples)
     change, low, high = paired(before, after)
@@ -92,8 +97,32 @@ def dial_effect(
         samples=[
             {**original, "turned": dialled["says"]} for original, dialled in zip(outputs, dialled_outputs, strict=True)
         ],
-        provenance=provenance(tensors=digests(model.state_dict()), means=measured.kind),
+        provenance=provenance(tensors=digests(model.state_dict()), means=kind),
     )
+
+
+def _dialling(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    gains: Mapping[str, float],
+    heads: Selection,
+    means: str | None,
+    options: tuple[Sequence[int], str, float, str],
+) -> tuple[Callable[[], Dial], str | None, Mapping[str, float]]:
+    """What dials the model, the kind of its means, and the gains to report."""
+    numbers, of, gain, on = options
+    if not numbers:
+        measured = Means(model, batches, means)
+        placed = measured.kind == "position" or any(site.placed for site in sites_of(model).values())
+        if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
+            raise ValueError("this model has no positional term in its scores: gains on it have no effect")
+        return partial(dial, model, **dict(gains), heads=heads, data=measured), measured.kind, gains  # type: ignore[arg-type]
+    if not isinstance(heads, str):
+        raise ValueError("directions are those of single heads: name them, such as 18.6")
+    about = Means(model, batches, means) if on == "data" else None
+    options_of: Any = {"directions": dict.fromkeys(heads.split(","), numbers), "of": of, "gain": gain, "on": on}
+    changed = partial(dial, model, **dict(gains), data=about, **options_of)  # type: ignore[arg-type]
+    return changed, about and about.kind, {f"{of} direction {number}": gain for number in numbers}
 
 
 def _outputs(

@@ -61,6 +61,7 @@ class Crossing:
     classes: Classes
     keep: int = 0
     sink: float = SINK
+    within: int | None = None  # class whose map with itself is kept too
     calls: dict[int, Call] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # tokens per call, also of calls that are not counted
     kept: list[tuple[float, int, int, Any]] = field(default_factory=list)
@@ -143,8 +144,31 @@ class Crossing:
             for number_of_class in counted
         ]
         pairs = [(q, k) for k in range(len(groups)) for q in range(len(groups)) if q != k]
+        pairs += [(at, at) for at, number_of_class in enumerate(counted) if number_of_class == self.within]
         maps = [(k, q, attention[groups[q]][:, groups[k]].float().cpu()) for q, k in pairs]
-        (heappush if len(self.kept) < self.keep else heapreplace)(self.kept, (above, number, head, maps))
+        found = maps, popularity_of(attention, groups)
+        (heappush if len(self.kept) < self.keep else heapreplace)(self.kept, (above, number, head, found))
+
+
+def popularity_of(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, " _"]]) -> list[float | None]:
+    """The key-only term of the scores, per token: the mean of log A over the queries that attend to all of its group.
+
+    Each row's mean over the group is subtracted first, since softmax ignores it. For scores q·k without a position term
+    it is q̄·(k − k̄), with means over these queries and keys. None with fewer than two such queries.
+
+    >>> scores = torch.tensor([[0.0, 1.0, 0.0], [2.0, 3.0, 2.0], [0.0, 1.0, 0.0]])  # all attend to the second key
+    >>> [round(value, 4) for value in popularity_of(scores.softmax(-1), [torch.arange(3)])]
+    [-0.3333, 0.6667, -0.3333]
+    """
+    out: list[float | None] = [None] * len(attention)
+    for keys in groups:
+        rows = attention[:, keys].double()
+        rows = rows[(rows > 0).all(-1)].log()
+        if len(rows) > 1:
+            values = (rows - rows.mean(-1, keepdim=True)).mean(0)
+            for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+                out[key] = value
+    return out
 
 
 def shares(mass: Float64[Tensor, "*lead classes classes"], counted: Sequence[int]) -> Float64[Tensor, "*lead m m"]:

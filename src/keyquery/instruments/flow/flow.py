@@ -114,6 +114,33 @@ class Flow(Reading, kind="flow"):
             for q, target in enumerate(self.modalities)
         }
 
+    def without_popularity(self, layer: int, head: int) -> list[dict[str, Any]]:
+        """The kept maps of a head with the popularity of keys taken out: where it looks, without the sinks.
+
+        A′_ij ∝ A_ij·exp(−p_j), with p_j the key-only term of the scores, and the attention of each query to each
+        modality as before: `kq.dial(popularity=0)` within the modality. Blocks are as in `maps`.
+
+        >>> sunk = torch.eye(4) + torch.tensor([0.0, 5.0, 0.0, 0.0])
+        >>> reading = kq.flow(sunk.softmax(-1), ["a", "a", "b", "b"], keep=1)
+        >>> block = reading.without_popularity(0, 0)[0]
+        >>> block["from"], block["to"], [[round(share, 3) for share in row] for row in block["map"]]
+        ('a', 'b', [[0.488, 0.488], [0.488, 0.488]])
+        """
+        kept = next((one for one in self.maps if (one["layer"], one["head"]) == (layer, head)), None)
+        if kept is None:
+            raise ValueError(f"the maps of head {layer}.{head} were not kept: raise keep")
+        places = {name: [i for i, label in enumerate(self.labels) if label == name] for name in self.modalities}
+        out = []
+        for block in kept["blocks"]:
+            values = np.array(block["map"], dtype=np.float64)
+            popularity = [kept["popularity"][place] for place in places[block["from"]]]
+            if None in popularity:
+                raise ValueError(f"popularity of {block['from']} is undefined: fewer than two queries see all of it")
+            rest = values * np.exp(-np.array(popularity))
+            rest *= values.sum(-1, keepdims=True) / np.maximum(rest.sum(-1, keepdims=True), 1e-300)
+            out.append({"from": block["from"], "to": block["to"], "map": rest.tolist()})
+        return out
+
     def records(self) -> list[dict[str, Any]]:
         """One row per head (and layer, and text): every reading, also above the null level, and every direction."""
         columns = {name: np.asarray(self.of(name)) for name in READINGS[:4] if name in self.shares}
@@ -175,7 +202,8 @@ def flow(
     inputs
         With a model: a mapping of input tensors. Default: none.
     text, image, processor
-        With a model: a text (or two) and an image, and the processor for them. Default: none; the model's processor.
+        With a model: a text (or two) and an image, or an image alone for a vision Transformer, whose class token and
+        patches are then the two modalities; and the processor for them. Default: none; the model's processor.
     tokens
         Names of the tokens. Default: those of the inputs, else positions.
     keep
@@ -232,7 +260,7 @@ def flow(
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:
     """Inputs of a model, and labels, passed or its own."""
     if (inputs is None) == (text is None and image is None):
-        raise ValueError("a model needs either inputs, or text and image (or two texts)")
+        raise ValueError("a model needs either inputs, or text and image (or two texts, or an image for a ViT)")
     if inputs is None:
         run = prepared(model, text, image, processor)
         return run if modality is None else Tokens(run.batch, labelled(modality), run.texts, run.picture)

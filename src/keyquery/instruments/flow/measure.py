@@ -15,7 +15,7 @@ from keyquery.capture.attention_stream import Heard, stream_maps
 from keyquery.capture.value_norms import carried, lengths
 from keyquery.instruments.causes.attention import check_rows
 from keyquery.instruments.flow.counting import Classes, Crossing, net_shares, shares
-from keyquery.instruments.flow.modality import TOWERS, Tokens
+from keyquery.instruments.flow.modality import CLASS, IMAGE, TOWERS, Tokens
 from keyquery.reading import short
 from keyquery.support.checks import check_batches, check_count, check_float, check_number
 
@@ -57,7 +57,9 @@ class Counting:
 
     def crossing(self, labels: list[list[str]]) -> Crossing:
         """Sums over tokens with these labels, still empty."""
-        return Crossing(classes_of(labels, self.special, self.counted), self.keep, self.sink)
+        classes = classes_of(labels, self.special, self.counted)
+        within = classes.names.index(IMAGE) if set(classes.names) == {CLASS, IMAGE} else None
+        return Crossing(classes, self.keep, self.sink, within)
 
 
 def listened(model: nn.Module, run: Tokens, counting: Counting) -> Measured:
@@ -289,8 +291,11 @@ def _kept(crossing: Crossing, order: list[int]) -> list[dict[str, Any]]:
     """Kept maps of the model's layers, strongest first."""
     names = [crossing.classes.names[index] for index in crossing.classes.counted]
     rows = []
-    for above, call, head, maps in sorted(crossing.kept, key=lambda entry: (-entry[0], entry[1], entry[2])):
+    for above, call, head, (maps, popularity) in sorted(
+        crossing.kept, key=lambda entry: (-entry[0], entry[1], entry[2])
+    ):
         if call in order:
             blocks = [{"from": names[k], "to": names[q], "map": short(part.tolist(), DIGITS)} for k, q, part in maps]
-            rows.append({"layer": order.index(call), "head": head, "net_above_chance": above, "blocks": blocks})
+            place = {"layer": order.index(call), "head": head, "net_above_chance": above}
+            rows.append({**place, "blocks": blocks, "popularity": short(popularity, DIGITS)})
     return rows

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.hooks import Batch
+from keyquery.capture.hooks import Batch, evaluating
 from keyquery.capture.word_pieces import token_texts, words_of
 from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
@@ -22,6 +22,7 @@ from keyquery.instruments.causes.attention import check_length
 from keyquery.support.extras import optional
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
+CLASS = "class"  # class tokens and registers of a vision Transformer
 SEGMENTS = ("first text", "second text")
 TOWERS = "has separate text and image towers without attention between them"
 LARGEST = 480  # pixels per side of the image on a page
@@ -38,7 +39,9 @@ class Tokens:
 
 
 def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
-    """A text and an image, or two texts, processed into model inputs."""
+    """A text and an image, two texts, or an image alone, processed into model inputs."""
+    if image is not None and (text is None or not len(text)):
+        return _image_alone(model, image, processor)
     texts: list[Any] = [text] if isinstance(text, str) or text is None else list(text)
     for text_part in texts:
         if not isinstance(text_part, str) or not text_part.strip():
@@ -128,18 +131,51 @@ def _pair(model: nn.Module, texts: Sequence[str], tokenizer: Any) -> Tokens:
     return Tokens(batch, [labels], names)
 
 
-def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
+def _image_alone(model: nn.Module, image: Any, processor: Any) -> Tokens:
+    """An image for a vision Transformer: its class tokens, then its patches row by row."""
+    name = type(model).__name__
+    images = getattr(processor, "image_processor", processor)
+    if getattr(model, "main_input_name", None) != "pixel_values":
+        raise ValueError(f"{name} is no plain vision Transformer: pass a text with the image")
+    if images is None or not hasattr(images, "image_mean"):
+        raise ValueError("an image needs an image processor, and none was passed or found")
+    batch = _processed(images, images=_pillow(image).convert("RGB"))
+    with evaluating(model):
+        device = next(model.parameters()).device
+        out: Any = getattr(model, "base_model", model)(pixel_values=batch["pixel_values"].to(device))
+    hidden = getattr(out, "last_hidden_state", None)
+    size: Any = getattr(model.config, "patch_size", None)  # type: ignore[union-attr]
+    tall, wide = batch["pixel_values"].shape[-2:]
+    patches = (tall // size) * (wide // size) if isinstance(size, int) else 0
+    more = hidden.shape[1] - patches if isinstance(hidden, Tensor) and hidden.ndim == 3 and patches else -1
+    if more < 1:
+        reason = "has patches only, without a class token" if more == 0 else "does not attend to patches of the image"
+        raise ValueError(f"{name} {reason}: there is nothing that attention could flow between")
+    texts = ["class token", *(f"extra token {i + 1}" for i in range(more - 1)), *[""] * patches]
+    return Tokens({"pixel_values": batch["pixel_values"]}, [[CLASS] * more + [IMAGE] * patches], texts)
+
+
+def _pillow(image: Any) -> Any:
+    """An image file, array or Pillow image, as the latter."""
     pixels: Any = read_image(image) if isinstance(image, (str, Path)) else image
+    # The channel axis of an array is not guessed.
+    return pixels if hasattr(pixels, "mode") else optional("PIL.Image", "an image").fromarray(pixels)
+
+
+def _processed(processor: Any, **inputs: Any) -> dict[str, Any]:
+    try:
+        return dict(processor(**inputs, return_tensors="pt"))
+    except (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError, KeyError) as error:
+        size = " × ".join(map(str, inputs["images"].size))
+        raise ValueError(f"{type(processor).__name__} rejects an image of {size}: {first_line(error)}") from None
+
+
+def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
+    pixels = _pillow(image)
     holder = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
     if isinstance(holder, str) and holder not in text:
         text = f"{holder} {text}"
-    if not hasattr(pixels, "mode"):  # an array: the channel axis is not guessed
-        pixels = optional("PIL.Image", "an image").fromarray(pixels)
-    try:
-        batch = dict(processor(images=pixels.convert("RGB"), text=text, return_tensors="pt"))
-    except (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError, KeyError) as error:
-        size = " × ".join(map(str, pixels.size))
-        raise ValueError(f"{type(processor).__name__} rejects an image of {size}: {first_line(error)}") from None
+    batch = _processed(processor, images=pixels.convert("RGB"), text=text)
     if isinstance(batch.get("input_ids"), Tensor):
         check_length(model, batch["input_ids"].shape[1])
     if getattr(getattr(model, "config", None), "model_type", None) == "visual_bert":
@@ -182,7 +218,7 @@ def located(tokens: Tokens, order: Sequence[Tensor], processor: Any = None, show
     names = iter(f"patch {row + 1},{column + 1}" for row, column in places)
     texts = tokens.texts or [str(place) for place in range(len(tokens.labels[0]))]
     texts = [next(names) if label == IMAGE else text for text, label in zip(texts, tokens.labels[0], strict=True)]
-    data = _encoded(pixels[0], getattr(processor, "image_processor", None)) if shown else None
+    data = _encoded(pixels[0], getattr(processor, "image_processor", processor)) if shown else None
     if data is None:
         return replace(tokens, texts=texts)
     grid = [1 + max(place[axis] for place in places) for axis in (0, 1)]

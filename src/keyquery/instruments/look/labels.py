@@ -125,8 +125,9 @@ def _needing(needed: set[str], on_data: Mapping[str, Any]) -> str:
 
 
 def _from_variance(on_data: Mapping[str, Any], limit: Thresholds) -> tuple[str, str]:
-    shares = {part: on_data[part] for part in ("position", "popularity", "symmetric", "skew")}
-    shares["pairwise"] = on_data["symmetric"] + on_data["skew"]
+    shares = {part: on_data[part] for part in ("position", "popularity", "symmetric", "skew") if part in on_data}
+    crossed = "symmetric" not in shares  # cross-attention
+    shares["pairwise"] = on_data["pairwise"] if crossed else on_data["symmetric"] + on_data["skew"]
     intervals = on_data.get("intervals")
     if intervals is None:  # the closed form has no intervals
         low = high = shares
@@ -170,7 +171,7 @@ def properties(
         names.append("psd")
     if weights["effective_rank"] <= limit.low_rank * rank:
         names.append(f"low rank {max(round(weights['effective_rank']), 1)}")
-    if on_data is not None:
+    if on_data is not None and "effective_rank_symmetric" in on_data:
         symmetric, skew = (round(on_data[f"effective_rank_{part}"]) for part in ("symmetric", "skew"))
         if symmetric + skew <= rank:
             names.append(f"split {symmetric}:{skew}")

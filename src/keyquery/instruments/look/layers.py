@@ -77,7 +77,7 @@ def _with_lengths(
 ) -> list[dict[str, Any]]:
     """Each head with its shares at other window lengths."""
     rows = {length: seen.of_layer(layer, heads) for length, seen in sorted(curves.items())}
-    if not rows or next(iter(rows.values()))[0] is None:
+    if not rows or layer.kind == "cross" or next(iter(rows.values()))[0] is None:
         return cells
     kept = (*SHARES, "intervals")
     return [

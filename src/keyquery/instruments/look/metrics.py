@@ -47,7 +47,7 @@ def _metrics(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
         "positive_share": form.positive_share,
         "effective_rank": form.effective_rank(),
         "stable_rank": form.stable_rank(),
-        "eigenvalues": form.eigenvalues(),
+        "eigenvalues": form.symmetric_eigenvalues(),
         "skew_values": form.skew_values(),
         "singular_values": form.singular_values(),
     }

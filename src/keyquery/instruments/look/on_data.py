@@ -11,6 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, Moments, joint_moments, typical_length
+from keyquery.capture.scores.cross import CrossVariance
 from keyquery.capture.scores.on_data import SEQUENCES, rows_of, score_variances
 from keyquery.capture.scores.shares import Estimate, score_shares
 from keyquery.capture.scores.variance import ScoreVariance
@@ -23,6 +24,7 @@ from keyquery.support.statistics import student
 
 PAIRS = ("visible", "independent")
 SHARES = (*PARTS, "interaction", "symmetry")
+CROSS = ("pairwise", "popularity", "query_only", "position", "interaction", "sink")  # of cross-attention
 SQUARES = (*PARTS, "pairwise", "sink")
 
 
@@ -59,9 +61,10 @@ class OnData:
         return cls(sums=sums, facts=_described(sums, described), sample=sample)
 
     def of_layer(self, layer: Layer, heads: Heads) -> list[dict[str, Any] | None]:
-        """Metrics of each head of a layer; None without data, or for cross-attention."""
+        """Metrics of each head of a layer; None without data, and for cross-attention in closed form."""
         if layer.index in self.sums:
-            return _measured(self.sums[layer.index])
+            sums = self.sums[layer.index]
+            return _crossed(sums) if isinstance(sums, CrossVariance) else _measured(sums)
         if layer.index in self.moments:
             return _closed_form(layer, heads, self.moments[layer.index], (self.facts or {})["length"])
         return [None] * layer.heads
@@ -106,6 +109,27 @@ def _measured(sums: ScoreVariance) -> list[dict[str, Any] | None]:
             {**own, "intervals": intervals, "half_window": half, "sign_changes": unstable, "interactions": pairs}
         )
     return rows
+
+
+def _crossed(sums: CrossVariance) -> list[dict[str, Any] | None]:
+    """As `_measured`, with pairwise in place of symmetric and skew, which two sequences do not have."""
+    shares = score_shares(sums)
+    names = {"pairwise": "symmetric", **{name: name for name in CROSS if name != "pairwise"}}
+    own = {"symmetric": "pairwise"}
+    return [
+        {
+            **{name: float(shares.estimates[kept].value[head]) for name, kept in names.items()},
+            "intervals": {
+                name: interval(shares.estimates[kept], head, square=name in SQUARES) for name, kept in names.items()
+            },
+            "interactions": {
+                " × ".join(own.get(part, part) for part in pair.split(" × ")): float(value[head])
+                for pair, value in shares.interactions.items()
+                if "skew" not in pair
+            },
+        }
+        for head in range(len(shares.estimates["skew"].value))
+    ]
 
 
 def interval(estimate: Estimate, head: int, square: bool = False) -> list[float] | None:

@@ -20,6 +20,7 @@ HEAD = {
     "label": str,
 }
 ON_DATA = dict.fromkeys(("symmetry", *PARTS, "interaction"), Real)
+CROSS = dict.fromkeys(("pairwise", *PARTS[2:], "interaction"), Real)
 LARGEST = 100.0  # of a share or a symmetry, which are around 1
 LARGEST_RANK = 1e6
 LONGEST = 10_000  # items of a list on data
@@ -50,7 +51,8 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
 
 
 def _check_on_data(where: str, data: Any) -> None:
-    _check(where, data, ON_DATA)
+    crossed = isinstance(data, Mapping) and "pairwise" in data  # cross-attention has no symmetric and skew part
+    _check(where, data, CROSS if crossed else ON_DATA)
     _check_metrics(where, data)
 
 

@@ -8,9 +8,13 @@ from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.report.kit.colours import LIGHT, WHOLE
 from keyquery.support.extras import optional
 
+BARS = 40  # most directions of a figure
+
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
     """A panel per part, layers by heads: the change of the loss on a common scale; yellow is a decrease."""
+    if reading.by == "direction":
+        return _direction_bars(reading, pyplot)
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(row["head"] or 0 for row in reading.rows)
@@ -37,4 +41,20 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
         axes[0][0].set_yticks([])
     axes[0][0].set_ylabel("all layers" if reading.by == "all" else "layer")
     figure.suptitle(f"{reading.model['name']}: change of the loss ({reading.loss:.2f})")
+    return figure
+
+
+def _direction_bars(reading: Ablation, pyplot: Any) -> Any:
+    """A bar per direction with its interval, the costliest on top."""
+    rows = reading.rows[:BARS]
+    figure, axis = pyplot.subplots(figsize=(6.4, 1.2 + 0.22 * len(rows)), layout="constrained")
+    changes = [row["change"] for row in rows]
+    errors = [[row["change"] - row["low"] for row in rows], [row["high"] - row["change"] for row in rows]]
+    colour = LIGHT.get(rows[0]["part"], "#8250df")
+    axis.barh(range(len(rows)), changes, xerr=errors, color=colour, error_kw={"ecolor": "#57606a", "lw": 1})
+    axis.set_yticks(range(len(rows)), [f"{row['layer']}.{row['head']}  direction {row['direction']}" for row in rows])
+    axis.invert_yaxis()
+    axis.axvline(0, color="#57606a", lw=0.8)
+    axis.set_xlabel("change of the loss with the direction ablated")
+    axis.set_title(f"{reading.model['name']}: {rows[0]['part']} directions, loss {reading.loss:.2f}")
     return figure

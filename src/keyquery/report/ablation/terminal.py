@@ -35,6 +35,8 @@ def dial_effect_lines(reading: DialEffect) -> list[Any]:
 
 def ablation_lines(reading: Ablation) -> list[Any]:
     """A row per head (or layer), a column per part; changes whose interval excludes 0 are marked."""
+    if reading.by == "direction":
+        return _direction_lines(reading)
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     cells: dict[tuple[Any, Any], dict[str, Any]] = {}
     for row in reading.rows:
@@ -51,10 +53,30 @@ def ablation_lines(reading: Ablation) -> list[Any]:
         table.add_row(Text(_name(reading.model, *place)), *(_change(cells[place][part]) for part in parts))
     loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
     title = f"{reading.model['name']}: {loss}; change with one part ablated"
-    notes = ["", "*: the 95 % interval of the change excludes 0; intervals are not corrected for multiple comparisons."]
+    notes = ["", NOTE]
     if cut:
         notes.append(f"The {MOST} of {len(cells)} rows with the largest changes; --csv or --json for all.")
     return [Text(title, style="bold"), table, *notes]
+
+
+NOTE = "*: the 95 % interval of the change excludes 0; intervals are not corrected for multiple comparisons."
+MATRIX = {"singular": "‖M‖²", "symmetric": "‖S‖²", "skew": "‖A‖²"}
+
+
+def _direction_lines(reading: Ablation) -> list[Any]:
+    """A row per direction, the costliest first."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("head", no_wrap=True)
+    kind = reading.rows[0]["part"]
+    for column in (f"{kind} direction", "value", f"share of {MATRIX[kind]}", "change of the loss"):
+        table.add_column(column, justify="right")
+    for row in reading.rows[:MOST]:
+        numbers = str(row["direction"]), f"{row['value']:.3g}", f"{row['share']:.1%}"
+        table.add_row(Text(_name(reading.model, row["layer"], row["head"])), *numbers, _change(row))
+    loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
+    title = f"{reading.model['name']}: {loss}; change with one direction ablated"
+    cut = f" The {MOST} costliest of {len(reading.rows)}; --csv or --json for all."
+    return [Text(title, style="bold"), table, "", NOTE + (cut if len(reading.rows) > MOST else "")]
 
 
 def _name(model: Mapping[str, Any], layer: int | None, head: int | None) -> str:

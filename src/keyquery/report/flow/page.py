@@ -91,7 +91,8 @@ def _plain(reading: Flow) -> list[tuple[str, list[list[float]]]]:
 
 def _map(kept: Mapping[str, Any]) -> dict[str, Any]:
     blocks = [{"from": block["from"], "to": block["to"], "map": pack(block["map"])} for block in kept["blocks"]]
-    return {"layer": kept["layer"], "head": kept["head"], "blocks": blocks}
+    popularity = short(kept.get("popularity"), DIGITS)  # none in older readings
+    return {"layer": kept["layer"], "head": kept["head"], "blocks": blocks, "popularity": popularity}
 
 
 def _picture(reading: Flow) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.instruments.flow.flow import Flow
+from keyquery.instruments.flow.modality import CLASS
 from keyquery.report.flow.page import depths, grid, views
 
 MOST = 8  # heads that are listed
@@ -25,7 +26,8 @@ def flow_lines(reading: Flow) -> list[Any]:
     lines: list[Any] = [Text(title, style="bold"), Text("; ".join([f"tokens: {counted}", *left]), style="dim"), ""]
     lines += [_layers(reading), "", *_heads(reading)]
     raw, chance = np.mean(reading.raw), np.mean(reading.chance_of("raw"))
-    lines += ["", f"Cross-modal attention: {raw:.1%} on average, {_points(raw - chance)} points relative to chance."]
+    between = "Attention between class token and patches" if CLASS in reading.modalities else "Cross-modal attention"
+    lines += ["", f"{between}: {raw:.1%} on average, {_points(raw - chance)} points relative to chance."]
     lines += [Text(_reciprocity(reading), style="dim")]
     return [*lines, *(f"Note: {note}." for note in reading.notes)]
 

@@ -16,7 +16,7 @@ from keyquery.report.kit.packed_numbers import pack, pack_bytes
 from keyquery.report.kit.page import document
 from keyquery.report.look import triangle
 from keyquery.report.look.figure import looks_of
-from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, has_data, window
+from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, crossed, has_data, window
 
 SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
@@ -184,7 +184,11 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
         f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all.": (
             count > MANY and longest > OUTERMOST
         ),
-        f"{cross} cross-attention heads have no shares on data; their bars are omitted.": cross > 0 and has_data(look),
+        f"{cross} cross-attention heads have no shares on data; their bars are omitted.": cross > 0
+        and has_data(look)
+        and not crossed(look),
+        f"{cross} cross-attention heads have a pairwise part instead of symmetric and skew, since contents of two "
+        "sequences cannot be swapped; the triangle leaves them out.": crossed(look),
     }
     few = (look.provenance.get("data") or {}).get("note")
     notes |= {f"{few}.": True} if few else {}

@@ -11,6 +11,8 @@ from keyquery.instruments.look.look import Look
 # Marks behind a label for its evidence; a label from ablation has none.
 EVIDENCE = {"variance": "*", "weights": "°"}
 CHANGES = "~"  # mark of values that differ between the half and the full window
+# Parts of a bar; pairwise stands for symmetric and skew in cross-attention.
+BARS = (*PARTS, "pairwise")
 OF_DATA, OF_WEIGHTS = "shares of score variance", "‖S‖² and ‖A‖² of the weights, as shares of ‖M‖²"
 CLOSE = 0.95  # if the mean length reaches this share of the longest window, the latter is shown
 
@@ -18,6 +20,11 @@ CLOSE = 0.95  # if the mean length reaches this share of the longest window, the
 def has_data(look: Look) -> bool:
     """Whether any head was measured on data."""
     return any(head["on_data"] for head in look.heads)
+
+
+def crossed(look: Look) -> bool:
+    """Whether any cross-attention head was measured on data: those have no symmetric and skew part."""
+    return any("pairwise" in (head["on_data"] or {}) for head in look.heads)
 
 
 def with_bars(look: Look) -> list[dict[str, Any]]:
@@ -31,11 +38,11 @@ def bar_shares(head: Mapping[str, Any]) -> list[float]:
     Parts that covary negatively can sum to more than 1; they are then normalised.
 
     >>> bar_shares({"on_data": None, "raw": {"symmetry": 0.5}})
-    [0.75, 0.25, 0.0, 0.0, 0.0]
+    [0.75, 0.25, 0.0, 0.0, 0.0, 0.0]
     """
     data = head["on_data"]
     symmetric = (1 + head["raw"]["symmetry"]) / 2
-    shares = [data[part] for part in PARTS] if data else [symmetric, 1 - symmetric, 0.0, 0.0, 0.0]
+    shares = [data.get(part, 0.0) for part in BARS] if data else [symmetric, 1 - symmetric, 0.0, 0.0, 0.0, 0.0]
     shares = [max(share, 0.0) for share in shares]
     return [share / max(sum(shares), 1.0) for share in shares]
 
@@ -44,7 +51,7 @@ def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
     """The mean of the bars of several heads.
 
     >>> mean_shares([{"on_data": None, "raw": {"symmetry": symmetry}} for symmetry in (1.0, 0.0)])
-    [0.75, 0.25, 0.0, 0.0, 0.0]
+    [0.75, 0.25, 0.0, 0.0, 0.0, 0.0]
     """
     return [sum(values) / len(heads) for values in zip(*map(bar_shares, heads), strict=True)]
 
@@ -55,7 +62,7 @@ def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
     >>> leading({"symmetric": 0.1, "skew": 0.2, "popularity": 0, "query_only": 0, "position": 0.7})
     ('position', 0.7, None)
     """
-    part = max(PARTS, key=lambda part: data[part])
+    part = max((part for part in BARS if part in data), key=lambda part: data[part])
     ends = data.get("intervals", {}).get(part)
     return part, data[part], None if ends is None else (ends[1] - ends[0]) / 2
 

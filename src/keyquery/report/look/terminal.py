@@ -21,11 +21,13 @@ from keyquery.report.look.cooccurrence import corpus_tables
 from keyquery.report.look.differences import difference_lines
 from keyquery.report.look.directions import tokens_tables
 from keyquery.report.look.shares import (
+    BARS,
     CHANGES,
     EVIDENCE,
     OF_DATA,
     OF_WEIGHTS,
     changes,
+    crossed,
     has_data,
     leading,
     mean_shares,
@@ -35,7 +37,11 @@ from keyquery.report.look.shares import (
 
 # Distinct for every kind of colour vision, in light and dark terminals, and by shape without colour.
 MARKS = dict(
-    zip(PARTS, (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("▞", "green"), ("░", "white")), strict=True)
+    zip(
+        BARS,
+        (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("▞", "green"), ("░", "white"), ("▚", "cyan")),
+        strict=True,
+    )
 )
 WIDEST, NARROWEST = 24, 8  # characters of a bar
 MOST_HEADS = 160
@@ -100,7 +106,8 @@ def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> li
 def legend(look: Look, over: str | None = None) -> Text:
     """What bars are shares of, the window, and the marks of the parts."""
     on_data = has_data(look)
-    parts = [Text.assemble(mark, f" {name}") for name, mark in MARKS.items() if on_data or name in PARTS[:2]]
+    shown = [*PARTS, *(["pairwise"] if crossed(look) else [])] if on_data else PARTS[:2]
+    parts = [Text.assemble(mark, f" {name}") for name, mark in MARKS.items() if name in shown]
     of = ", ".join(part for part in (OF_DATA if on_data else OF_WEIGHTS, over) if part)
     return Text.assemble(f"bars: {of}\n", Text("  ").join(parts))
 
@@ -188,7 +195,7 @@ def _largest(data: Mapping[str, Any] | None) -> str:
 
 def _symmetry(heads: Sequence[Mapping[str, Any]], view: str) -> str:
     """The mean symmetry of heads in a view, with a mark if its sign depends on the window."""
-    values = [head[view]["symmetry"] for head in heads if head[view]]
+    values = [head[view]["symmetry"] for head in heads if "symmetry" in (head[view] or {})]
     if not values:
         return "–"
     mark = CHANGES if view == "on_data" and any(changes(head, "symmetry") for head in heads) else ""
@@ -264,7 +271,7 @@ def _counts(reading: Look) -> str:
 
 def _in_short(look: Look) -> str:
     """One line: labels, mean shares, and symmetry of the weights."""
-    shares = zip(PARTS, mean_shares(with_bars(look)), strict=True)
+    shares = zip(BARS, mean_shares(with_bars(look)), strict=True)
     listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
     middle = median(row["raw"]["symmetry"] for row in look.layers)
     of = f"mean shares, {window(look)}" if has_data(look) else OF_WEIGHTS

@@ -120,7 +120,7 @@ def dots(look: Look) -> list[Dot]:
         label = name_of(look.model, head["layer"]).partition(" ")[2]
         place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
         depth, data = depths[head["layer"]], head["on_data"]
-        if data:
+        if data and "symmetric" in data:  # cross-attention has no place between the corners
             x, y = barycentric(*(data[part] for part in CORNERS))
             parts = ", ".join(f"{part} {data[part]:.0%}" for part in PARTS if data[part] >= 0.005)
             title, outline = f"{place}: {head['label']}; {parts}", tuple(region(data))

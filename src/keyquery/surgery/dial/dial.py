@@ -12,57 +12,34 @@ it is still one product, q̃·k̃, of vectors up to three times as wide (x̂ is 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch, batches_of
-from keyquery.capture.scores.on_data import SEQUENCES, position_means, rows_of
-from keyquery.capture.scores.position_means import PositionMeans
+from keyquery.capture import Batch
 from keyquery.forms.parts import PARTS
-from keyquery.support.checks import check_choice, check_number
+from keyquery.support.checks import check_choice
+from keyquery.surgery.dial.directions import (
+    Basis,
+    DirectionGains,
+    Directions,
+    check_gain,
+    checked_numbers,
+    direction_gains,
+)
+from keyquery.surgery.dial.means import MEANS, Means, SiteMeans
 from keyquery.surgery.dial.widen import widen
 from keyquery.surgery.handle import Handle, check_model, lasting
-from keyquery.surgery.rewriting.attach import check_unchanged, rewrite, sites_of
+from keyquery.surgery.rewriting.attach import rewrite, sites_of
 from keyquery.surgery.rewriting.sites import Call, Site, labels_of
 from keyquery.surgery.selection import Selection, select
 
-MOST = 1e4  # larger gains overflow in half precision
 POSITION = PARTS.index("position")
-MEANS = ("position", "global")
-
-
-class SiteMeans:
-    """Mean query and key of one site before RoPE: one per position, or (`places` 1) one for all."""
-
-    def __init__(self, query: Float[Tensor, "places heads r"], key: Float[Tensor, "places heads r"]) -> None:
-        self.query, self.key = query, key
-        self.by_position = len(query) > 1
-        self._warned = False
-
-    def at(
-        self, call: Call, sign: int = 1
-    ) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
-        """Both means at the position of every token, rotated to it; by the negative angle for `sign` −1."""
-        if self.query.shape[-1] != call.keys.shape[-1]:
-            raise ValueError("an rbf kernel uses the means of the current batch: omit data")
-        places = call.places.long().clamp(min=0) if self.by_position else torch.zeros_like(call.places).long()
-        last = len(self.query) - 1
-        if self.by_position and not self._warned and int(places.max()) > last:
-            warnings.warn(
-                f"means were measured at positions 0 to {last}; later positions use those of position {last}",
-                stacklevel=2,
-            )
-            self._warned = True
-        at = places.clamp(max=last)
-        means = (mean.to(call.keys)[at.to(call.keys.device)].transpose(1, 2) for mean in (self.query, self.key))
-        query, key = (call.turn.rotate(mean, sign * call.places.unsqueeze(1)) for mean in means)
-        return query, key
 
 
 class Gains:
@@ -120,11 +97,17 @@ class Gains:
 
 
 class Dial(Handle):
-    """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model."""
+    """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model.
 
-    def __init__(self, changes: ExitStack, gains: dict[int, Gains]) -> None:
+    `bases` holds the directions of the dialled heads, with their values and shares, by (layer, head).
+    """
+
+    def __init__(
+        self, changes: ExitStack, gains: dict[int, Gains], directions: Mapping[tuple[int, int], DirectionGains]
+    ) -> None:
         super().__init__(changes, "the dial")
-        self._gains = gains
+        self._gains, self._directions = gains, directions
+        self.bases: dict[tuple[int, int], Basis] = {head: gain.basis for head, gain in directions.items()}
 
     def turn(
         self,
@@ -143,11 +126,34 @@ class Dial(Handle):
         ...     dial.turn("0.*", skew=0)
         """
         self.require()
+        if self._directions:
+            raise ValueError("this dial scales directions, not parts: use turn_directions")
         values = _checked(symmetric, skew, popularity, query_only, position)
         chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
         for index, gains in self._gains.items():
             at = torch.tensor([head in chosen.get(index, ()) for head in gains.heads])
             gains.set(torch.where(at, values[:, None], 1.0))
+
+    def turn_directions(self, directions: Directions, gain: float = 0.0) -> None:
+        """Set the gain of some directions of the dialled heads; all others are reset to 1.
+
+        >>> model = kq.Encoder(8, depth=2, heads=2).eval()
+        >>> with kq.dial(model, directions={"0.1": [0, 1]}) as dial:
+        ...     dial.turn_directions({"0.1": [2]}, gain=2)
+        """
+        self.require()
+        check_gain("gain", gain)
+        known: dict[int, list[int]] = {}
+        for layer, head in self._directions:
+            known.setdefault(layer, []).append(head)
+        chosen = {
+            (layer, head): checked_numbers(f"{layer}.{head}", numbers, len(self.bases[layer, head].values))
+            for selector, numbers in directions.items()
+            for layer, heads in select([selector], known).items()
+            for head in heads
+        }
+        for place, rewritten in self._directions.items():
+            rewritten.set(dict.fromkeys(chosen.get(place, ()), float(gain)))
 
 
 def dial(
@@ -161,6 +167,10 @@ def dial(
     *,
     data: Iterable[Batch] | Means | None = None,
     means: str | None = None,
+    directions: Directions | None = None,
+    of: str = "singular",
+    gain: float = 0.0,
+    on: str = "weights",
 ) -> Dial:
     """Scale the parts of attention scores in a running model; its weights are not modified.
 
@@ -180,6 +190,17 @@ def dial(
     means
         "position": one mean per position, as in `kq.look`; "global": one for all positions. Default: "position" if
         `data` has at least 32 sequences, else "global".
+    directions
+        Scale single directions of some heads instead of parts: their numbers, strongest first, by head, such as
+        `{(18, 6): [0, 1]}` or `{"18.6": [0, 1]}`. Default: none.
+    of
+        Of which matrix: "singular" triples σuvᵀ of M, eigenvectors λeeᵀ of its "symmetric" part, or planes
+        ω(stᵀ − tsᵀ) of its "skew" part. Under RoPE of M(0); see `docs/surgery.md`. Default: "singular".
+    gain
+        Of these directions; 0 ablates them. Default: 0.
+    on
+        "weights": M of the weights, and tokens as they enter the projections; "data": Σ^½MΣ^½ with the covariance of
+        `data`, and tokens less their mean. Default: "weights".
 
     Returns
     -------
@@ -199,6 +220,8 @@ def dial(
     ...     ablated = model(x)
     >>> torch.equal(model(x), before), torch.equal(ablated, before)
     (True, False)
+    >>> with kq.dial(model, directions={(0, 1): [0]}, of="skew"):  # without the strongest rotation plane
+    ...     ablated = model(x)
 
     See Also
     --------
@@ -213,6 +236,11 @@ def dial(
         raise ValueError('means="position" needs data: batches for the model')
     sites = sites_of(model)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
+    if directions is not None:
+        if bool((values != 1).any()) or heads is not None:
+            raise ValueError("directions are scaled by `gain` and name their heads: omit heads and gains on parts")
+        scaled = direction_gains(model, sites, directions, of, gain, on, data, means)
+        return lasting(model, partial(_change_directions, model, sites, scaled))
     moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
     if moved and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
         raise ValueError(f"{odd.name} has disentangled position terms, which the dial cannot scale")
@@ -226,61 +254,20 @@ def dial(
 
     def change(changes: ExitStack) -> Dial:
         rewrite(model, sites, gains, changes)
-        return Dial(changes, gains)
+        return Dial(changes, gains, {})
 
     return lasting(model, change)
 
 
-class Means:
-    """Mean queries and keys of every layer over data, reusable for several dials of one model.
-
-    `kind` is "position" (one mean per position) or "global" (one for all). Default: "position"; "global", with a
-    warning, if data has fewer than 32 sequences.
-    """
-
-    def __init__(self, model: nn.Module, data: Iterable[Batch], kind: str | None = None) -> None:
-        if kind is not None:
-            check_choice("means", kind, MEANS)
-        check_unchanged(model)
-        batches = list(batches_of(data))
-        count = sum(map(rows_of, batches))
-        if kind is None and batches and count < SEQUENCES:
-            warnings.warn(
-                f"data has {count} sequences, and means by position need {SEQUENCES}: means are over all positions, "
-                'and learned positions count as popularity; pass means="global" or "position" to choose',
-                stacklevel=3,
-            )
-            kind = "global"
-        kind = kind or "position"
-        self.kind = kind
-        layers = next(iter(sites_of(model).values())).found
-        self._scales = {layer.index: layer.scale for layer in layers}
-        self._of = position_means(model, batches, layers)
-
-    def of(self, site: Site) -> SiteMeans:
-        """Mean query and key of a site before RoPE."""
-        query, key = self._read(site.index)
-        if not site.turn.start:
-            return SiteMeans(query, key)
-        # MLA: nope and rope concatenated, and pairs permuted as in the module.
-        if site.sorted:
-            query, key = (torch.cat((t[..., 0::2], t[..., 1::2]), -1) for t in (query, key))
-        still = self._read(site.index - 1)
-        return SiteMeans(torch.cat((still[0], query), -1), torch.cat((still[1], key), -1))
-
-    def _read(self, index: int) -> tuple[Float[Tensor, "places heads r"], Float[Tensor, "places heads r"]]:
-        own: PositionMeans = self._of[index]
-        if self.kind == "global":
-            query, key = (mean[None] for mean in own.everywhere())
-        else:
-            places = torch.arange(own.counts.shape[1])
-            query, key = (mean[0].transpose(0, 1) for mean in own.at(places[None]))
-        return query / self._scales[index], key
+def _change_directions(
+    model: nn.Module, sites: dict[int, Site], scaled: dict[tuple[int, int], DirectionGains], changes: ExitStack
+) -> Dial:
+    for (index, _), new in scaled.items():
+        rewrite(model, sites, {index: new}, changes)
+    return Dial(changes, {}, scaled)
 
 
 def _checked(*gains: Any) -> Float[Tensor, 5]:
     for name, gain in zip(PARTS, gains, strict=True):
-        check_number(name, gain)
-        if abs(gain) > MOST:
-            raise ValueError(f"{name} must be a gain from −{MOST:g} to {MOST:g}, got {gain:g}")
+        check_gain(name, gain)
     return torch.tensor([float(gain) for gain in gains], dtype=torch.float64)

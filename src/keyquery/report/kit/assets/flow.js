@@ -1,7 +1,8 @@
 // Flow: layers by heads, and for one head its attention across modalities. The URL fragment names the head: #3.5.
 
 const NAMES = Object.keys(DATA.views);
-const state = { view: NAMES[0], layer: 0, head: 0, way: null, side: null, at: null };
+const state = { view: NAMES[0], layer: 0, head: 0, way: null, side: null, at: null, popular: true };
+const BETWEEN = DATA.modalities.includes("class") ? "between class token and patches" : "cross-modal";
 const layers = DATA.views.flow.length, heads = DATA.views.flow[0].length;
 const record = (layer, head) => DATA.records[DATA.records.length === layers * heads ? layer * heads + head : -1];
 const kept = (layer, head) => DATA.maps.find((one) => one.layer === layer && one.head === head);
@@ -15,7 +16,7 @@ function summary() {
   const [raw, chance] = [0, 1].map((i) => mean(DATA.layers.map((one) => one[i])));
   const last = DATA.layers[DATA.layers.length - 1];
   put("summary",
-    el("span", { "data-figure": "raw" }, el("b", {}, share(raw)), "of attention is cross-modal, ",
+    el("span", { "data-figure": "raw" }, el("b", {}, share(raw)), `of attention is ${BETWEEN}, `,
       `${above(raw - chance)} points relative to chance`),
     el("span", { "data-figure": "rollout" }, el("b", {}, share(last[2])), "in the rollout over all layers, ",
       `${above(last[2] - last[3])} points relative to chance`));
@@ -92,12 +93,19 @@ function chosen() {
   const ways = one.blocks.map((block) => `${block.from} → ${block.to}`);
   const way = ways.includes(state.way) ? state.way : ways[first(one)];
   const block = one.blocks[ways.indexOf(way)], flat = unpack(block.map), wide = places[block.from].length;
-  const values = places[block.to].map((_, i) => flat.slice(i * wide, (i + 1) * wide));
+  const popularity = one.popularity ? places[block.from].map((place) => one.popularity[place]) : [null];
+  const known = popularity.every((value) => value !== null);
+  const rows2d = places[block.to].map((_, i) => flat.slice(i * wide, (i + 1) * wide));
+  const values = state.popular || !known ? rows2d : rows2d.map((line) => specific(line, popularity));
   // Deselect a token that does not exist in this direction.
   if (state.side !== null && !(state.at < [wide, values.length][state.side])) Object.assign(state, { side: null, at: null });
   const buttons = ways.map((name) => el("button", {
     type: "button", "aria-pressed": name === way, "data-focus": name,
     onclick: () => choose({ way: name, side: null, at: null }),
+  }, name));
+  const kinds = [["attention", true], ["without popularity", false]].map(([name, popular]) => el("button", {
+    type: "button", "aria-pressed": popular === state.popular, "data-focus": name, onclick: () => choose({ popular }),
+    title: popular ? "as in the model" : "without what every query gives to a key: attention sinks",
   }, name));
   const light = lights(values, block), out = el("div", { class: "readout", "aria-live": "polite" }, readout(values, block));
   const panels = [block.from, block.to].map((name, side) => panel(name, light[side], block, side));
@@ -106,9 +114,17 @@ function chosen() {
     [DATA.tokens[places[block.to][i]], DATA.tokens[places[block.from][j]], value]))];
   put("chosen", head, el("div", { class: "numbers" }, figures),
     el("div", { class: "bar" }, el("div", { class: "switch", role: "group", "aria-label": "direction" }, buttons),
+      known ? el("div", { class: "switch", role: "group", "aria-label": "popularity" }, kinds) : null,
       el("span", { class: "muted" }, `${block.to} attends to ${block.from}; click a token to see its attention`),
       copyButton("this map", rows)),
     el("div", { class: "both" }, panels), out);
+}
+
+// A row of attention with the key-only term of the scores taken out: A·exp(−p), with the same sum.
+function specific(line, popularity) {
+  const rest = line.map((value, i) => value * Math.exp(-popularity[i]));
+  const sum = (values) => values.reduce((total, value) => total + value, 0), whole = sum(rest);
+  return rest.map((value) => (whole > 0 ? value * sum(line) / whole : 0));
 }
 
 // The first block with attention, preferably to image patches.

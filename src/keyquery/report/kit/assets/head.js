@@ -41,16 +41,17 @@ const whisker = (x, y, ends, kind) =>
 
 // Shares of a head with 95 % intervals; the interaction is the remainder to 100 %, and may be negative.
 function partsOfScores(one) {
-  const all = shares(one), names = one.on_data ? [...PARTS, "interaction"] : PARTS.slice(0, 2);
+  const all = shares(one), own = bars().filter((name) => number(one, "on_data", name) !== null);
+  const names = one.on_data ? [...own, "interaction"] : PARTS.slice(0, 2);
   const sink = number(one, "on_data", "sink");
-  if (sink >= 0.01) names.splice(5, 0, "sink");
+  if (sink >= 0.01) names.splice(names.indexOf("position") + 1, 0, "sink");
   const value = (name) => (one.on_data ? number(one, "on_data", name) : all[PARTS.indexOf(name)]);
   const ends = (name) => (one.on_data ? interval(one, "on_data", name) : null);
   const low = Math.min(0, ...names.flatMap((name) => ends(name) ?? [value(name)]));
   const high = Math.max(1, ...names.flatMap((name) => ends(name) ?? [value(name)]));
   const whole = (number) => percent(number).replace(" %", "");
   const rows = names.map((name) => {
-    const kind = name === "sink" ? "position" : PARTS.includes(name) ? name : "whole", between = ends(name);
+    const kind = name === "sink" ? "position" : bars().includes(name) ? name : "whole", between = ends(name);
     const words = percent(value(name)) + (between ? ` (${whole(between[0])} to ${whole(between[1])})` : "");
     return {
       name: name === "sink" ? "– first key" : name, kind, words, attributes: { "data-share": name },
@@ -148,7 +149,8 @@ function corpusOf(one) {
 
 function numbers(one) {
   const seen = views().filter((view) => one[view]);
-  const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => ![...PARTS, "interaction", "sink"].includes(name));
+  const names = [...new Set(seen.flatMap((view) => model().columns[view]))].filter((name) => ![...bars(), "interaction", "sink"].includes(name)
+    && seen.some((view) => number(one, view, name) !== null));
   const sure = (view, name) => {
     const ends = interval(one, view, name);
     return ends ? el("span", { class: "muted" }, ` ${figure(name, ends[0])} to ${figure(name, ends[1])}`) : null;
@@ -322,7 +324,7 @@ function layer() {
   });
   const top = row(heading(""),
     [heading("parts", "words"), heading("symmetry, raw"), heading("label", "words")]);
-  const rows = () => [["head", ...PARTS, "symmetry_raw", "label"],
+  const rows = () => [["head", ...bars(), "symmetry_raw", "label"],
     ...heads.map((one) => [one.head, ...shares(one), number(one, "raw", "symmetry"), one.label])];
   const all = framed("Heads", model().of, rows, "rest",
     el("div", { class: "wide heads" }, el("table", {}, el("thead", {}, top), el("tbody", {}, lines))));

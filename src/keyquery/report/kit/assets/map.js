@@ -57,7 +57,7 @@ function cell(layer, head, measure, scale) {
     "--tone": parts ? "var(--middle)" : tone(scale, value),
     "--amount": parts ? "0%" : `${(100 * scale.amount(value)).toFixed(0)}%`,
     onclick: () => choose({ layer, head }),
-  }, parts ? PARTS.map((part, i) => el("span", { class: part, "--share": parts[i] })) : []);
+  }, parts ? bars().map((part, i) => el("span", { class: part, "--share": parts[i] })) : []);
 }
 
 function mapRow(layer, columns, measure, scale) {
@@ -115,14 +115,14 @@ function map() {
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
-  const means = () => [["layer", ...PARTS], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
+  const means = () => [["layer", ...bars()], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
   const bars = el("span", {}, "mean per layer ", copyButton("the layers", means));
   const grid = el("div", {
     class: "grid", role: "grid", "aria-label": `${measure?.label ?? "parts"} of every head`, "--tall": tall, onkeydown: walk,
   }, layers.map(({ layer }) => mapRow(layer, columns, measure, scale)));
   const rows = () => (measure
     ? [["layer", "head", measure.key], ...heads.map((one) => [one.layer, one.head, measure.of(one)])]
-    : [["layer", "head", ...PARTS], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]);
+    : [["layer", "head", ...bars()], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]);
   put("map",
     el("div", { class: "bar" }, el("label", {}, el("h3", {}, "Layers by heads:"), picker(measure)),
       el("div", { class: "switch", role: "group", "aria-label": "view" }, parts,

@@ -1,6 +1,8 @@
 // All heads: the summary, the triangles, and scalar metrics.
 
 const PARTS = ["symmetric", "skew", "popularity", "query_only", "position"];
+// Parts of bars: cross-attention has a pairwise part instead of symmetric and skew.
+const bars = () => (model().columns.on_data?.includes("pairwise") ? [...PARTS, "pairwise"] : PARTS);
 const MARKS = { variance: "*", weights: "°" };  // evidence of a label; one from ablation has no mark
 const KNOWN = {
   ablation: "by ablation", variance: "from variance only, not tested by ablation", weights: "from the weights only",
@@ -58,17 +60,18 @@ function valueText(measure, one) {
 // shares that sum to more than 1 (parts that covary negatively) are normalised.
 function shares(one) {
   const symmetric = (1 + number(one, "raw", "symmetry")) / 2;
-  const values = one.on_data ? PARTS.map((part) => number(one, "on_data", part)) : [symmetric, 1 - symmetric, 0, 0, 0];
+  const values = one.on_data ? bars().map((part) => number(one, "on_data", part))
+    : [symmetric, 1 - symmetric, 0, 0, 0, 0].slice(0, bars().length);
   const clipped = values.map((value) => Math.max(value, 0));
   const total = Math.max(1, clipped.reduce((a, b) => a + b, 0));
   return clipped.map((value) => value / total);
 }
 const labelled = (one) => one.label + (MARKS[one.evidence] ?? "") + (one.changes?.includes("label") ? "~" : "");
-const partsShown = () => PARTS.slice(0, hasData() ? 5 : 2);
-const split = (heads) => heads.filter((one) => one.on_data || !hasData());  // cross-attention has none on data
+const partsShown = () => (hasData() ? bars() : PARTS.slice(0, 2));
+const split = (heads) => heads.filter((one) => one.on_data || !hasData());  // some heads may have none on data
 function meanShares(heads) {
   const all = split(heads).map(shares);
-  return PARTS.map((_, i) => all.reduce((sum, values) => sum + values[i], 0) / (all.length || 1));
+  return bars().map((_, i) => all.reduce((sum, values) => sum + values[i], 0) / (all.length || 1));
 }
 
 function header() {
@@ -87,18 +90,18 @@ function summary() {
   const tags = Object.entries(model().summary).map(([label, count]) =>
     el("span", { class: `tag ${label}` }, el("b", {}, String(count)), label));
   const heads = split(model().heads);
-  const rows = () => [["layer", "head", "label", "evidence", ...PARTS],
+  const rows = () => [["layer", "head", "label", "evidence", ...bars()],
     ...heads.map((one) => [one.layer, one.head, one.label, one.evidence, ...shares(one)])];
   const known = [...new Set(model().heads.map((one) => one.evidence))].map((how) => KNOWN[how]).filter(Boolean);
   put("summary", tags, el("span", { class: "muted" }, `labels of ${model().heads.length} heads, ${known.join("; ")}`),
     copyButton("labels and shares", rows));
 }
 
-const listed = (values) => PARTS.map((part, i) => `${part} ${percent(values[i])}`)
+const listed = (values) => bars().map((part, i) => `${part} ${percent(values[i])}`)
   .filter((_, i) => values[i] >= 0.005).join(", ");
 function stack(values, kind, label) {
   const words = listed(values);
-  const spans = PARTS.map((part, i) => el("span", { class: part, "--share": values[i] }));
+  const spans = bars().map((part, i) => el("span", { class: part, "--share": values[i] }));
   return el("div", { class: kind, role: "img", "aria-label": `${label}: ${words}`, title: words }, spans);
 }
 

@@ -1,0 +1,237 @@
+"""Variance of the scores of cross-attention by part: queries and keys come from two sequences, each with its means.
+
+With the mean query q̄ᵢ at each position of the one sequence, the mean key k̄ⱼ at each position of the other, and contents
+q′ and k′, the score is exactly
+
+    position  q̄ᵢ·k̄ⱼ + bias      popularity  q̄ᵢ·k′ⱼ      query_only  q′ᵢ·k̄ⱼ      pairwise  q′ᵢ·k′ⱼ
+
+Pairwise has no symmetric and skew part: contents of two different spaces cannot be swapped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+
+from keyquery.capture.guard import temporarily
+from keyquery.capture.hooks import Batch, entry, has_two_sides, mask_for, masks_of
+from keyquery.capture.scores.position_means import PositionMeans
+from keyquery.capture.scores.variance import (
+    CELLS,
+    GROUPS,
+    POPULARITY,
+    POSITION,
+    QUERY_ONLY,
+    ROLES,
+    ScoreVariance,
+    increase,
+    products_of,
+    sink_of,
+)
+from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import bare
+from keyquery.forms.parts import PARTS
+from keyquery.forms.rope import Rope
+
+
+@dataclass(frozen=True, eq=False)
+class CrossPairs:
+    """One call of a cross-attention layer: (scaled) queries and keys before RoPE, and which of them are no padding."""
+
+    query: Float[Tensor, "batch heads n r"]
+    key: Float[Tensor, "batch heads m r"]
+    real_query: Bool[Tensor, "batch n"]
+    real_key: Bool[Tensor, "batch m"]
+
+
+Hear = Callable[[Layer, CrossPairs], None]
+
+
+@contextmanager
+def listen_cross(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable[[Batch], None]]:
+    """Context in which `hear` gets every call of every cross-attention layer; announce each batch before it runs."""
+    model, thread = bare(model), get_ident()
+    masks: dict[str, Tensor] = {}
+    queries: dict[int, Tensor] = {}  # that wait for their keys
+    paired = has_two_sides(model)
+
+    def emit(layer: Layer, x: Tensor, y: Tensor) -> None:
+        query, key = layer.project(x.float(), y.float())
+        query = (query * layer.scale).flatten(1, 2)
+        key = key.expand(*key.shape[:2], layer.heads // key.shape[1], *key.shape[3:]).flatten(1, 2)
+        # Keys are of the encoder, although their projection is in the decoder.
+        real = [mask_for(masks, tuple(t.shape[:2]), name, paired) for t, name in ((x, layer.name), (y, ""))]
+        ones = (torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in (x, y))
+        hear(
+            layer,
+            CrossPairs(query, key, *(o if r is None else r.to(o.device) for r, o in zip(real, ones, strict=True))),
+        )
+
+    def enter(layer: Layer, side: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if get_ident() != thread:
+                return
+            entered = [*args, *kwargs.values()]
+            if side == "both":  # nn.MultiheadAttention
+                arguments = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs).arguments
+                pair: list[Tensor] = [arguments["query"].detach(), arguments["key"].detach()]
+                pair = [t if module.batch_first or t.ndim == 2 else t.transpose(0, 1) for t in pair]
+                emit(layer, *(t.reshape(-1, *t.shape[-2:]) for t in pair))
+                return
+            tokens = entered[0].detach().reshape(-1, *entered[0].shape[-2:])
+            if side == "query":
+                queries[layer.index] = tokens
+            elif layer.index in queries:
+                emit(layer, queries.pop(layer.index), tokens)
+
+        return hook
+
+    def listening(stack: ExitStack) -> None:
+        for layer in heads:
+            if layer.kind == "cross":
+                names = {side: entry(layer, side) for side in ("query", "key")}
+                both = names["query"] == names["key"]
+                for side, name in {"both": names["query"]}.items() if both else names.items():
+                    module = model.get_submodule(name)
+                    if not both or isinstance(module, nn.MultiheadAttention):
+                        stack.callback(module.register_forward_pre_hook(enter(layer, side), with_kwargs=True).remove)
+
+    def announce(batch: Batch) -> None:
+        masks.clear()
+        masks.update(masks_of(batch))
+
+    with temporarily(model, listening):
+        yield announce
+
+
+class CrossMeans:
+    """Mean queries and mean keys by position, each over its own sequence."""
+
+    def __init__(self, folds: int) -> None:
+        self.query, self.key = PositionMeans(folds), PositionMeans(folds)
+
+    def add(self, pairs: CrossPairs, fold: Int[Tensor, " batch"]) -> None:
+        """Add a batch of sequences."""
+        for own, x, real in (
+            (self.query, pairs.query, pairs.real_query),
+            (self.key, pairs.key, pairs.real_key),
+        ):
+            at = torch.arange(x.shape[-2], device=x.device).expand(len(x), -1)
+            own.add(x, x, at, real, fold)
+
+
+class CrossVariance(ScoreVariance):
+    """Second moments of the score parts of every cross-attention head; pairwise is kept as "symmetric", skew is 0."""
+
+    def __init__(self, means: CrossMeans, rope: Rope | None = None) -> None:
+        super().__init__(means.query, rope)
+        self._key_means = means.key
+        self._slopes_of: dict[int, Tensor] = {}  # of popularity by the mean query, of query-only by the mean key
+
+    def add_pairs(self, pairs: CrossPairs, sequences: list[int]) -> None:
+        """Add sequences by number."""
+        earlier = {side: slopes / self._followed for side, slopes in self._slopes_of.items()}
+        for row, sequence in enumerate(sequences):
+            real_query, real_key = pairs.real_query[row], pairs.real_key[row]
+            rows, columns = (torch.arange(len(real), device=real.device) for real in (real_query, real_key))
+            kept_query, kept_key = real_query, real_key
+            if self.by_position:
+                kept_query, kept_key = (
+                    real_query & _known(self.means, rows),
+                    real_key & _known(self._key_means, columns),
+                )
+            self.pairs += int(kept_query.sum()) * int(kept_key.sum())
+            self.left_out += int(real_query.sum()) * int(real_key.sum()) - int(kept_query.sum()) * int(kept_key.sum())
+            if kept_query.any() and int(kept_key.sum()) > 1:
+                query, key = pairs.query[row][:, kept_query], pairs.key[row][:, kept_key]
+                self._add_cross(query, key, (rows[kept_query], columns[kept_key]), sequence, earlier)
+
+    def _add_cross(
+        self, query: Tensor, key: Tensor, at: tuple[Tensor, Tensor], sequence: int, earlier: Mapping[int, Tensor]
+    ) -> None:
+        heads, n, m = len(query), query.shape[1], key.shape[1]
+        folds = ROLES[sequence % len(ROLES)]
+        products, sinks, moves = [], [], []
+        seen = torch.ones(1, n, m, dtype=torch.bool, device=query.device)
+        for numbers in torch.arange(heads).split(max(CELLS // (n * m), 1)):
+            chosen = slice(int(numbers[0]), int(numbers[-1]) + 1)
+            versions = [
+                self._cross_parts(query[chosen], key[chosen], at, chosen, pair) for pair in (folds[:2], folds[2:])
+            ]
+            (first, contents), (second, _) = versions
+            products.append(products_of(first, second, seen))
+            sinks.append(sink_of(first[:, POSITION], second[:, POSITION], at[1], seen))
+            if self.by_position:
+                moves.append(self._follow_cross(first, contents, at, chosen, heads, earlier))
+        increase(self.products, sequence, torch.cat(products, 1))
+        increase(self.sinks, sequence, torch.cat(sinks))
+        if earlier:
+            increase(self.moves, sequence, torch.cat(moves, 1))
+        self._followed += 1
+        self.tokens[sequence % GROUPS] += n
+
+    def _cross_parts(
+        self, query: Tensor, key: Tensor, at: tuple[Tensor, Tensor], chosen: slice, folds: tuple[int, ...]
+    ) -> tuple[Float[Tensor, "heads parts n m"], tuple[Tensor, Tensor]]:
+        """The parts, with the pairwise one in the places of pairs and swapped pairs; and the contents."""
+        sides = []
+        for x, means, places, fold in zip((query, key), (self.means, self._key_means), at, folds, strict=True):
+            if self.by_position:
+                mean = means.at(places[None], fold)[0][0].to(x)[chosen]
+            else:
+                mean = means.everywhere()[0][chosen, None].to(x).expand_as(x)
+            turned = (
+                (x - mean, mean) if self._rope is None else (self._rope.rotate(t, places) for t in (x - mean, mean))
+            )
+            sides.append(tuple(turned))
+        (own, mean_query), (other, mean_key) = sides
+        out = query.new_empty(len(query), len(PARTS), query.shape[1], key.shape[1])
+        out[:, 0] = out[:, 1] = own @ other.mT
+        out[:, POPULARITY] = mean_query @ other.mT
+        out[:, QUERY_ONLY] = own @ mean_key.mT
+        out[:, POSITION] = mean_query @ mean_key.mT
+        return out, (own, other)
+
+    def _follow_cross(
+        self,
+        parts: Tensor,
+        contents: tuple[Tensor, Tensor],
+        at: tuple[Tensor, Tensor],
+        chosen: slice,
+        heads: int,
+        earlier: Mapping[int, Tensor],
+    ) -> Float64[Tensor, "2 heads"]:
+        """As `ScoreVariance._follow`, with positions of their own for queries and keys."""
+        moves = []
+        slopes = (parts[:, POPULARITY] @ contents[1], parts[:, QUERY_ONLY].mT @ contents[0])
+        for side, (slope, content, places) in enumerate(zip(slopes, contents, at, strict=True)):
+            length = int(places.max()) + 1
+            whole = self._slopes_of.get(side)
+            if whole is None or len(whole) < length:
+                longer = slope.new_zeros(length, heads, slope.shape[-1])
+                if whole is not None:
+                    longer[: len(whole)] = whole
+                whole = self._slopes_of[side] = longer
+            whole[places, chosen] += slope.transpose(0, 1)
+            if side not in earlier:
+                moves.append(torch.zeros(len(parts), dtype=torch.float64))
+                continue
+            means = (self.means, self._key_means)[side]
+            inside = places < len(earlier[side])
+            weight = means.sequences.sum() / means.counts.sum(0)[places[inside]]
+            own = earlier[side][places[inside]][:, chosen].transpose(0, 1) * weight[:, None].to(slope)
+            moves.append(2 * (content[:, inside] * own).sum((-2, -1)).double().cpu())
+        return torch.stack(moves)
+
+
+def _known(means: PositionMeans, at: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    known = means.known.to(at.device)
+    return (at < len(known)) & known[at.clamp(max=len(known) - 1)]

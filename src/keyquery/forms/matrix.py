@@ -1,0 +1,184 @@
+"""A form as the matrix M that it stands for: products, rows, columns and entries, without materialising M."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keyquery.forms.factors import Factors
+from keyquery.support.checks import check_batches, check_float, check_range
+
+X = TypeVar("X", bound="Matrix")
+
+
+class Matrix(Factors):
+    """M = QᵀK (..., d, e) with the operators of a matrix; e = d unless queries and keys live in different spaces."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(*batch, d, e), the shape of `dense()`.
+
+        >>> kq.Form(torch.ones(12, 8, 64), torch.ones(12, 8, 64)).shape
+        torch.Size([12, 64, 64])
+        """
+        return torch.Size((*self.batch, self.dim, self.key_dim))
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of M, batch included."""
+        return len(self.shape)
+
+    @property
+    def T(self: X) -> X:
+        """The transpose Mᵀ of each form of the batch, as `mT`."""
+        return self.mT
+
+    def __matmul__(self: X, other: Any) -> Any:
+        """M·v, a tensor; M·B for a matrix B or a form, a form whose rank is the smallest of the widths involved.
+
+        >>> form = kq.Form(torch.eye(2, 3), torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]))
+        >>> form @ torch.tensor([1.0, 1.0, 1.0])
+        tensor([3., 2., 0.])
+        >>> (form @ form).shape, (form @ torch.ones(3, 7)).shape
+        (torch.Size([3, 3]), torch.Size([3, 7]))
+        """
+        if isinstance(other, Matrix):
+            return _chained(self, other)
+        if not isinstance(other, (Tensor, np.ndarray)):
+            return NotImplemented
+        check_float("the right factor", other, "... e f" if other.ndim > 1 else "e", e=self.key_dim)
+        query, key, right = _in_one_dtype(self.query, self.key, torch.as_tensor(other))
+        if right.ndim == 1:
+            return ((key @ right).unsqueeze(-2) @ query).squeeze(-2)
+        check_batches(form=self.batch, right=right.shape[:-2])
+        if self.rank <= self.key_dim:
+            return self._plain(query, key @ right)
+        return self._plain(key.mT @ query, right)  # M itself, where that is smaller than its factors
+
+    def __rmatmul__(self: X, other: Any) -> Any:
+        """vᵀM, a tensor; B·M for a matrix B, a form.
+
+        >>> torch.tensor([1.0, 0.0]) @ kq.Form(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([1., 2.])
+        """
+        if not isinstance(other, (Tensor, np.ndarray)):
+            return NotImplemented
+        check_float("the left factor", other, "... f d" if other.ndim > 1 else "d", d=self.dim)
+        return self.mT @ other if other.ndim == 1 else (self.mT @ other.mT).mT
+
+    def __getitem__(self: X, index: Any) -> Any:
+        """`dense()[index]`, from the factors: a form of the batch, or rows, columns and entries of M.
+
+        Batch dimensions come first. A number for a row or a column gives a tensor; slices and lists give a form, each
+        dimension on its own.
+
+        >>> form = kq.Form(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> form[1], form[:, 0], form[1, 0]
+        (tensor([3., 4.]), tensor([1., 3.]), tensor(3.))
+        >>> form[:1].shape
+        torch.Size([1, 2])
+        """
+        batch, row, column = self._located(index)
+        form = self._of_batch(batch)
+        if isinstance(row, slice) and isinstance(column, slice) and row == column == slice(None):
+            return form
+        query, key = (form.query, form.key) if form._covariance is None else form.wide()
+        one_row, one_column = isinstance(row, int), isinstance(column, int)
+        query, key = query[..., [row] if one_row else row], key[..., [column] if one_column else column]
+        if not one_row and not one_column:
+            return self._plain(query.to(form.dtype), key.to(form.dtype))
+        entries = (query.mT @ key).to(form.dtype)
+        entries = entries.squeeze(-2) if one_row else entries
+        return entries.squeeze(-1) if one_column else entries
+
+    def _located(self, index: Any) -> tuple[tuple[Any, ...], Any, Any]:
+        """The entries of an index that select from the batch, the rows and the columns."""
+        entries = index if isinstance(index, tuple) else (index,)
+        refusal = f"{index!r} does not fit the shape {tuple(self.shape)} of this form"
+        dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
+        missing = self.ndim - sum(map(_axes, entries))
+        if len(dots) > 1 or missing < 0:
+            raise IndexError(refusal)
+        at = dots[0] if dots else len(entries)
+        filled: list[Any] = [*entries[:at], *[slice(None)] * missing, *entries[at + 1 :]]
+        if len(filled) < 2:  # a mask over rows and columns at once
+            raise IndexError(f"{refusal}: rows and columns are indexed each on its own")
+        batch, row, column = filled[:-2], _number(filled[-2]), _number(filled[-1])
+        try:
+            if sum(map(_axes, batch)) != len(self.batch):
+                raise IndexError("batch, rows and columns are indexed each on its own, a new axis before them")
+            torch.zeros(()).expand(self.batch)[tuple(batch)]
+            for size, entry in ((self.dim, row), (self.key_dim, column)):
+                chosen = torch.zeros(()).expand(size)[entry]
+                if chosen.ndim > 1 or not chosen.numel():
+                    raise IndexError("rows and columns are numbers, slices or lists that select something")
+        except (IndexError, TypeError) as error:
+            raise IndexError(f"{refusal}: {error}") from None
+        return tuple(batch), row, column
+
+    def _of_batch(self: X, batch: tuple[Any, ...]) -> X:
+        """Some forms of the batch; factors that are shared stay shared where that is easy."""
+        if all(isinstance(entry, slice) and entry == slice(None) for entry in batch):
+            return self
+        if isinstance(batch[0], (int, slice)) and all(
+            isinstance(entry, slice) and entry == slice(None) for entry in batch[1:]
+        ):
+            return self._with(*(self._along_first(t, batch[0]) for t in (self._query, self._key)))
+        expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
+        return self._with(*(t[(*batch, slice(None), slice(None))] for t in expanded))
+
+    def _along_first(self, factor: Tensor, index: int | slice) -> Tensor:
+        """Part of a factor along the first batch dimension; shared factors stay shared."""
+        if factor.ndim < len(self.batch) + 2:
+            return factor
+        shared = factor.shape[0] == 1 and self.batch[0] > 1
+        return factor[index if not shared else 0 if isinstance(index, int) else slice(None)]
+
+    def _plain(self: X, query: Tensor, key: Tensor) -> X:
+        """A form of new factors, not on data."""
+        check_range("the product", query, key)
+        return self._trusted(query, key)
+
+
+def _chained(left: X, right: Matrix) -> X:
+    """M₁M₂ = Q₁ᵀ(K₁Q₂ᵀ)K₂: the r₁×r₂ product in the middle joins the factor of smaller rank."""
+    if left.key_dim != right.dim:
+        raise ValueError(f"forms of {_size(left)} and {_size(right)} cannot be multiplied")
+    check_batches(left=left.batch, right=right.batch)
+    query, key, other_query, other_key = _in_one_dtype(left.query, left.key, right.query, right.key)
+    if left.key_dim < min(left.rank, right.rank):  # the space between the two is the narrowest
+        return left._plain(key.mT @ query, other_query.mT @ other_key)
+    middle = key @ other_query.mT
+    if left.rank <= right.rank:
+        return left._plain(query, middle @ other_key)
+    return left._plain(middle.mT @ query, other_key)
+
+
+def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def _size(form: Matrix) -> str:
+    return " × ".join(map(str, form.shape[-2:]))
+
+
+def _number(entry: Any) -> Any:
+    """A row or column number as an int; anything else as it is."""
+    single = isinstance(entry, Integral) or (isinstance(entry, (Tensor, np.ndarray)) and entry.ndim == 0)
+    return int(entry) if single and not isinstance(entry, bool) else entry
+
+
+def _axes(entry: Any) -> int:
+    """How many dimensions an entry of an index stands for: none for a new axis, several for a mask."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    array = np.asarray(entry) if isinstance(entry, Sequence) else entry
+    return array.ndim if getattr(array, "dtype", None) in (torch.bool, np.dtype(bool)) and array.ndim else 1

@@ -1,0 +1,346 @@
+"""A Form used as the matrix M: what users of a factored matrix expect, against dense algebra.
+
+The expectations are those of the tests of TransformerLens's FactoredMatrix (constructor, products with vectors,
+matrices and factored matrices, multiples, indexing, SVD, norm, eigenvalues); written anew for Form.
+"""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyquery as kq
+from tests.forms.strategies import pairs
+
+BATCHES = [(), (2,), (2, 3)]
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def rectangular(batch=(), rank=3, rows=5, columns=7):
+    """A form M (*batch, rows, columns) and M itself, computed by numpy."""
+    query, key = drawn(*batch, rank, rows), drawn(*batch, rank, columns, seed=1)
+    return kq.Form(query, key), np.swapaxes(query.numpy(), -1, -2) @ key.numpy()
+
+
+def same(result, expected):
+    """A form or tensor equals a numpy array, in shape and values."""
+    dense = result.dense() if isinstance(result, kq.Form) else result
+    np.testing.assert_allclose(dense.numpy(), expected, rtol=1e-10, atol=1e-10)
+    assert tuple(result.shape) == np.shape(expected)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_shape_is_that_of_the_matrix(batch):
+    form, dense = rectangular(batch)
+    assert form.shape == dense.shape
+    assert form.ndim == dense.ndim
+    assert (form.dim, form.rank, form.key_dim) == (5, 3, 7)
+    same(form.T, np.swapaxes(dense, -1, -2))
+
+
+def test_shape_of_shared_keys_is_that_of_all_heads():
+    assert kq.Form(torch.ones(2, 4, 3, 5), torch.ones(2, 1, 3, 7)).shape == (2, 4, 5, 7)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_products_with_vectors_are_tensors(batch):
+    form, dense = rectangular(batch)
+    left, right = drawn(5), drawn(7)
+    same(form @ right, dense @ right.numpy())
+    same(left @ form, np.einsum("d,...de->...e", left, dense))
+
+
+@pytest.mark.parametrize("rank", [2, 4, 5, 7, 9])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("extra", [(), (2, 1)])
+def test_products_with_matrices_are_forms_of_the_smallest_rank(rank, batch, extra):
+    form, dense = rectangular(batch, rank)
+    right, left = drawn(*extra, 7, 4), drawn(*extra, 6, 5)
+    same(form @ right, dense @ right.numpy())
+    same(left @ form, left.numpy() @ dense)
+    assert (form @ right).rank == min(rank, 7)
+    assert (left @ form).rank == min(rank, 5)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 6), (6, 2), (4, 4), (9, 8)])
+@pytest.mark.parametrize("batches", [((), ()), ((2,), ()), ((), (2,)), ((2, 3), (3,))])
+def test_products_of_forms(ranks, batches):
+    (first, a), (second, b) = rectangular(batches[0], ranks[0]), rectangular(batches[1], ranks[1], rows=7, columns=4)
+    same(first @ second, a @ b)
+    assert (first @ second).rank == min(*ranks, 7)
+
+
+@given(pair=pairs(), other=pairs(kinds=("random",)))
+def test_products_of_square_forms_of_any_factors(pair, other):
+    form, dense = kq.Form(*pair), kq.Form(*pair).dense().numpy()
+    matrix = drawn(form.dim, 4)
+    scale = max(np.abs(dense).max(), 1e-30) * form.dim
+    np.testing.assert_allclose((form @ matrix).dense(), dense @ matrix.numpy(), rtol=0, atol=1e-10 * scale)
+    np.testing.assert_allclose((form @ form).dense(), dense @ dense, rtol=0, atol=1e-10 * scale**2 + 1e-13)
+
+
+def test_products_on_data_are_those_of_the_weighted_form():
+    form = kq.Form(*drawn(2, 3, 5)).on(torch.diag(torch.arange(1.0, 6.0, dtype=torch.float64)))
+    same(form @ drawn(5), form.dense().numpy() @ drawn(5).numpy())
+    same(form[1:3, 2:], form.dense().numpy()[1:3, 2:])
+    same(form[4, 0], form.dense().numpy()[4, 0])
+
+
+def test_a_product_takes_the_wider_dtype():
+    form = kq.Form(torch.eye(2, 3), torch.eye(2, 3))
+    assert (form @ torch.ones(3, dtype=torch.float64)).dtype == torch.float64
+    assert (form @ kq.Form(torch.eye(2, 3).double(), torch.eye(2, 3).double())).dtype == torch.float64
+
+
+@pytest.mark.parametrize("scale", [3, 0.5, torch.tensor(2.0, dtype=torch.float64), np.float64(1.5)])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_multiples(scale, batch):
+    form, dense = rectangular(batch)
+    same(form * scale, dense * float(scale))
+    same(scale * form, dense * float(scale))
+
+
+INDICES = [
+    (0,),
+    (-1,),
+    (slice(1, 4),),
+    ([0, 3],),
+    (torch.tensor([4, 0, 0]),),
+    (slice(None), 2),
+    (slice(None), -1),
+    (slice(None), [1, 4]),
+    (1, 2),
+    (-1, -1),
+    (1, slice(2, 6)),
+    (slice(1, 4), slice(2, 6)),
+    (slice(None, None, 2), 3),
+    (Ellipsis,),
+    (Ellipsis, 1),
+    (Ellipsis, -1, slice(None)),
+    (Ellipsis, slice(1, 4), slice(2, 6)),
+    (1, Ellipsis, 2),
+    (np.int64(2), torch.tensor(3)),
+    (torch.tensor([True, False, True, False, False]), slice(None)),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_rows_columns_and_entries(index):
+    form, dense = rectangular()
+    same(form[index if len(index) > 1 else index[0]], torch.from_numpy(dense)[index].numpy())
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_rows_columns_and_entries_of_one_form_of_a_batch(index):
+    form, dense = rectangular((2, 3))
+    same(form[(1, 2, *index)], torch.from_numpy(dense[1, 2])[index].numpy())
+
+
+BATCHED = [
+    (0,),
+    (1, 2),
+    (slice(None), 1),
+    (slice(None), slice(1, 3)),
+    (1, 2, 3),
+    (1, 2, 3, 4),
+    (slice(None), slice(None), 3),
+    (slice(None), 1, slice(None), -1),
+    (Ellipsis, 4, 6),
+    (None, Ellipsis, slice(1, 4), slice(None)),
+    (torch.tensor([1, 0]), Ellipsis, 1),
+    (torch.tensor([[True, False, True], [False, True, False]]),),
+    (torch.tensor([[True, False, True], [False, True, False]]), 1),
+    ([1, 0], slice(None), 1),
+    (torch.tensor([1, 0]), torch.tensor([2, 0])),
+]
+
+
+@pytest.mark.parametrize("index", BATCHED, ids=str)
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_index_of_a_batch_is_that_of_the_dense_array(index, shared):
+    query, key = drawn(2, 3, 4, 5), drawn(2, 1 if shared else 3, 4, 7, seed=1)
+    same(kq.Form(query, key)[index], (query.mT @ key)[index].numpy())
+
+
+def test_rows_and_columns_are_chosen_each_on_its_own():
+    form, dense = rectangular()
+    same(form[[0, 1], [2, 4, 6]], dense[np.ix_([0, 1], [2, 4, 6])])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        5,
+        (0, 7),
+        (0, 0, 0),
+        (Ellipsis, Ellipsis),
+        (Ellipsis, 0, 0, 0),
+        (0, None, 0),
+        slice(3, 3),
+        True,
+        "a",
+        torch.ones(5, 7) > 0,
+    ],
+)
+def test_an_index_that_does_not_fit_is_refused(index):
+    with pytest.raises(IndexError, match=r"does not fit the shape \(5, 7\) of this form"):
+        rectangular()[0][index]
+
+
+def test_nothing_of_the_size_of_the_matrix_is_formed(monkeypatch):
+    """Only `dense` forms M: products and slices of a wide form allocate factors."""
+    form = kq.Form(*torch.randn(2, 2, 3000))
+    largest = []
+    matmul = torch.Tensor.__matmul__
+
+    def watched(left, right):
+        out = matmul(left, right)
+        largest.append(out.numel() if isinstance(out, torch.Tensor) else 0)
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    _ = form @ form, form @ torch.ones(3000), form[5], form[:10, 7:], form @ torch.ones(3000, 4), form.eigvals()
+    assert 0 < max(largest) <= 2 * 3000
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("rank", [3, 9])
+def test_singular_vectors_are_cached_and_rebuild_the_matrix(batch, rank):
+    form, dense = rectangular(batch, rank)
+    u, s, v = form.U, form.S, form.V
+    np.testing.assert_allclose((u * s.unsqueeze(-2)) @ v.mT, dense, atol=1e-10)
+    np.testing.assert_allclose(s, np.linalg.svd(dense, compute_uv=False)[..., : s.shape[-1]], atol=1e-10)
+    for vectors in (u, v):
+        np.testing.assert_allclose(vectors.mT @ vectors, np.broadcast_to(np.eye(s.shape[-1]), (*batch, *[s.shape[-1]] * 2)), atol=1e-10)  # fmt: skip  # noqa: E501
+    assert form.U is u
+    assert form.V is v
+
+
+def test_cached_singular_vectors_follow_a_factor_changed_in_place():
+    form, _ = rectangular()
+    before = form.S
+    form.query.mul_(2)
+    torch.testing.assert_close(form.S, 2 * before)
+
+
+def test_the_cache_does_not_keep_a_form_alive():
+    form, _ = rectangular()
+    _ = form.U
+    gone = weakref.ref(form)
+    del form
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("rank", [2, 12])
+def test_metrics_of_a_rectangular_form(batch, rank):
+    form, dense = rectangular(batch, rank)
+    values = np.linalg.svd(dense, compute_uv=False)
+    np.testing.assert_allclose(form.norm(), np.linalg.norm(dense, axis=(-2, -1)))
+    np.testing.assert_allclose(form.norm2, (dense**2).sum((-2, -1)))
+    np.testing.assert_allclose(form.singular_values(), values[..., : min(rank, 5)], atol=1e-10)
+    np.testing.assert_allclose(form.stable_rank(), (values**2).sum(-1) / values[..., 0] ** 2)
+    np.testing.assert_allclose(form.row_norms(), np.linalg.norm(dense, axis=-1))
+    np.testing.assert_allclose(form.column_norms(), np.linalg.norm(dense, axis=-2))
+    same(form + form, 2 * dense)
+    x, y = drawn(4, 5), drawn(6, 7)
+    np.testing.assert_allclose(form.scores(x, y), x.numpy() @ dense @ y.numpy().T, atol=1e-10)
+    assert "d=5×7" in repr(form)
+
+
+@pytest.mark.parametrize("rank", [2, 4, 6, 9])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_eigvals_are_those_of_the_matrix(rank, batch):
+    form, dense = rectangular(batch, rank, rows=6, columns=6)
+    expected = np.linalg.eigvals(dense)
+    order = np.argsort(-np.abs(expected), axis=-1)[..., : min(rank, 6)]
+    expected = np.take_along_axis(expected, order, -1)
+    values = form.eigvals()
+    assert values.dtype == torch.complex128
+    # Conjugate pairs have one magnitude: they are compared as sorted sets.
+    for own, other in zip(values.reshape(-1, values.shape[-1]).numpy(), expected.reshape(-1, values.shape[-1]), strict=True):  # fmt: skip  # noqa: E501
+        np.testing.assert_allclose(np.sort_complex(own.round(9)), np.sort_complex(other.round(9)), atol=1e-8)
+    np.testing.assert_allclose(values.sum(-1).real, form.trace(), atol=1e-9)
+
+
+def test_eigvals_of_half_precision_and_of_very_small_factors():
+    query, key = drawn(2, 3, 6)
+    half = kq.Form(query.bfloat16(), key.bfloat16())
+    same(half.eigvals().abs(), kq.Form(query.bfloat16().double(), key.bfloat16().double()).eigvals().abs().numpy())
+    small = kq.Form(query * 1e-160, key * 1e-100).eigvals()
+    np.testing.assert_allclose(small.abs() * 1e130 * 1e130, kq.Form(query, key).eigvals().abs())
+
+
+def test_eigenvalues_is_the_deprecated_name_of_those_of_the_symmetric_part():
+    form = kq.Form(*drawn(2, 3, 6))
+    with pytest.warns(DeprecationWarning, match=r"use symmetric_eigenvalues\(\), or eigvals\(\)"):
+        values = form.eigenvalues()
+    dense = form.dense().numpy()
+    np.testing.assert_allclose(values, np.linalg.eigvalsh((dense + dense.T) / 2)[::-1], atol=1e-10)
+
+
+NEEDS_ONE_SPACE = {
+    "a symmetric part": [lambda f: f.symmetric, lambda f: f.symmetric_eigenvalues(), lambda f: f.eigh(), lambda f: f.positive_share],  # noqa: E501
+    "a skew part": [lambda f: f.skew, lambda f: f.skew_values(), lambda f: f.skew_planes()],
+    "a symmetry": [lambda f: f.symmetry],
+    "a trace": [lambda f: f.trace()],
+    "an eigenvalue": [lambda f: f.eigvals()],
+    "a signature": [lambda f: f.signature()],
+    "a form on data": [lambda f: f.on(torch.eye(5))],
+    "a change of basis": [lambda f: f.change_basis(torch.eye(5))],
+    "the nearest form": [lambda f: f.nearest("psd")],
+    "a distance": [lambda f: f.distance(torch.ones(5), torch.ones(5))],
+    "a Gram matrix of [Q; K]": [lambda f: f.gram()],
+    "a score of tokens with themselves": [lambda f: f.scores(torch.ones(5))],
+}  # fmt: skip
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("what", NEEDS_ONE_SPACE)
+def test_what_needs_one_space_is_refused_for_two(what):
+    form, _ = rectangular()
+    for use in NEEDS_ONE_SPACE[what]:
+        with pytest.raises(ValueError) as caught:
+            use(form)
+        assert str(caught.value) == f"{what} needs queries and keys of one width, got 5 and 7"
+
+
+@pytest.mark.unchecked
+def test_products_that_do_not_fit_are_refused():
+    form, _ = rectangular()
+    for product, words in (
+        (lambda: form @ torch.ones(6), "the right factor must have shape (e,) with e = 7, got (6,)"),
+        (lambda: torch.ones(6) @ form, "the left factor must have shape (d,) with d = 5, got (6,)"),
+        (lambda: form @ torch.ones(6, 2), "the right factor must have shape (..., e, f) with e = 7, got (6, 2)"),
+        (lambda: form @ form, "forms of 5 × 7 and 5 × 7 cannot be multiplied"),
+        (lambda: form + rectangular(rows=7)[0], "forms of width 5 × 7 and 7 cannot be added"),
+        (
+            lambda: rectangular((2,))[0] @ rectangular((3,), rows=7)[0],
+            "leading dimensions must broadcast, got left (2,) and right (3,)",
+        ),
+    ):
+        with pytest.raises(ValueError) as caught:
+            product()
+        assert str(caught.value) == words
+    with pytest.raises(TypeError, match="unsupported operand"):
+        form @ "a"
+    with pytest.raises(TypeError, match=r"the left factor must be a torch\.Tensor"):
+        np.ones(5) @ form
+
+
+@given(pair=pairs(kinds=("random", "tied", "rank one", "fading rows")), data=st.data())
+def test_slices_of_any_form_against_numpy(pair, data):
+    form, dense = kq.Form(*pair), kq.Form(*pair).dense().numpy()
+    bounds = st.integers(0, form.dim - 1)
+    start, row, column = (data.draw(bounds) for _ in range(3))
+    scale = max(float(np.abs(dense).max()), 1e-30)
+    for index in ((..., row, column), (..., slice(start, None), column), (..., row, slice(None, start + 1))):
+        np.testing.assert_allclose(form[index], dense[index], rtol=0, atol=1e-12 * scale)
