@@ -51,7 +51,7 @@ class Data:
         if self.text is None and self.inputs is None:
             return None
         lines = None if self.text is None else read_lines(self.text)
-        batches = _checked(self.inputs) if lines is None else []
+        batches = checked_batches(self.inputs) if lines is None else []
         live = isinstance(source, nn.Module)
         [(model, own_tokenizer)] = [
             (path, None) if live else load_model(path, adapter=adapter)
@@ -97,8 +97,8 @@ class Prepared:
         return main, {length: at(length) for length in options.lengths or ()}
 
 
-def _checked(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
-    """Inputs as a list of batches."""
+def checked_batches(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
+    """Inputs of a model as a list of batches."""
     batches: Any = [inputs] if isinstance(inputs, Mapping) else inputs
     wrong = batches
     if isinstance(batches, Iterable) and not isinstance(batches, (Tensor, str)):
