@@ -10,14 +10,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from keyquery.capture import text_batches
-from keyquery.capture.batches import LENGTH, TOKENS, read_lines, with_decoder_ids
+from keyquery.capture.batches import LENGTH, SIZE, TOKENS, read_lines, with_decoder_ids
 from keyquery.capture.hooks import Batch
-from keyquery.capture.load import load_model
+from keyquery.capture.load import has_lm_head, load_model
 from keyquery.checkpoints import Heads
 from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.sample import take
+from keyquery.instruments.roles.run import Options, run
 from keyquery.support.checks import check_choice, check_count, checked_integers
 from keyquery.support.progress import Progress
+from keyquery.surgery.rewriting.attach import check_unchanged
+
+Roles = dict[tuple[int, int], dict[str, Any]]  # role, roles and scores by layer and head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class Data:
     tokens: int = TOKENS
     pairs: str = PAIRS[0]
     sample: int = 0
+    roles: bool = False
 
     def __post_init__(self) -> None:
         check_count("sample", self.sample, least=0)
@@ -47,19 +52,20 @@ class Data:
             raise TypeError(f"text must be the path of a text file, got a {type(self.text).__name__}")
 
     def prepare(self, source: Any, watching: Progress, adapter: str | Path | None = None) -> Prepared | None:
-        """The model, with its LoRA adapter, and its batches, none of which has run; None without data."""
-        if self.text is None and self.inputs is None:
+        """The model, with its LoRA adapter, and its batches, none of which has run; None if nothing needs a run."""
+        if self.text is None and self.inputs is None and not self.roles:
             return None
         lines = None if self.text is None else read_lines(self.text)
-        batches = checked_batches(self.inputs) if lines is None else []
+        batches = None if self.inputs is None else checked_batches(self.inputs)
         live = isinstance(source, nn.Module)
         [(model, own_tokenizer)] = [
-            (path, None) if live else load_model(path, adapter=adapter)
+            (path, None) if live else load_model(path, self.roles and has_lm_head(path), adapter)
             for path in watching([source], "building the model", 1)
         ]
         tokenizer = self.tokenizer or own_tokenizer
         if lines is None:
-            return Prepared(self, model, tokenizer, {self.length: batches}, "inputs")
+            windows_of_inputs = {} if batches is None else {self.length: batches}
+            return Prepared(self, model, tokenizer, windows_of_inputs, "inputs")
         argument = getattr(model, "main_input_name", "input_ids")
         if argument != "input_ids":
             raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
@@ -84,8 +90,10 @@ class Prepared:
     origin: str  # name of the text, or "inputs"
 
     def run(self, heads: Heads, watching: Progress) -> tuple[OnData, dict[int, OnData]]:
-        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`."""
+        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`; empty without data."""
         options = self.options
+        if not self.windows:
+            return OnData(), {}
         sample = take(self.model, self.windows[options.length], heads, options.sample, self.tokenizer)
         facts = {"from": self.origin, "pairs": options.pairs}
 
@@ -95,6 +103,18 @@ class Prepared:
 
         main = at(options.length, sample)
         return main, {length: at(length) for length in options.lengths or ()}
+
+    def roles(self, heads: Heads, watching: Progress) -> tuple[Roles, dict[str, Any]] | None:
+        """Roles per layer and head, and facts for provenance, on random tokens and the data; None if not wanted."""
+        if not self.options.roles:
+            return None
+        check_unchanged(self.model)
+        options = Options(length=self.options.length)
+        batches = list(self.windows.get(self.options.length, []))
+        data = {"inputs" if self.options.text is None else "text": batches[: -(-options.sequences // SIZE)]}
+        rows, facts, notes = run(self.model, heads, self.tokenizer, data if batches else {}, options, watching)
+        named = {(row["layer"], row["head"]): {key: row[key] for key in ("role", "roles", "scores")} for row in rows}
+        return named, {**facts, "notes": notes}
 
 
 def checked_batches(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:

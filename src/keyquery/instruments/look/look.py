@@ -27,6 +27,7 @@ from keyquery.instruments.look.labels import Thresholds
 from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
 from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.validity import check_look
+from keyquery.instruments.roles.naming import flat_scores
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count, checked_integers
 from keyquery.support.progress import Progress, silent
@@ -71,6 +72,7 @@ class Look(Reading, kind="look"):
         "symmetric_cosine": "cosine of the symmetric parts of scores between tokens and of a corpus's PPMI, centred",
         "skew_cosine": "the same of the skew parts: above 0 at what comes after, below 0 at what comes before",
         "explained": "share of the scores between tokens that the corpus's PPMI accounts for",
+        "roles": "attention to the keys of each role, with null levels and intervals: units of the kind roles",
         "exchange": "symmetry of ½(M(Δ) ± M(−Δ)ᵀ): tokens change places with their positions",
     }
 
@@ -104,6 +106,8 @@ class Look(Reading, kind="look"):
                     low, high = ends or (None, None)
                     row |= {f"{view}_{key}_low": low, f"{view}_{key}_high": high}
             row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
+            if by_role := head.get("roles"):
+                row |= {"role": by_role["role"], "roles": ", ".join(by_role["roles"]), **flat_scores(by_role["scores"])}
             known = {key: head[key] for key in ("label", "evidence")}
             rows.append({**row, **known, "properties": ", ".join(head["properties"])})
         return rows
@@ -131,6 +135,7 @@ def look(
     sample: int = 0,
     corpus: str | Path | Cooccurrence | None = None,
     window: int = WINDOW,
+    roles: bool = False,
     name: str | None = None,
     thresholds: Thresholds | None = None,
     workers: int = 1,
@@ -169,6 +174,8 @@ def look(
         Keep every head's scores, by part, for this many tokens at the start of the data. Default: 0.
     corpus, window
         A text file or a `kq.Cooccurrence` to compare heads with, counted within `window` tokens. Default: none, and 5.
+    roles
+        Whether to score every head by role, as `kq.roles` does, on random tokens and on the data. Default: no.
     name
         Name of the model. Default: that of its file.
     thresholds
@@ -208,6 +215,7 @@ def look(
         tokens=tokens,
         pairs=pairs,
         sample=sample,
+        roles=roles,
     )
     how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
@@ -222,14 +230,16 @@ def look(
     tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
     # All arguments are checked; only now does the model run.
     on_data, curves = (OnData(), {}) if prepared is None else prepared.run(checkpoint, watching)
+    named = None if prepared is None else prepared.roles(checkpoint, watching)
     tensors = checkpoint.recorded()
     embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
-    metrics = Metrics(checkpoint, on_data, curves, embedded, thresholds or Thresholds())
+    metrics = Metrics(checkpoint, on_data, curves, embedded, thresholds or Thresholds(), named and named[0])
     measured = list(watching(_in_turn(metrics.of, chosen, workers), "reading layers", len(chosen)))
     shown = None if on_data.sample is None else on_data.sample.to_dict()
     facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
     facts |= {"name": name or Path(stored or "").name} if name or stored else {}
-    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=embedded.facts)
+    run = {"data": on_data.facts} | ({} if named is None else {"roles": named[1]})
+    return _whole(facts, measured, tensors, run, sample=shown, corpus=embedded.facts)
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
@@ -258,11 +268,12 @@ def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: 
 
 
 def _whole(
-    facts: Mapping[str, Any], measured: list[Measured], tensors: Mapping[str, str], data: Any = None, **more: Any
+    facts: Mapping[str, Any], measured: list[Measured], tensors: Mapping[str, str], run: Any = None, **more: Any
 ) -> Look:
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**facts, "heads": len(cells)}
-    facts_of_run = provenance(data=data, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
+    run = {"tensors": dict(sorted(tensors.items())), **(run or {"data": None})}  # layers may be read in any order
+    facts_of_run = provenance(**{name: run[name] for name in ("data", "tensors", "roles") if name in run})
     return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
 
 

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from keyquery.capture.attention_stream import Heard, stream_maps
@@ -19,6 +19,7 @@ from keyquery.checkpoints.labels import PART
 from keyquery.instruments.roles.patterns import Patterns, Scores, alignment, keys_of
 from keyquery.instruments.roles.sequences import VALUE, Needles
 
+ANSWERED = 0.5  # share of a needle's tokens that the model must predict
 Measured = dict[tuple[int, int, str], Scores]  # by layer, head and role: one value per sequence
 
 
@@ -173,12 +174,16 @@ def retrieval(
 
 
 def copied(
-    top: Tensor, targets: Tensor, answered: Bool[Tensor, "batch value"], seen: Float[Tensor, " value"] | Tensor
+    top: Int[Tensor, "batch value"],
+    targets: Int[Tensor, "batch value"],
+    answered: Bool[Tensor, "batch value"],
+    seen: Int[Tensor, " value"],
 ) -> Scores:
-    """Retrieval scores of a head, whose most attended keys are `top`: how often it copies the needle's token.
+    """Retrieval scores of a head, whose most attended keys are `top`: the share of a needle's tokens that it copies.
 
-    A head copies if its most attended key is the needle's token that the model predicts next. The null level is the
-    larger of the same for a key drawn from all visible ones (`seen` many) and for the needle's other tokens.
+    A head copies a token if its most attended key is that token in the needle, and the model predicts the token next.
+    Only needles of which the model predicts at least half count. The null level is the larger of the same for a key
+    drawn from all visible ones (`seen` many) and for the needle's other tokens.
 
     >>> targets, yes = torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.bool)
     >>> copied(torch.tensor([[3, 9]]), targets, yes, torch.tensor([10, 11])).score
@@ -187,8 +192,9 @@ def copied(
     hits = (top[..., None] == targets[:, None]) & answered[..., None]  # query by target
     own = hits.diagonal(dim1=1, dim2=2).double()
     others = (hits.sum(-1) - own) / (targets.shape[1] - 1)
-    drawn = answered / seen
-    return Scores(own.mean(1), torch.maximum(drawn.mean(1).double(), others.mean(1)))
+    null = torch.maximum((answered / seen).double().mean(1), others.mean(1))
+    counts = answered.double().mean(1) >= ANSWERED
+    return Scores(*(torch.where(counts, values, torch.nan) for values in (own.mean(1), null)))
 
 
 def _fewest_logits(model: nn.Module, count: int) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from keyquery.support.checks import check_choice
 from keyquery.support.statistics import student
 
 ERROR = 0.05  # probability of naming any role that no head has
+DATA = ("random", "needle", "text", "inputs")
+MOST = 100_000  # layers, or heads of a layer, in a file
+LARGEST = 10.0  # of a score or an end of its interval, in a file
 FEWEST = 8  # sequences without which no role is named
 # The data that decides on a role, the first that there is: by content on random tokens, which have no other cause.
 ORDERS = {
@@ -89,7 +92,7 @@ def named(measured: Mapping[str, Measured], places: Sequence[Any], least: float)
 
 def _is_named(role: str, rows: Mapping[str, Mapping[str, Any]], least: float) -> bool:
     data = decided(role, rows)
-    return data is not None and rows[data]["clears"] and rows[data]["score"] >= least
+    return data is not None and rows[data]["clears"] and rows[data]["score"] - rows[data]["null"] >= least
 
 
 def ranking(heads: Sequence[Mapping[str, Any]], role: str, data: str | None = None) -> list[tuple[str, float]]:
@@ -112,3 +115,40 @@ def flat_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
         for data, row in of_role.items()
         for key in ("score", "low", "high", "null", "clears")
     }
+
+
+def check_roles(where: str, row: Any, what: str) -> None:
+    """Validate the `role`, `roles` and `scores` of a head, also of one loaded from a file.
+
+    >>> check_roles("heads[0]", {"role": None, "roles": [], "scores": {"sink": {"text": {"score": "a"}}}}, "look")
+    Traceback (most recent call last):
+    ValueError: not a look: heads[0].scores.sink.text.score must be a number, got 'a'
+    """
+    if not isinstance(row, Mapping) or not isinstance(row.get("scores"), Mapping):
+        raise ValueError(f"not a {what}: {where}.scores must be an object, got {row!r:.60}")
+    names = row.get("roles")
+    if not isinstance(names, list) or [name for name in (*names, row.get("role")) if name not in (*ROLES, None)]:
+        raise ValueError(f"not a {what}: {where}.roles must be a list of roles, got {names!r:.60}")
+    for role, of_role in row["scores"].items():
+        if role not in ROLES or not isinstance(of_role, Mapping) or not set(of_role) <= set(DATA):
+            raise ValueError(f"not a {what}: {where}.scores.{role} must be the scores of a role, got {of_role!r:.60}")
+        for data, values in of_role.items():
+            for key in ("score", "null", "low", "high"):
+                value = values.get(key) if isinstance(values, Mapping) else None
+                missing = value is None and key in ("low", "high")
+                if not missing and not (type(value) in (int, float) and abs(value) <= LARGEST):
+                    at = f"{where}.scores.{role}.{data}.{key}"
+                    raise ValueError(f"not a {what}: {at} must be a number, got {value!r:.60}")
+
+
+def check_heads(model: Any, heads: Any) -> None:
+    """Validate the facts and heads of a reading of roles, also of one loaded from a file."""
+    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str) or type(model.get("layers")) is not int:
+        raise ValueError(f"not a reading of roles: model must have a name and layers, got {model!r:.60}")
+    if not isinstance(heads, list) or not heads:
+        raise ValueError(f"not a reading of roles: heads must be a non-empty list, got {heads!r:.60}")
+    for index, head in enumerate(heads):
+        check_roles(f"heads[{index}]", head, "reading of roles")
+        for key in ("layer", "head"):
+            if type(head.get(key)) is not int or not 0 <= head[key] < MOST:
+                raise ValueError(f"not a reading of roles: heads[{index}].{key} must be a small number from 0 on")

@@ -30,10 +30,10 @@ LEVEL = 0.95
 
 
 class Scores(NamedTuple):
-    """Scores of one role per sequence, of one head or several, and their null levels; NaN where no query has a key of the role."""
+    """Scores of one role, (sequences,) or (sequences, heads), and their null levels; NaN where no query counts."""
 
-    score: Float[Tensor, "batch *heads"]
-    null: Float[Tensor, "batch *heads"]
+    score: Tensor
+    null: Tensor
 
 
 def keys_of(

@@ -16,7 +16,7 @@ from keyquery.capture.load import has_lm_head, load_model
 from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.look.data import checked_batches
-from keyquery.instruments.roles.naming import flat_scores, ranking
+from keyquery.instruments.roles.naming import check_heads, flat_scores, ranking
 from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW, Options, run
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress, silent
@@ -35,7 +35,7 @@ class Roles(Reading, kind="roles"):
     units: ClassVar[Mapping[str, str]] = {
         "induction": "mean attention to the token after another occurrence of the query's token",
         "duplicate_token": "mean attention to other occurrences of the query's token",
-        "retrieval": "share of a needle's tokens that the model predicts and whose position the head attends to most",
+        "retrieval": "share of a needle's tokens that the head attends to most as the model predicts them",
         "previous_token": "mean attention one token back",
         "next_token": "mean attention one token ahead",
         "alignment": "P(j < j′) − P(j > j′) of keys drawn for queries i < i′: 1 monotone, 0 none, −1 backwards",
@@ -53,6 +53,7 @@ class Roles(Reading, kind="roles"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_heads(self.model, self.heads)
         counts = Counter(role for head in self.heads for role in head["roles"]).most_common()
         object.__setattr__(self, "summary", dict(counts))
 
@@ -117,7 +118,7 @@ def roles(
     window
         A key less than `window` tokens away is `local`. Default: 8.
     least
-        A role is named only from this score on. Default: 0.1, the threshold of Wu et al. for retrieval heads.
+        A role is named only if its score exceeds its null level by at least this. Default: 0.3.
     seed
         Of the random tokens. Default: 0.
     name
@@ -128,8 +129,9 @@ def roles(
     Returns
     -------
     Roles
-        Scores per head. A role is named if its score is at least `least` and clears its null level, by the interval of
-        the paired difference over at least 8 sequences at level 1 − 0.05/tests (Bonferroni over all heads and roles).
+        Scores per head. A role is named if its score exceeds its null level by `least`, and the interval of the paired
+        difference over at least 8 sequences, at level 1 − 0.05/tests (Bonferroni over all heads and roles), lies above
+        0.
 
     Raises
     ------
@@ -140,7 +142,7 @@ def roles(
     --------
     >>> reading = kq.roles(kq.models.DECODER, sequences=8, length=40)
     >>> sorted(reading.heads[0]["scores"])
-    ['duplicate_token', 'induction', 'local', 'previous_token', 'retrieval', 'sink']
+    ['duplicate_token', 'induction', 'local', 'previous_token', 'sink']
 
     See Also
     --------

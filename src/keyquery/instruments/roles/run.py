@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from keyquery.capture.batches import LENGTH, SIZE, with_decoder_ids
 from keyquery.capture.hooks import Batch, has_two_sides
@@ -17,7 +17,7 @@ from keyquery.instruments.roles.sequences import Vocabulary, needles, repeated
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress
 
-SEQUENCES, WINDOW, LEAST = 32, 8, 0.1
+SEQUENCES, WINDOW, LEAST = 32, 8, 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,12 @@ class Options:
 
 
 def run(
-    model: nn.Module, heads: Heads, tokenizer: Any, data: Mapping[str, list[Batch]], options: Options, watching: Progress
+    model: nn.Module,
+    heads: Heads,
+    tokenizer: Any,
+    data: Mapping[str, list[Batch]],
+    options: Options,
+    watching: Progress,
 ) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     """Rows per head, facts for provenance, and notes; `data` are the user's batches, by "text" or "inputs"."""
     places, notes = places_of(heads), list[str]()
@@ -89,8 +94,8 @@ def _on_random_tokens(
     if copied is None:
         return measured, {}, [f"retrieval is not measured: {type(model).__name__} has no LM head"]
     scores, accuracy = copied
-    few = [f"the model predicts {accuracy:.0%} of the needles' tokens: retrieval scores are at most that"]
-    return {**measured, "needle": scores}, {"needle_accuracy": accuracy}, few if accuracy < 0.5 else []
+    few = f"the model predicts {accuracy:.0%} of the needles' tokens, and retrieval counts only needles that it answers"
+    return {**measured, "needle": scores}, {"needle_accuracy": accuracy}, [few] if accuracy < 0.5 else []
 
 
 def _vocabulary(model: nn.Module, heads: Heads, tokenizer: Any) -> Vocabulary | None:

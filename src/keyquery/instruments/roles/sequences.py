@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keyquery.capture.encoding import special_tokens
 
-KEY, VALUE = 4, 8  # tokens of a needle: those that ask for it, and those that are to be copied
+KEY, VALUE = 8, 8  # tokens of a needle: those that ask for it, and those that are to be copied
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
 
@@ -43,13 +43,16 @@ class Vocabulary:
     def random(self, count: int, length: int, generator: torch.Generator) -> Int[Tensor, "count length"]:
         """Rows of random tokens, none twice in a row."""
         if len(self.pool) < length:
-            raise ValueError(f"{length} different random tokens are needed, and there are {len(self.pool)}: reduce length")
+            have = len(self.pool)
+            raise ValueError(f"{length} different random tokens are needed, and there are {have}: reduce length")
         rows = [torch.randperm(len(self.pool), generator=generator)[:length] for _ in range(count)]
         return self.pool[torch.stack(rows)]
 
     def framed(self, ids: Int[Tensor, "count n"], first: Int[Tensor, "count 1"]) -> Int[Tensor, "count framed"]:
         """Ids with special tokens around them; `first` stands in front if there are none, to take the sink's place."""
-        before, after = (torch.tensor(each, dtype=torch.long).expand(len(ids), -1) for each in (self.before, self.after))
+        before, after = (
+            torch.tensor(each, dtype=torch.long).expand(len(ids), -1) for each in (self.before, self.after)
+        )
         return torch.cat((before if self.before else first, ids, after), 1)
 
     def room(self, length: int) -> int:
@@ -67,7 +70,9 @@ def repeated(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Int[
     """
     half = vocabulary.room(length) // 2
     if half < 2:
-        raise ValueError(f"length must be at least {length + 4 - vocabulary.room(length)}, for two repeats, got {length}")
+        raise ValueError(
+            f"length must be at least {length + 4 - vocabulary.room(length)}, for two repeats, got {length}"
+        )
     drawn = vocabulary.random(count, half + 1, torch.Generator().manual_seed(seed))
     return vocabulary.framed(torch.cat((drawn[:, 1:], drawn[:, 1:]), 1), drawn[:, :1])
 
