@@ -9,7 +9,8 @@ import numpy as np
 from keyquery.instruments.roles.naming import decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
-from keyquery.report.kit.colours import CLASSES, LIGHT
+from keyquery.report.kit.colours import LIGHT
+from keyquery.report.kit.colours import ROLES as TONES
 from keyquery.report.roles.terminal import role_name
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
@@ -26,10 +27,10 @@ def role_map(reading: Roles, pyplot: Any, role: str | None = None, title: str | 
     for head in reading.heads:
         values[head["layer"], head["head"]] = _value(head, role)
     if role is None:
-        palette = colours.ListedColormap(CLASSES[: len(ROLES)])
+        palette = colours.ListedColormap([TONES[name] for name in ROLES])
         axis.imshow(values, vmin=-0.5, vmax=len(ROLES) - 0.5, cmap=palette, aspect="auto")
         shown = [at for at, name in enumerate(ROLES) if (values == at).any()]
-        marks = [pyplot.Line2D([], [], marker="s", linestyle="", color=CLASSES[at]) for at in shown]
+        marks = [pyplot.Line2D([], [], marker="s", linestyle="", color=TONES[ROLES[at]]) for at in shown]
         labels = [role_name(ROLES[at]) for at in shown]
         axis.legend(marks, labels, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     else:

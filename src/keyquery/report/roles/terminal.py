@@ -20,20 +20,25 @@ ON = {"random": "repeated random tokens", "needle": "needles", "text": "the text
 
 def roles_lines(reading: Roles) -> list[Any]:
     """Title, a row per role with its strongest heads, and the rule by which roles are named."""
-    model, facts = reading.model, reading.provenance
+    model = reading.model
     title = f"{model['name']}: roles of {len(reading.heads)} heads in {model['layers']} layers"
-    data = ", ".join(ON[kind] for kind in facts.get("data", []))
-    sequences = max(
-        (row["sequences"] for head in reading.heads for on in head["scores"].values() for row in on.values()), default=0
-    )
     lines: list[Any] = [
         Text(title, style="bold"),
-        Text(f"on {data}; up to {sequences} sequences of {facts.get('length')} tokens", style="dim"),
+        Text(f"on {measured_on(reading)}", style="dim"),
         "",
         role_table(reading.heads, model),
         "",
     ]
-    return [*lines, *rule(facts), *(f"Note: {note}." for note in reading.notes)]
+    return [*lines, *rule(reading.provenance), *(f"Note: {note}." for note in reading.notes)]
+
+
+def measured_on(reading: Roles) -> str:
+    """The data that roles were measured on, and how many sequences there are of each."""
+    counts: dict[str, int] = {}
+    for of_role in (of_role for head in reading.heads for of_role in head["scores"].values()):
+        for data, row in of_role.items():
+            counts[data] = max(counts.get(data, 0), row.get("sequences") or 0)
+    return ", ".join(f"{ON[data]} ({count} sequences)" for data, count in counts.items())
 
 
 def role_table(heads: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Table:
@@ -74,10 +79,10 @@ def role_name(role: str) -> str:
 
 def rule(facts: Mapping[str, Any]) -> list[str]:
     """How roles are named, in two lines."""
-    level = f"{1 - facts.get('error', 0.05):.0%}"
+    least, level = facts.get("least", 0), f"{100 * (1 - facts.get('error', 0.05)):.0f} %"
     return [
-        f"A role is named if its score exceeds its null level by {facts.get('least', 0):g} or more, and clears it for all "
-        f"heads and roles at once (Bonferroni, {level}).",
+        f"A role is named where its score exceeds its null level by at least {least:g}, and does so significantly: at "
+        f"{level} for all heads and roles together (Bonferroni).",
         "Null level: uniform attention over visible keys; for content, at least the attention to other queries' keys.",
     ]
 
