@@ -110,7 +110,7 @@ function triangles() {
     triangle.classList.toggle("resting", i !== state.model);
     triangle.classList.toggle("by-role", painted);
     const heads = new Map(DATA.models[i].heads.map((one) => [`${one.layer}.${one.head}`, one]));
-    const rank = (dot) => measure.of(heads.get(dot.dataset.head)) * (measure.paint ? -1 : 1);
+    const rank = (dot) => measure.rank?.(heads.get(dot.dataset.head)) ?? measure.of(heads.get(dot.dataset.head));
     const dots = [...triangle.querySelectorAll(".head")];
     if (painted) triangle.append(...dots.sort((dot, other) => rank(dot) - rank(other)));  // what matters most on top
     for (const dot of dots) {

@@ -16,6 +16,7 @@ function roleMeasures(heads) {
     {
       key: "role", group: ROLES, name: "role", label: "role", unit: "the most specific role that is named", ends: () => null,
       of: (one) => (one.roles ? DATA.roles.indexOf(one.roles.role) : null), word: rolesNamed,
+      rank: (one) => (one.roles?.role ? -DATA.roles.indexOf(one.roles.role) : -DATA.roles.length),
       paint: (one) => [roleTone(one.roles?.role), one.roles?.role ? 1 : 0],
     },
     ...pairs.map(([role, data]) => ({
@@ -40,7 +41,7 @@ const [AT, UPTO, STEP] = [112, 290, 24];
 function roleChart(one) {
   if (!one.roles) return null;
   const roles = DATA.roles.filter((role) => one.roles.scores[role]), low = one.roles.scores.alignment ? -1 : 0;
-  const x = (value) => AT + ((UPTO - AT) * (Math.max(value, low) - low)) / (1 - low), two = (value) => minus(value.toFixed(2));
+  const x = (value) => AT + ((UPTO - AT) * (Math.max(value, low) - low)) / (1 - low), two = (value) => minus((Math.round(100 * value) / 100 + 0).toFixed(2));
   const drawn = roles.map((role, i) => {
     const y = 14 + STEP * i, [first, ...others] = one.roles.scores[role], [data, score, from, to, level] = first;
     const named = one.roles.named.includes(role);
@@ -61,5 +62,5 @@ function roleChart(one) {
     ...roles.flatMap((role) => one.roles.scores[role].map((row) => [role, ...row]))];
   const note = "with 95 % intervals over sequences; bar: null level; filled: named; open and small: on other data";
   return framed("Roles", note, rows, "half",
-    draw("svg", { viewBox: `0 0 520 ${STEP * roles.length + 6}`, role: "img", "aria-label": "scores by role" }, drawn));
+    draw("svg", { viewBox: `0 0 570 ${STEP * roles.length + 6}`, role: "img", "aria-label": "scores by role" }, drawn));
 }
