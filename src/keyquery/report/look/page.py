@@ -19,7 +19,7 @@ from keyquery.report.look import triangle
 from keyquery.report.look.figure import looks_of
 from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, has_data, window
 from keyquery.report.roles.page import role_data, role_facts
-from keyquery.report.roles.terminal import rule
+from keyquery.report.roles.rule import rule
 
 SCRIPTS = ("elements.js", "role_scores.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page

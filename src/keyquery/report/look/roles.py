@@ -9,7 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.instruments.look.look import Look
-from keyquery.report.roles.terminal import role_name, role_table, rule
+from keyquery.report.roles.rule import role_name, rule
+from keyquery.report.roles.terminal import role_table
 
 
 def has_roles(look: Look) -> bool:

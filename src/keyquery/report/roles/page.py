@@ -11,7 +11,7 @@ from keyquery.instruments.roles.roles import Roles
 from keyquery.reading import short
 from keyquery.report.kit.colours import role_tones
 from keyquery.report.kit.page import document
-from keyquery.report.roles.terminal import measured_on, rule
+from keyquery.report.roles.rule import measured_on, rule
 
 SCRIPTS = ("elements.js", "role_scores.js", "roles.js")
 DIGITS = 3

@@ -13,9 +13,9 @@ from keyquery.instruments.roles.naming import decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
 from keyquery.report.kit.tables import columns_table
+from keyquery.report.roles.rule import measured_on, role_name, rule
 
 MOST = 6  # heads that are listed per role
-ON = {"random": "repeated random tokens", "needle": "needles", "text": "the text", "inputs": "the inputs"}
 
 
 def roles_lines(reading: Roles) -> list[Any]:
@@ -30,15 +30,6 @@ def roles_lines(reading: Roles) -> list[Any]:
         "",
     ]
     return [*lines, *rule(reading.provenance), *(f"Note: {note}." for note in reading.notes)]
-
-
-def measured_on(reading: Roles) -> str:
-    """The data that roles were measured on, and how many sequences there are of each."""
-    counts: dict[str, int] = {}
-    for of_role in (of_role for head in reading.heads for of_role in head["scores"].values()):
-        for data, row in of_role.items():
-            counts[data] = max(counts.get(data, 0), row.get("sequences") or 0)
-    return ", ".join(f"{ON[data]} ({count} sequences)" for data, count in counts.items())
 
 
 def role_table(heads: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Table:
@@ -66,25 +57,6 @@ def role_table(heads: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> 
             Text(", ".join([*shown, *more]) or "–"),
         )
     return table
-
-
-def role_name(role: str) -> str:
-    """A role as it is printed.
-
-    >>> role_name("previous_token")
-    'previous-token'
-    """
-    return role.replace("_", "-")
-
-
-def rule(facts: Mapping[str, Any]) -> list[str]:
-    """How roles are named, in two lines."""
-    least, level = facts.get("least", 0), f"{100 * (1 - facts.get('error', 0.05)):.0f} %"
-    return [
-        f"A role is named where its score exceeds its null level by at least {least:g}, and does so significantly: at "
-        f"{level} for all heads and roles together (Bonferroni).",
-        "Null level: uniform attention over visible keys; for content, at least the attention to other queries' keys.",
-    ]
 
 
 def _strength(name: str, row: Mapping[str, Any]) -> str:
