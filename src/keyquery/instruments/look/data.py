@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,11 @@ from keyquery.capture.hooks import Batch
 from keyquery.capture.load import has_lm_head, load_model
 from keyquery.checkpoints import Heads
 from keyquery.instruments.look.on_data import PAIRS, OnData
-from keyquery.instruments.look.sample import take
-from keyquery.instruments.roles.run import Options, run
+from keyquery.instruments.look.sample import Sample, take
+from keyquery.instruments.roles.run import SEQUENCES, Options, run
 from keyquery.support.checks import check_choice, check_count, checked_integers
 from keyquery.support.progress import Progress
 from keyquery.surgery.rewriting.attach import check_unchanged
-
-Roles = dict[tuple[int, int], dict[str, Any]]  # role, roles and scores by layer and head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,32 +87,50 @@ class Prepared:
     windows: Mapping[int, list[Batch]]
     origin: str  # name of the text, or "inputs"
 
-    def run(self, heads: Heads, watching: Progress) -> tuple[OnData, dict[int, OnData]]:
-        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`; empty without data."""
-        options = self.options
-        if not self.windows:
-            return OnData(), {}
-        sample = take(self.model, self.windows[options.length], heads, options.sample, self.tokenizer)
-        facts = {"from": self.origin, "pairs": options.pairs}
-
-        def at(length: int, sample: Any = None) -> OnData:
-            described = {"longest": length, **facts}
-            return OnData.of(self.model, self.windows[length], heads, described, sample, watching)
-
-        main = at(options.length, sample)
-        return main, {length: at(length) for length in options.lengths or ()}
-
-    def roles(self, heads: Heads, watching: Progress) -> tuple[Roles, dict[str, Any]] | None:
-        """Roles per layer and head, and facts for provenance, on random tokens and the data; None if not wanted."""
-        if not self.options.roles:
-            return None
+    def run(self, heads: Heads, watching: Progress) -> Ran:
+        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`; and roles if wanted."""
+        options, on_data, lengths = self.options, OnData(), dict[int, OnData]()
+        if self.windows:
+            sample = take(self.model, self.windows[options.length], heads, options.sample, self.tokenizer)
+            on_data = self._at(options.length, heads, watching, sample)
+            lengths = {length: self._at(length, heads, watching) for length in options.lengths or ()}
+        if not options.roles:
+            return Ran(on_data, lengths)
         check_unchanged(self.model)
-        options = Options(length=self.options.length)
-        batches = list(self.windows.get(self.options.length, []))
-        data = {"inputs" if self.options.text is None else "text": batches[: -(-options.sequences // SIZE)]}
-        rows, facts, notes = run(self.model, heads, self.tokenizer, data if batches else {}, options, watching)
-        named = {(row["layer"], row["head"]): {key: row[key] for key in ("role", "roles", "scores")} for row in rows}
-        return named, {**facts, "notes": notes}
+        rows, facts, notes = run(
+            self.model, heads, self.tokenizer, self._few(), Options(length=options.length), watching
+        )
+        roles = {(row["layer"], row["head"]): {key: row[key] for key in ("role", "roles", "scores")} for row in rows}
+        return Ran(on_data, lengths, roles, {**facts, "notes": notes})
+
+    def _at(self, length: int, heads: Heads, watching: Progress, sample: Sample | None = None) -> OnData:
+        described = {"longest": length, "from": self.origin, "pairs": self.options.pairs}
+        return OnData.of(self.model, self.windows[length], heads, described, sample, watching)
+
+    def _few(self) -> dict[str, list[Batch]]:
+        """The batches that roles are measured on: as many sequences as of random tokens."""
+        batches = self.windows.get(self.options.length, [])[: -(-SEQUENCES // SIZE)]
+        return {"inputs" if self.options.text is None else "text": batches} if batches else {}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of running a model: metrics on data, also in windows of other lengths, and roles by layer and head."""
+
+    on_data: OnData = field(default_factory=OnData)
+    lengths: Mapping[int, OnData] = field(default_factory=dict)
+    roles: Mapping[tuple[int, int], dict[str, Any]] | None = None
+    facts_of_roles: Mapping[str, Any] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Provenance: the data, and how roles were measured."""
+        return {"data": self.on_data.facts} | ({} if self.roles is None else {"roles": self.facts_of_roles})
+
+    @property
+    def sample(self) -> dict[str, Any] | None:
+        """The sample as stored in a look; None without one."""
+        return None if self.on_data.sample is None else self.on_data.sample.to_dict()
 
 
 def checked_batches(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:

@@ -21,7 +21,7 @@ from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
 from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
-from keyquery.instruments.look.data import Data
+from keyquery.instruments.look.data import Data, Ran
 from keyquery.instruments.look.embeddings import Embedded
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
@@ -204,8 +204,7 @@ def look(
     compare : How far the heads of two models differ.
     ablate : What the loss changes by without each part.
     """
-    layers = None if layers is None else checked_integers("layers", layers)
-    _check_options(directions, corpus, window, workers, name, thresholds)
+    layers = _check_options(layers, directions, corpus, window, workers, name, thresholds)
     data = Data(
         text=text,
         inputs=inputs,
@@ -229,17 +228,14 @@ def look(
     chosen = _chosen(checkpoint, layers)
     tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
     # All arguments are checked; only now does the model run.
-    on_data, curves = (OnData(), {}) if prepared is None else prepared.run(checkpoint, watching)
-    named = None if prepared is None else prepared.roles(checkpoint, watching)
+    ran = Ran() if prepared is None else prepared.run(checkpoint, watching)
     tensors = checkpoint.recorded()
     embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
-    metrics = Metrics(checkpoint, on_data, curves, embedded, thresholds or Thresholds(), named and named[0])
+    metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)
     measured = list(watching(_in_turn(metrics.of, chosen, workers), "reading layers", len(chosen)))
-    shown = None if on_data.sample is None else on_data.sample.to_dict()
-    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
-    facts |= {"name": name or Path(stored or "").name} if name or stored else {}
-    run = {"data": on_data.facts} | ({} if named is None else {"roles": named[1]})
-    return _whole(facts, measured, tensors, run, sample=shown, corpus=embedded.facts)
+    label = {"name": name or Path(stored or "").name} if name or stored else {}
+    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
+    return _whole(facts, measured, tensors, ran.facts, sample=ran.sample, corpus=embedded.facts)
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
@@ -268,12 +264,16 @@ def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: 
 
 
 def _whole(
-    facts: Mapping[str, Any], measured: list[Measured], tensors: Mapping[str, str], run: Any = None, **more: Any
+    facts: Mapping[str, Any],
+    measured: list[Measured],
+    tensors: Mapping[str, str],
+    run: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Look:
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**facts, "heads": len(cells)}
-    run = {"tensors": dict(sorted(tensors.items())), **(run or {"data": None})}  # layers may be read in any order
-    facts_of_run = provenance(**{name: run[name] for name in ("data", "tensors", "roles") if name in run})
+    in_order = dict(sorted(tensors.items()))  # layers may be read in any order
+    facts_of_run = provenance(**{"data": None, "tensors": in_order, **(run or {})})
     return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
 
 
@@ -290,8 +290,11 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
         torch.set_num_threads(before)
 
 
-def _check_options(directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any) -> None:
-    """Check the arguments that do not concern data; `Data` checks the others."""
+def _check_options(
+    layers: Any, directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any
+) -> tuple[int, ...] | None:
+    """Check the arguments that do not concern data, and return the layers; `Data` checks the others."""
+    layers = None if layers is None else checked_integers("layers", layers)
     check_count("directions", directions, least=0)
     check_corpus(corpus)
     check_count("window", window)
@@ -300,6 +303,7 @@ def _check_options(directions: int, corpus: Any, window: int, workers: int, name
         raise TypeError(f"name must be a string, got {name!r}")
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         raise TypeError(f"thresholds must be Thresholds, got a {type(thresholds).__name__}")
+    return layers  # type: ignore[no-any-return]
 
 
 def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:
