@@ -303,7 +303,7 @@ def _check_options(
         raise TypeError(f"name must be a string, got {name!r}")
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         raise TypeError(f"thresholds must be Thresholds, got a {type(thresholds).__name__}")
-    return layers  # type: ignore[no-any-return]
+    return layers
 
 
 def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:

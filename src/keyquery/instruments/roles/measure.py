@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,7 +24,8 @@ ANSWERED = 0.5  # share of a needle's tokens that the model must predict
 Measured = dict[tuple[int, int, str], Scores]  # by layer, head and role: one value per sequence
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """An attention layer of a checkpoint, without its weights."""
 
     index: int

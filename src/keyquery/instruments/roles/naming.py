@@ -134,7 +134,7 @@ def check_roles(where: str, row: Any, what: str) -> None:
             raise ValueError(f"not a {what}: {where}.scores.{role} must be the scores of a role, got {of_role!r:.60}")
         for data, values in of_role.items():
             for key in ("score", "null", "low", "high"):
-                value = values.get(key) if isinstance(values, Mapping) else None
+                value: Any = values.get(key) if isinstance(values, Mapping) else None
                 missing = value is None and key in ("low", "high")
                 if not missing and not (type(value) in (int, float) and abs(value) <= LARGEST):
                     at = f"{where}.scores.{role}.{data}.{key}"

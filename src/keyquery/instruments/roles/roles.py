@@ -158,8 +158,10 @@ def roles(
         raise TypeError(f"model must be a path or a live model, got a {type(model).__name__}")
     lines = None if text is None else read_lines(text)
     batches = None if inputs is None else checked_batches(inputs)
-    stored = isinstance(model, (str, Path))
-    live, own_tokenizer = (bare(model), None) if not stored else load_model(model, lm_head=has_lm_head(model))
+    if isinstance(model, nn.Module):
+        live, own_tokenizer = bare(model), None
+    else:
+        live, own_tokenizer = load_model(model, lm_head=has_lm_head(model))
     tokenizer = tokenizer or own_tokenizer
     check_unchanged(live)
     if lines is not None and tokenizer is None:
@@ -171,7 +173,7 @@ def roles(
         data = {"text": with_decoder_ids(cut) if has_two_sides(live) else cut}
     heads = read(live)
     rows, facts, notes = run(live, heads, tokenizer, data, options, progress or silent)
-    label = name or (Path(model).name if stored else heads.model["name"])
+    label = name or (heads.model["name"] if isinstance(model, nn.Module) else Path(model).name)
     facts_of_text = {} if text is None else {"from": Path(text).name}
     return Roles(
         model={**heads.model, "name": label, "heads": len(rows)},

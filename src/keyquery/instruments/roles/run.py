@@ -102,7 +102,7 @@ def _vocabulary(model: nn.Module, heads: Heads, tokenizer: Any) -> Vocabulary | 
     """The tokens of a model that takes token ids; None for one that does not."""
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         return None
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     facts = config.to_dict() if hasattr(config, "to_dict") else {}
     size = facts.get("vocab_size") or (heads.embedding_shape or (None,))[0]
     return None if size is None else Vocabulary.of(int(size), tokenizer, facts)
