@@ -211,6 +211,7 @@ def test_public_names():
         "read",
         "register",
         "regularizer",
+        "roles",
         "score_rankings",
         "separation_rank",
         "survey",

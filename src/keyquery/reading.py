@@ -46,6 +46,7 @@ MODULES = {
     "projection": "keyquery.instruments.cooccurrence.cooccurrence",
     "ranking scores": "keyquery.instruments.rankings.rankings",
     "reranking": "keyquery.estimators.rerank.reading",
+    "roles": "keyquery.instruments.roles.roles",
     "survey": "keyquery.survey.reading",
     "time kernel": "keyquery.layers.time.reading",
     "transport": "keyquery.instruments.transport.transport",

@@ -24,6 +24,7 @@ PYTHON = {
     "survey": [survey],
     "dial": [dial_effect, kq.dial],
     "ablate": [kq.ablate],
+    "roles": [kq.roles],
     "causes": [kq.causes, explain],
     "flow": [kq.flow],
     "rerank": [Reranker],

@@ -20,6 +20,7 @@ from keyquery.cli.flow import flow
 from keyquery.cli.look import compare, look
 from keyquery.cli.prove import prove
 from keyquery.cli.rerank import rerank
+from keyquery.cli.roles import roles
 from keyquery.cli.surgery import ablate, dial
 from keyquery.cli.survey import survey
 from keyquery.support.checks import environment_count
@@ -40,6 +41,7 @@ app.command()(compare)
 app.command()(survey)
 app.command()(dial)
 app.command()(ablate)
+app.command()(roles)
 app.command()(causes)
 app.command()(flow)
 app.command()(rerank)

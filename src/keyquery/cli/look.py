@@ -61,6 +61,12 @@ Corpus = Annotated[
     typer.Option(help="A text file: measure how much of each head its token co-occurrence explains; weights only."),
 ]
 Window = Annotated[int, typer.Option(min=1, help="With --corpus: maximum distance of two tokens to count as a pair.")]
+Roles = Annotated[
+    bool,
+    typer.Option(
+        "--roles", help="Score every head by role, as keyquery roles does; needs no text, but runs the model."
+    ),
+]
 
 
 @writes("json", "csv", "html", "picture")
@@ -89,13 +95,14 @@ def look(
     corpus: Corpus = None,
     window: Window = WINDOW,
     ids: Ids = None,
+    roles: Roles = False,
     *,
     output: Output,
 ) -> None:
     """Show the geometry of every head: symmetric, skew, popularity and position parts of its scores.
 
-    Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text and
-    --ids. The two bundled models differ in their objective: masked-token and next-token prediction.
+    Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text,
+    --ids and --roles. The two bundled models differ in their objective: masked-token and next-token prediction.
     """
     options: dict[str, Any] = {
         "text": text,
@@ -108,6 +115,7 @@ def look(
         "config": config,
         "adapter": adapter,
         "partial": partial,
+        "roles": roles,
         "tokens": tokens,
         "length": length,
         "lengths": None if lengths is None else numbers_of("--lengths", lengths),

@@ -74,6 +74,11 @@ DISPLAYS: dict[str, Display] = {
         figures={"moves": f"{REPORT}.rerank.figure:moves"},
         page=f"{REPORT}.rerank.page:moves_page",
     ),
+    "roles": Display(
+        terminal=f"{REPORT}.roles.terminal:roles_lines",
+        figures={"map": f"{REPORT}.roles.figure:role_map"},
+        page=f"{REPORT}.roles.page:roles_page",
+    ),
     "survey": Display(terminal=f"{REPORT}.survey.terminal:survey_lines", page=f"{REPORT}.survey.page:survey_page"),
     "time kernel": Display(figures={"lags": f"{REPORT}.time.figure:lags"}),
     "transport": Display(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from keyquery.capture import text_batches
-from keyquery.capture.batches import LENGTH, TOKENS, read_lines, with_decoder_ids
+from keyquery.capture.batches import LENGTH, SIZE, TOKENS, read_lines, with_decoder_ids
 from keyquery.capture.hooks import Batch
-from keyquery.capture.load import load_model
+from keyquery.capture.load import has_lm_head, load_model
 from keyquery.checkpoints import Heads
 from keyquery.instruments.look.on_data import PAIRS, OnData
-from keyquery.instruments.look.sample import take
+from keyquery.instruments.look.sample import Sample, take
+from keyquery.instruments.roles.run import SEQUENCES, Options, run
 from keyquery.support.checks import check_choice, check_count, checked_integers
 from keyquery.support.progress import Progress
+from keyquery.surgery.rewriting.attach import check_unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Data:
     tokens: int = TOKENS
     pairs: str = PAIRS[0]
     sample: int = 0
+    roles: bool = False
 
     def __post_init__(self) -> None:
         check_count("sample", self.sample, least=0)
@@ -47,19 +50,20 @@ class Data:
             raise TypeError(f"text must be the path of a text file, got a {type(self.text).__name__}")
 
     def prepare(self, source: Any, watching: Progress, adapter: str | Path | None = None) -> Prepared | None:
-        """The model, with its LoRA adapter, and its batches, none of which has run; None without data."""
-        if self.text is None and self.inputs is None:
+        """The model, with its LoRA adapter, and its batches, none of which has run; None if nothing needs a run."""
+        if self.text is None and self.inputs is None and not self.roles:
             return None
         lines = None if self.text is None else read_lines(self.text)
-        batches = _checked(self.inputs) if lines is None else []
+        batches = None if self.inputs is None else checked_batches(self.inputs)
         live = isinstance(source, nn.Module)
         [(model, own_tokenizer)] = [
-            (path, None) if live else load_model(path, adapter=adapter)
+            (path, None) if live else load_model(path, self.roles and has_lm_head(path), adapter)
             for path in watching([source], "building the model", 1)
         ]
         tokenizer = self.tokenizer or own_tokenizer
         if lines is None:
-            return Prepared(self, model, tokenizer, {self.length: batches}, "inputs")
+            windows_of_inputs = {} if batches is None else {self.length: batches}
+            return Prepared(self, model, tokenizer, windows_of_inputs, "inputs")
         argument = getattr(model, "main_input_name", "input_ids")
         if argument != "input_ids":
             raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
@@ -83,22 +87,54 @@ class Prepared:
     windows: Mapping[int, list[Batch]]
     origin: str  # name of the text, or "inputs"
 
-    def run(self, heads: Heads, watching: Progress) -> tuple[OnData, dict[int, OnData]]:
-        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`."""
-        options = self.options
-        sample = take(self.model, self.windows[options.length], heads, options.sample, self.tokenizer)
-        facts = {"from": self.origin, "pairs": options.pairs}
+    def run(self, heads: Heads, watching: Progress) -> Ran:
+        """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`; and roles if wanted."""
+        options, on_data, lengths = self.options, OnData(), dict[int, OnData]()
+        if self.windows:
+            sample = take(self.model, self.windows[options.length], heads, options.sample, self.tokenizer)
+            on_data = self._at(options.length, heads, watching, sample)
+            lengths = {length: self._at(length, heads, watching) for length in options.lengths or ()}
+        if not options.roles:
+            return Ran(on_data, lengths)
+        check_unchanged(self.model)
+        rows, facts, notes = run(
+            self.model, heads, self.tokenizer, self._few(), Options(length=options.length), watching
+        )
+        roles = {(row["layer"], row["head"]): {key: row[key] for key in ("role", "roles", "scores")} for row in rows}
+        return Ran(on_data, lengths, roles, {**facts, "notes": notes})
 
-        def at(length: int, sample: Any = None) -> OnData:
-            described = {"longest": length, **facts}
-            return OnData.of(self.model, self.windows[length], heads, described, sample, watching)
+    def _at(self, length: int, heads: Heads, watching: Progress, sample: Sample | None = None) -> OnData:
+        described = {"longest": length, "from": self.origin, "pairs": self.options.pairs}
+        return OnData.of(self.model, self.windows[length], heads, described, sample, watching)
 
-        main = at(options.length, sample)
-        return main, {length: at(length) for length in options.lengths or ()}
+    def _few(self) -> dict[str, list[Batch]]:
+        """The batches that roles are measured on: as many sequences as of random tokens."""
+        batches = self.windows.get(self.options.length, [])[: -(-SEQUENCES // SIZE)]
+        return {"inputs" if self.options.text is None else "text": batches} if batches else {}
 
 
-def _checked(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
-    """Inputs as a list of batches."""
+@dataclass(frozen=True)
+class Ran:
+    """What came of running a model: metrics on data, also in windows of other lengths, and roles by layer and head."""
+
+    on_data: OnData = field(default_factory=OnData)
+    lengths: Mapping[int, OnData] = field(default_factory=dict)
+    roles: Mapping[tuple[int, int], dict[str, Any]] | None = None
+    facts_of_roles: Mapping[str, Any] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Provenance: the data, and how roles were measured."""
+        return {"data": self.on_data.facts} | ({} if self.roles is None else {"roles": self.facts_of_roles})
+
+    @property
+    def sample(self) -> dict[str, Any] | None:
+        """The sample as stored in a look; None without one."""
+        return None if self.on_data.sample is None else self.on_data.sample.to_dict()
+
+
+def checked_batches(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
+    """Inputs of a model as a list of batches."""
     batches: Any = [inputs] if isinstance(inputs, Mapping) else inputs
     wrong = batches
     if isinstance(batches, Iterable) and not isinstance(batches, (Tensor, str)):

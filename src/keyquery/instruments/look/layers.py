@@ -24,12 +24,16 @@ class Metrics:
     lengths: Mapping[int, OnData]  # at other window lengths
     embedded: Embedded
     thresholds: Thresholds
+    roles: Mapping[tuple[int, int], dict[str, Any]] | None = None  # by layer and head, if measured
 
     def of(self, index: int) -> Measured:
         """Metrics of a layer and its heads."""
         layer = self.heads[index]
         row, cells = measure_layer(layer, self.heads, self.on_data, self.thresholds)
-        return row, self.embedded.joined(layer, _with_lengths(cells, layer, self.heads, self.lengths))
+        cells = self.embedded.joined(layer, _with_lengths(cells, layer, self.heads, self.lengths))
+        if self.roles is None:
+            return row, cells
+        return row, joined(cells, [{"roles": self.roles[layer.index, cell["head"]]} for cell in cells])
 
 
 def _place(layer: Layer) -> dict[str, Any]:

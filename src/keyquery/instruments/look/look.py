@@ -23,12 +23,13 @@ from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
 from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
-from keyquery.instruments.look.data import Data
+from keyquery.instruments.look.data import Data, Ran
 from keyquery.instruments.look.embeddings import Embedded
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
 from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.validity import check_look
+from keyquery.instruments.roles.naming import flat_scores
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count, checked_integers
 from keyquery.support.progress import Progress, silent
@@ -73,6 +74,7 @@ class Look(Reading, kind="look"):
         "symmetric_cosine": "cosine of the symmetric parts of scores between tokens and of a corpus's PPMI, centred",
         "skew_cosine": "the same of the skew parts: above 0 at what comes after, below 0 at what comes before",
         "explained": "share of the scores between tokens that the corpus's PPMI accounts for",
+        "roles": "attention to the keys of each role, with null levels and intervals: units of the kind roles",
         "exchange": "symmetry of ½(M(Δ) ± M(−Δ)ᵀ): tokens change places with their positions",
     }
 
@@ -106,6 +108,8 @@ class Look(Reading, kind="look"):
                     low, high = ends or (None, None)
                     row |= {f"{view}_{key}_low": low, f"{view}_{key}_high": high}
             row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
+            if by_role := head.get("roles"):
+                row |= {"role": by_role["role"], "roles": ", ".join(by_role["roles"]), **flat_scores(by_role["scores"])}
             known = {key: head[key] for key in ("label", "evidence")}
             rows.append({**row, **known, "properties": ", ".join(head["properties"])})
         return rows
@@ -133,6 +137,7 @@ def look(
     sample: int = 0,
     corpus: str | Path | Cooccurrence | None = None,
     window: int = WINDOW,
+    roles: bool = False,
     name: str | None = None,
     thresholds: Thresholds | None = None,
     workers: int = 1,
@@ -171,6 +176,8 @@ def look(
         Keep every head's scores, by part, for this many tokens at the start of the data. Default: 0.
     corpus, window
         A text file or a `kq.Cooccurrence` to compare heads with, counted within `window` tokens. Default: none, and 5.
+    roles
+        Whether to score every head by role, as `kq.roles` does, on random tokens and on the data. Default: no.
     name
         Name of the model. Default: that of its file.
     thresholds
@@ -199,8 +206,7 @@ def look(
     compare : How far the heads of two models differ.
     ablate : What the loss changes by without each part.
     """
-    layers = None if layers is None else checked_integers("layers", layers)
-    _check_options(directions, corpus, window, workers, name, thresholds)
+    layers = _check_options(layers, directions, corpus, window, workers, name, thresholds)
     data = Data(
         text=text,
         inputs=inputs,
@@ -210,6 +216,7 @@ def look(
         tokens=tokens,
         pairs=pairs,
         sample=sample,
+        roles=roles,
     )
     how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
@@ -225,15 +232,14 @@ def look(
         chosen = _chosen(checkpoint, layers)
         tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
         # All arguments are checked; only now does the model run.
-        on_data, curves = (OnData(), {}) if prepared is None else prepared.run(checkpoint, watching)
+        ran = Ran() if prepared is None else prepared.run(checkpoint, watching)
         tensors = checkpoint.recorded()
         embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
-        metrics = Metrics(checkpoint, on_data, curves, embedded, thresholds or Thresholds())
+        metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)
         measured = list(watching(_in_turn(metrics.of, chosen, workers), "reading layers", len(chosen)))
-    shown = None if on_data.sample is None else on_data.sample.to_dict()
-    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
-    facts |= {"name": name or Path(stored or "").name} if name or stored else {}
-    return _whole(facts, measured, tensors, data=on_data.facts, sample=shown, corpus=embedded.facts)
+    label = {"name": name or Path(stored or "").name} if name or stored else {}
+    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
+    return _whole(facts, measured, tensors, ran.facts, sample=ran.sample, corpus=embedded.facts)
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
@@ -262,11 +268,16 @@ def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: 
 
 
 def _whole(
-    facts: Mapping[str, Any], measured: list[Measured], tensors: Mapping[str, str], data: Any = None, **more: Any
+    facts: Mapping[str, Any],
+    measured: list[Measured],
+    tensors: Mapping[str, str],
+    run: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Look:
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**facts, "heads": len(cells)}
-    facts_of_run = provenance(data=data, tensors=dict(sorted(tensors.items())))  # layers may be read in any order
+    in_order = dict(sorted(tensors.items()))  # layers may be read in any order
+    facts_of_run = provenance(**{"data": None, "tensors": in_order, **(run or {})})
     return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
 
 
@@ -283,8 +294,11 @@ def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> 
         torch.set_num_threads(before)
 
 
-def _check_options(directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any) -> None:
-    """Check the arguments that do not concern data; `Data` checks the others."""
+def _check_options(
+    layers: Any, directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any
+) -> tuple[int, ...] | None:
+    """Check the arguments that do not concern data, and return the layers; `Data` checks the others."""
+    layers = None if layers is None else checked_integers("layers", layers)
     check_count("directions", directions, least=0)
     check_corpus(corpus)
     check_count("window", window)
@@ -293,6 +307,7 @@ def _check_options(directions: int, corpus: Any, window: int, workers: int, name
         raise TypeError(f"name must be a string, got {name!r}")
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         raise TypeError(f"thresholds must be Thresholds, got a {type(thresholds).__name__}")
+    return layers
 
 
 def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:

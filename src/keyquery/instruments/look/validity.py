@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.roles.naming import check_roles
 
 MODEL = {"name": str, "layers": int, "width": int}
 LAYER = {"layer": int, "raw.symmetry": Real, "raw.column_directionality": Real}
@@ -48,6 +49,8 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
     for index, head in enumerate(heads):
         if head.get("on_data") is not None:
             _check_on_data(f"heads[{index}].on_data", head["on_data"])
+        if head.get("roles") is not None:
+            check_roles(f"heads[{index}].roles", head["roles"], "look")
 
 
 def _check_on_data(where: str, data: Any) -> None:

@@ -50,6 +50,21 @@ CLASSES_DARK = (
     "#b1bac4",
     "#5ccfee",
 )
+# Roles of heads: sinks, where heads rest, in the grey of positions.
+ROLES = {
+    "induction": CLASSES[0],
+    "duplicate_token": CLASSES[1],
+    "retrieval": CLASSES[2],
+    "previous_token": CLASSES[3],
+    "next_token": CLASSES[5],
+    "alignment": CLASSES[7],
+    "local": CLASSES[4],
+    "sink": LIGHT["position"],
+}
+ROLES_DARK = {
+    **{role: CLASSES_DARK[CLASSES.index(tone)] for role, tone in ROLES.items() if tone in CLASSES},
+    "sink": DARK["position"],
+}
 # Equal steps of lightness, light to dark, from the middle of viridis; visible on white and on black.
 DEPTHS = ("#9bd93c", "#5ec962", "#2fb47c", "#1fa187", "#21918c", "#2a788e", "#355f8d", "#414487")
 
@@ -76,3 +91,13 @@ def tones() -> str:
         f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
         f".depth {{ background: linear-gradient(to right, {shades}) }}\n"
     )
+
+
+def role_tones() -> str:
+    """CSS with the colours of roles.
+
+    >>> role_tones()[:34]
+    ':root { --role-induction: #2166ac;'
+    """
+    light, dark = (" ".join(f"--role-{role}: {tone};" for role, tone in each.items()) for each in (ROLES, ROLES_DARK))
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -12,13 +12,16 @@ from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.look import Look
 from keyquery.reading import short
+from keyquery.report.kit.colours import role_tones
 from keyquery.report.kit.packed_numbers import pack, pack_bytes
 from keyquery.report.kit.page import document
 from keyquery.report.look import triangle
 from keyquery.report.look.figure import looks_of
 from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, crossed, has_data, window
+from keyquery.report.roles.page import role_data, role_facts
+from keyquery.report.roles.rule import rule
 
-SCRIPTS = ("elements.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
+SCRIPTS = ("elements.js", "role_scores.js", "overview.js", "map.js", "changes.js", "head.js", "table.js", "page.js")
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
 DIGITS = 7  # of scalar metrics; fewer are shown
 KNOWN = ("reason", "evidence", "properties")  # fields that belong to a label
@@ -34,9 +37,10 @@ def look_page(reading: Look | Comparison) -> str:
     looks = looks_of(reading)
     changes = [_change(change) for change in reading.changes] if isinstance(reading, Comparison) else []
     data = {"units": dict(Look.units), "models": [_model(look) for look in looks], "changes": changes}
+    data |= role_facts()
     title = " and ".join(str(look.model["name"]) for look in looks)
     triangles = "".join(triangle.inline(look, named=len(looks) > 1) for look in looks)
-    return document("page", title, SCRIPTS, data, own_style=triangle.STYLE, triangles=triangles)
+    return document("page", title, SCRIPTS, data, own_style=triangle.STYLE + role_tones(), triangles=triangles)
 
 
 def _model(look: Look) -> dict[str, Any]:
@@ -91,6 +95,8 @@ def _head(
         out["relations"] = [short([each["value"], each["pairs"]], 4) for each in head["relations"]]
     if "corpus" in head:
         out["corpus"] = short(head["corpus"], 3)
+    if "roles" in head:
+        out["roles"] = role_data(head["roles"])
     if head["on_data"]:
         out |= _window(head["on_data"])
     if "lengths" in head:
@@ -190,6 +196,9 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
         f"{cross} cross-attention heads have a pairwise part instead of symmetric and skew, since contents of two "
         "sequences cannot be swapped; the triangle leaves them out.": crossed(look),
     }
+    roles = look.provenance.get("roles") or {}
+    notes |= {f"{note[:1].upper()}{note[1:]}.": True for note in roles.get("notes", [])}
+    notes |= dict.fromkeys(rule(roles), True) if roles else {}
     few = (look.provenance.get("data") or {}).get("note")
     notes |= {f"{few}.": True} if few else {}
     versions = look.provenance.get("versions", {})

@@ -20,6 +20,7 @@ from keyquery.report.kit.tables import plain_table
 from keyquery.report.look.cooccurrence import corpus_tables
 from keyquery.report.look.differences import difference_lines
 from keyquery.report.look.directions import tokens_tables
+from keyquery.report.look.roles import has_roles, role_tables, roles_of
 from keyquery.report.look.shares import (
     BARS,
     CHANGES,
@@ -52,6 +53,7 @@ def look_lines(reading: Look) -> list[Any]:
     few = len(reading.heads) <= MOST_HEADS
     table = _heads_table(reading) if few else _layers_table(reading)
     more = [*tokens_tables(reading), *corpus_tables(reading)] if few else []
+    more += role_tables(reading)
     return [
         Group(*_title(reading), legend(reading), table, *_footnotes([reading], few, few), *_lengths(reading), *more),
         *_summary(reading),
@@ -149,6 +151,9 @@ def _heads_table(reading: Look) -> Table:
     for name in [*columns, "rank\nraw"]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("label")
+    roles = has_roles(reading)
+    if roles:
+        table.add_column("role")
     for head in reading.heads:
         views = ("raw", "folded", "on_data") if on_data else ("raw", "folded")
         table.add_row(
@@ -158,6 +163,7 @@ def _heads_table(reading: Look) -> Table:
             *(_symmetry([head], view) for view in views),
             f"{head['raw']['effective_rank']:.0f}",
             ", ".join([_label(head), *head.get("properties", [])]),
+            *([roles_of([head])] if roles else []),
         )
     return table
 
@@ -167,6 +173,9 @@ def _layers_table(reading: Look) -> Table:
     table.add_column("parts, mean over heads")
     for name in ("symmetry raw\nof the layer", "column direc-\ntionality, raw", "symmetry raw\nof its heads"):
         table.add_column(name, justify="right", no_wrap=True)
+    roles = has_roles(reading)
+    if roles:
+        table.add_column("roles of its heads")
     for layer in reading.layers:
         heads = [head for head in reading.heads if head["layer"] == layer["layer"]]
         values = sorted(head["raw"]["symmetry"] for head in heads)
@@ -176,6 +185,7 @@ def _layers_table(reading: Look) -> Table:
             f"{layer['raw']['symmetry']:+z.2f}",
             f"{layer['raw']['column_directionality']:+z.2f}",
             f"{values[0]:+z.2f} … {values[-1]:+z.2f}",
+            *([roles_of(heads)] if roles else []),
         )
     return table
 

@@ -299,12 +299,13 @@ def _legend(look: Look, placed: Sequence[Dot], joined: bool = False) -> str:
         parts = [sample, rim, _text(LEFT + 2, y, LEGEND, "note", "start")]
     numbers, y = sorted({layer["layer"] for layer in look.layers}), HEIGHT - 20
     step = 96 / len(numbers)
-    parts.append(_text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start"))
+    parts += ['<g class="depths">', _text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start")]
     for i in range(len(numbers)):
         colour, x = depth_colour(i / max(len(numbers) - 1, 1)), LEFT + 34 + i * step
         parts.append(f'<rect x="{x:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11" fill="{colour}"/>')
-    parts.append(_text(LEFT + 136, y, str(numbers[-1]), "note", "start"))
+    parts += [_text(LEFT + 136, y, str(numbers[-1]), "note", "start"), "</g>"]
     missing = len(look.heads) - len(placed)
     regions = not joined and any(dot.region for dot in placed)
     note = f"{missing} cross-attention heads omitted" if missing else "ellipses: 95 % regions" if regions else ""
-    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, note, "note", "end")] if note else [])])
+    kind = "note" if missing else "note of-regions"
+    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, note, kind, "end")] if note else [])])

@@ -15,10 +15,11 @@ function head() {
   put("chosen",
     el("div", { class: "headline" }, el("h2", {}, `L${layerName(one.layer).slice(1)}, head ${one.head}`),
       el("b", { class: one.label }, one.label), window, el("span", {}, one.reason),
-      (one.properties ?? []).map((property) => el("span", { class: "property" }, property))),
+      (one.properties ?? []).map((property) => el("span", { class: "property" }, property)),
+      (one.roles?.named ?? []).map((role) => el("span", { class: "property by-tone", "--tone": roleTone(role) }, roleName(role)))),
     el("p", { class: "muted" }, about.filter(Boolean).join(" · ")),
     el("div", { class: "figures" },
-      el("div", { class: "left" }, partsOfScores(one), lossWithout(one), overLengths(one), corpusOf(one), curves ?? spectra(one)),
+      el("div", { class: "left" }, partsOfScores(one), lossWithout(one), overLengths(one), corpusOf(one), roleChart(one), curves ?? spectra(one)),
       numbers(one),
       attention(one), curves ? spectra(one) : null, directions(one)));
 }

@@ -21,6 +21,7 @@ function scaleOf(measure) {
     if (same) values.push(...one.heads.map(same.of).filter(Number.isFinite));
   });
   state.model = kept;
+  if (measure.group === ROLES) return roleScale(values);
   const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
   if (bounded || low < 0) {
     const most = bounded ? 1 : Math.max(-low, high);
@@ -43,7 +44,9 @@ function cell(layer, head, measure, scale) {
     return el("span", { class: "cell empty", role: "gridcell", "aria-label": "no value" });
   }
   const chosen = layer === state.layer && head === state.head;
-  const words = (parts ? listed(parts)
+  const [ink, amount] = parts ? ["var(--middle)", 0]
+    : measure.paint ? measure.paint(one) : [tone(scale, value), scale.amount(value)];
+  const words = (parts ? listed(parts) : measure.group === ROLES ? `${measure.label} ${valueText(measure, one)}`
     : `${title(measure.key.slice(measure.key.indexOf(".") + 1))} ${valueText(measure, one)}`) + `; ${labelled(one)}`;
   return el("span", {
     class: parts ? "cell split" : "cell",
@@ -54,8 +57,8 @@ function cell(layer, head, measure, scale) {
     "data-focus": "cell",
     "aria-selected": chosen,
     "aria-label": `${layerName(layer)}, head ${head}: ${words}`,
-    "--tone": parts ? "var(--middle)" : tone(scale, value),
-    "--amount": parts ? "0%" : `${(100 * scale.amount(value)).toFixed(0)}%`,
+    "--tone": ink,
+    "--amount": `${(100 * amount).toFixed(0)}%`,
     onclick: () => choose({ layer, head }),
   }, parts ? bars().map((part, i) => el("span", { class: part, "--share": parts[i] })) : []);
 }
@@ -91,6 +94,9 @@ function legend(measure, scale) {
     return el("div", { class: "scale" }, el("span", {}, model().of),
       partsShown().map((part) => el("span", { class: `tag ${part}` }, part)), how);
   }
+  if (measure.paint) {
+    return el("div", { class: "scale" }, el("span", {}, measure.unit), roleTags(model().heads), how);
+  }
   const [left, right] = ENDS[measure.name] ?? [];
   const end = (value, words) => el("span", {}, [figure(measure.name, value), words].filter(Boolean).join(" "));
   const ramp = el("span", { class: scale.two ? "ramp two" : "ramp" });
@@ -98,7 +104,7 @@ function legend(measure, scale) {
   return el("div", { class: "scale" },
     el("span", { class: "ends-of", role: "img", "aria-label": span },
       end(scale.low, left), ramp, end(scale.high, right), scale.logs ? ", logarithmic" : null),
-    DATA.units[measure.name] ? el("span", {}, DATA.units[measure.name]) : null,
+    el("span", {}, measure.unit ?? DATA.units[measure.name] ?? ""),
     how);
 }
 
@@ -112,22 +118,25 @@ function map() {
   const parts = el("button", {
     type: "button", "aria-pressed": measure === null, "data-focus": FIRST, onclick: () => choose({ figure: FIRST }),
   }, FIRST);
+  const roles = el("button", {
+    type: "button", "aria-pressed": measure?.key === "role", "data-focus": "role", onclick: () => choose({ figure: "role" }),
+  }, "role");
   const tall = `${Math.max(9, Math.min(40, Math.floor(400 / layers.length)))}px`;
   const numbers = columns > 16 ? el("span", {}, `heads 0 to ${columns - 1}`)
     : el("span", { class: "cells" }, Array.from({ length: columns }, (_, head) => el("span", {}, String(head))));
   const means = () => [["layer", ...bars()], ...layers.map(({ layer }) => [layer, ...meanShares(ofLayer(layer))])];
-  const bars = el("span", {}, "mean per layer ", copyButton("the layers", means));
+  const layerMeans = el("span", {}, "mean per layer ", copyButton("the layers", means));
   const grid = el("div", {
     class: "grid", role: "grid", "aria-label": `${measure?.label ?? "parts"} of every head`, "--tall": tall, onkeydown: walk,
   }, layers.map(({ layer }) => mapRow(layer, columns, measure, scale)));
   const rows = () => (measure
-    ? [["layer", "head", measure.key], ...heads.map((one) => [one.layer, one.head, measure.of(one)])]
+    ? [["layer", "head", measure.key], ...heads.map((one) => [one.layer, one.head, (measure.word ?? measure.of)(one)])]
     : [["layer", "head", ...bars()], ...split(heads).map((one) => [one.layer, one.head, ...shares(one)])]);
   put("map",
     el("div", { class: "bar" }, el("label", {}, el("h3", {}, "Layers by heads:"), picker(measure)),
-      el("div", { class: "switch", role: "group", "aria-label": "view" }, parts,
+      el("div", { class: "switch", role: "group", "aria-label": "view" }, parts, heads.some((one) => one.roles) ? roles : null,
         measure ? null : el("span", { class: "muted" }, "symmetry:"), buttons), copyButton("the map", rows)),
-    el("div", { class: "row top" }, el("span"), numbers, bars), grid, legend(measure, scale));
+    el("div", { class: "row top" }, el("span"), numbers, layerMeans), grid, legend(measure, scale));
 }
 
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };

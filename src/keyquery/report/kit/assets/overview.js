@@ -43,6 +43,7 @@ function measures() {
       key: `corpus.${name}`, group: "compared with the corpus", name: "change", label: `corpus ${title(name)}`,
       of: (one) => one.corpus?.[name] ?? null, ends: () => null,
     })),
+    ...roleMeasures(heads),
   ];
   return all.filter((one) => heads.some((each) => Number.isFinite(one.of(each))));
 }
@@ -50,6 +51,7 @@ function interval(one, view, name) {
   return one.intervals?.[view]?.[model().columns[view].indexOf(name)] ?? null;
 }
 function valueText(measure, one) {
+  if (measure.word) return measure.word(one);
   const [low, high] = measure.ends(one) ?? [];
   const between = Number.isFinite(low) && Number.isFinite(high)
     ? ` (${figure(measure.name, low)} to ${figure(measure.name, high)})` : "";
@@ -106,12 +108,25 @@ function stack(values, kind, label) {
 }
 
 function triangles() {
+  const measure = shown(), painted = measure?.group === ROLES, scale = painted && scaleOf(measure);
   document.querySelectorAll("#triangles > svg").forEach((triangle, i) => {
     triangle.classList.toggle("resting", i !== state.model);
-    for (const dot of triangle.querySelectorAll(".head")) {
+    triangle.classList.toggle("by-role", painted);
+    const heads = new Map(DATA.models[i].heads.map((one) => [`${one.layer}.${one.head}`, one]));
+    const rank = (dot) => measure.rank?.(heads.get(dot.dataset.head)) ?? measure.of(heads.get(dot.dataset.head));
+    const dots = [...triangle.querySelectorAll(".head")];
+    if (painted) triangle.append(...dots.sort((dot, other) => rank(dot) - rank(other)));  // what matters most on top
+    for (const dot of dots) {
       const [layer, head] = dot.dataset.head.split(".").map(Number);
       dot.classList.toggle("chosen", i === state.model && layer === state.layer && head === state.head);
+      dot.classList.toggle("painted", painted);
+      if (painted) dot.style.setProperty("--paint", paint(measure, scale, heads.get(dot.dataset.head)));
       dot.onclick = () => choose({ model: i, layer, head });
     }
   });
+}
+function paint(measure, scale, one) {  // the colour of a head in the triangle
+  if (measure.paint) return measure.paint(one)[0];
+  const value = measure.of(one);
+  return value === null ? "var(--line)" : `color-mix(in oklab, ${tone(scale, value)} ${100 * scale.amount(value)}%, var(--line))`;
 }

@@ -46,13 +46,13 @@ function heads(columns) {
     return el("tr", { "data-head": place, onclick: () => choose({ layer: one.layer, head: one.head }) },
       el("th", { scope: "row" }, el("button", go, place)), el("td", { class: "words", title: one.reason ?? null }, described(one)),
       columns.map((each) =>
-        el("td", { title: each.ends(one) ? valueText(each, one) : null }, figure(each.name, each.of(one)))));
+        el("td", { title: each.ends(one) ? valueText(each, one) : null }, each.word ? each.word(one) : figure(each.name, each.of(one)))));
   });
   const top = el("tr", {}, sorter("", "head", "words"), sorter("label", "label", "words"),
     columns.map((each) => sorter(each.key, each.label, "")));
   const rows = () => [["layer", "head", "label", "evidence", "properties", ...columns.map((each) => each.key.replace(".", "_"))],
     ...sorted(columns).map((one) => [one.layer, one.head, one.label, one.evidence,
-      (one.properties ?? []).join(" "), ...columns.map((each) => each.of(one))])];
+      (one.properties ?? []).join(" "), ...columns.map((each) => (each.word ?? each.of)(one))])];
   return [copyButton("all heads", rows),
     el("p", { class: "muted" }, "Click a column’s name to sort, a row to show its head above."),
     el("div", { class: "wide" }, el("table", { "aria-label": `every head of ${model().name}` },

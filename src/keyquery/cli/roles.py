@@ -1,0 +1,52 @@
+"""`keyquery roles`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyquery.capture.batches import LENGTH
+from keyquery.cli.options import Output, writes
+from keyquery.instruments.roles.roles import roles as measure_roles
+from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW
+
+
+@writes("json", "csv", "html", "picture")
+def roles(
+    model: Annotated[str, typer.Argument(help="A folder, a .gguf file, or a hub model in the local cache.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="A text file (-: standard input) to measure on as well. Default: random tokens only."),
+    ] = None,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = LENGTH,
+    sequences: Annotated[
+        int, typer.Option(min=2, help="Sequences of random tokens and needles; intervals are over sequences.")
+    ] = SEQUENCES,
+    window: Annotated[int, typer.Option(min=1, help="Keys less than this many tokens away are local.")] = WINDOW,
+    least: Annotated[
+        float, typer.Option(help="Name a role only if its score exceeds its null level by at least this.")
+    ] = LEAST,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random tokens.")] = 0,
+    *,
+    output: Output,
+) -> None:
+    """Which heads copy? Score every head as previous-token, duplicate-token, induction, retrieval, local or sink head.
+
+    The model is run on repeated random tokens of its own vocabulary, on needles in haystacks of them, and on --text.
+    Encoders have next-token heads too; cross-attention is scored by alignment. A role is named only where its score
+    clears a null level, corrected for the number of heads and roles.
+    """
+    with output.watching() as progress:
+        reading = measure_roles(
+            model,
+            text,
+            length=length,
+            sequences=sequences,
+            window=window,
+            least=least,
+            seed=seed,
+            progress=progress,
+        )
+    output.deliver(reading)

@@ -1,0 +1,154 @@
+"""Names of roles: which scores of a head clear their null level, over all heads and roles at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from keyquery.instruments.roles.measure import Measured
+from keyquery.instruments.roles.patterns import POSITIONAL, ROLES, Scores
+from keyquery.support.checks import check_choice
+from keyquery.support.statistics import student
+
+ERROR = 0.05  # probability of naming any role that no head has
+DATA = ("random", "needle", "text", "inputs")
+MOST = 100_000  # layers, or heads of a layer, in a file
+LARGEST = 10.0  # of a score or an end of its interval, in a file
+FEWEST = 8  # sequences without which no role is named
+# The data that decides on a role, the first that there is: by content on random tokens, which have no other cause.
+ORDERS = {
+    "retrieval": ("needle",),
+    "alignment": ("inputs", "text", "random"),
+    **dict.fromkeys(POSITIONAL, ("text", "inputs", "random")),
+    **dict.fromkeys(("induction", "duplicate_token"), ("random", "text", "inputs")),
+}
+
+
+def estimate(scores: Scores, tests: int) -> dict[str, Any] | None:
+    """The mean score over sequences with its 95 % interval, its null level, and whether it clears that.
+
+    It clears it if the interval of the paired difference score − null lies above 0 at level 1 − 0.05/tests: by
+    Bonferroni, the probability that any of so many tests clears a null level by chance is at most 5 %.
+
+    >>> import torch
+    >>> estimate(Scores(torch.full((8,), 0.5), torch.full((8,), 0.25)), tests=10)
+    {'score': 0.5, 'low': 0.5, 'high': 0.5, 'null': 0.25, 'sequences': 8, 'clears': True}
+    """
+    kept = scores.score.isfinite() & scores.null.isfinite()
+    score, null = (values[kept].double() for values in scores)
+    n = len(score)
+    if n == 0:
+        return None
+    mean, level = float(score.mean()), float(null.mean())
+    row: dict[str, Any] = {"score": mean, "low": None, "high": None, "null": level, "sequences": n, "clears": False}
+    if n < 2:
+        return row
+    half = student(n - 1) * float(score.std()) / math.sqrt(n)
+    excess = score - null
+    margin = student(n - 1, 1 - ERROR / tests) * float(excess.std()) / math.sqrt(n)
+    clears = n >= FEWEST and float(excess.mean()) - margin > 0
+    return {**row, "low": mean - half, "high": mean + half, "clears": clears}
+
+
+def decided(role: str, measured: Collection[str]) -> str | None:
+    """The data that decides on a role, of those it was measured on.
+
+    >>> decided("sink", ["random", "text"]), decided("induction", ["random", "text"])
+    ('text', 'random')
+    """
+    return next((data for data in ORDERS[role] if data in measured), None)
+
+
+def named(measured: Mapping[str, Measured], places: Sequence[Any], least: float) -> list[dict[str, Any]]:
+    """One row per head: its scores by role and data, its `roles`, and its `role`, the most specific of them."""
+    tests = len({key for part in measured.values() for key in part})
+    rows = []
+    for place in places:
+        for head in range(place.heads):
+            scores: dict[str, dict[str, Any]] = {}
+            for role in ROLES:
+                of_role = {
+                    data: row
+                    for data, part in measured.items()
+                    if (place.index, head, role) in part and (row := estimate(part[place.index, head, role], tests))
+                }
+                if of_role:
+                    scores[role] = of_role
+            roles = [role for role, rows_of in scores.items() if _is_named(role, rows_of, least)]
+            rows.append(
+                {
+                    "layer": place.index,
+                    "head": head,
+                    "name": f"{place.name}.{head}",
+                    "kind": place.kind,
+                    "role": roles[0] if roles else None,
+                    "roles": roles,
+                    "scores": scores,
+                }
+            )
+    return rows
+
+
+def _is_named(role: str, rows: Mapping[str, Mapping[str, Any]], least: float) -> bool:
+    data = decided(role, rows)
+    return data is not None and rows[data]["clears"] and rows[data]["score"] - rows[data]["null"] >= least
+
+
+def ranking(heads: Sequence[Mapping[str, Any]], role: str, data: str | None = None) -> list[tuple[str, float]]:
+    """Heads as "layer.head" with their scores of a role, the highest first."""
+    check_choice("role", role, ROLES)
+    rows = []
+    for head in heads:
+        of_role = head["scores"].get(role, {})
+        on = data or decided(role, of_role)
+        if on in of_role:
+            rows.append((f"{head['layer']}.{head['head']}", of_role[on]["score"]))
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def flat_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Score, interval and null level by role and data as columns such as "induction_random_low"."""
+    return {
+        f"{role}_{data}{'' if key == 'score' else f'_{key}'}": row[key]
+        for role, of_role in scores.items()
+        for data, row in of_role.items()
+        for key in ("score", "low", "high", "null", "clears")
+    }
+
+
+def check_roles(where: str, row: Any, what: str) -> None:
+    """Validate the `role`, `roles` and `scores` of a head, also of one loaded from a file.
+
+    >>> check_roles("heads[0]", {"role": None, "roles": [], "scores": {"sink": {"text": {"score": "a"}}}}, "look")
+    Traceback (most recent call last):
+    ValueError: not a look: heads[0].scores.sink.text.score must be a number, got 'a'
+    """
+    if not isinstance(row, Mapping) or not isinstance(row.get("scores"), Mapping):
+        raise ValueError(f"not a {what}: {where}.scores must be an object, got {row!r:.60}")
+    names = row.get("roles")
+    if not isinstance(names, list) or [name for name in (*names, row.get("role")) if name not in (*ROLES, None)]:
+        raise ValueError(f"not a {what}: {where}.roles must be a list of roles, got {names!r:.60}")
+    for role, of_role in row["scores"].items():
+        if role not in ROLES or not isinstance(of_role, Mapping) or not set(of_role) <= set(DATA):
+            raise ValueError(f"not a {what}: {where}.scores.{role} must be the scores of a role, got {of_role!r:.60}")
+        for data, values in of_role.items():
+            for key in ("score", "null", "low", "high"):
+                value: Any = values.get(key) if isinstance(values, Mapping) else None
+                missing = value is None and key in ("low", "high")
+                if not missing and not (type(value) in (int, float) and abs(value) <= LARGEST):
+                    at = f"{where}.scores.{role}.{data}.{key}"
+                    raise ValueError(f"not a {what}: {at} must be a number, got {value!r:.60}")
+
+
+def check_heads(model: Any, heads: Any) -> None:
+    """Validate the facts and heads of a reading of roles, also of one loaded from a file."""
+    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str) or type(model.get("layers")) is not int:
+        raise ValueError(f"not a reading of roles: model must have a name and layers, got {model!r:.60}")
+    if not isinstance(heads, list) or not heads:
+        raise ValueError(f"not a reading of roles: heads must be a non-empty list, got {heads!r:.60}")
+    for index, head in enumerate(heads):
+        check_roles(f"heads[{index}]", head, "reading of roles")
+        for key in ("layer", "head"):
+            if type(head.get(key)) is not int or not 0 <= head[key] < MOST:
+                raise ValueError(f"not a reading of roles: heads[{index}].{key} must be a small number from 0 on")

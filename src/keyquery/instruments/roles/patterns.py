@@ -1,0 +1,146 @@
+"""Attention patterns of roles: the keys that a role attends to, and how much attention these get.
+
+Every score is linear in the attention map, ⟨W, A⟩: W spreads weight 1 evenly over the queries that have such a key,
+and for each of them over its keys. So a score is the mean attention of a query to the keys of the role, its value
+under uniform attention is ⟨W, U⟩, and a map can be dropped as soon as the products are taken.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+# From the most specific to the most general: a head is called by the first that it has.
+ROLES = (
+    "induction",
+    "duplicate_token",
+    "retrieval",
+    "previous_token",
+    "next_token",
+    "alignment",
+    "local",
+    "sink",
+)
+POSITIONAL = ("previous_token", "next_token", "local", "sink")  # defined by positions; the others by content
+PERMUTATIONS = 99  # random orders of the queries, for the null level of alignment
+LEVEL = 0.95
+
+
+class Scores(NamedTuple):
+    """Scores of one role, (sequences,) or (sequences, heads), and their null levels; NaN where no query counts."""
+
+    score: Tensor
+    null: Tensor
+
+
+def keys_of(
+    role: str, n: int, ids: Int[Tensor, "batch n"] | None, window: int, ends: Int[Tensor, "batch 2"]
+) -> Bool[Tensor, "#batch n n"]:
+    """The keys of a role per query, visible or not: (batch or 1, n, n).
+
+    `previous_token` is one back, `next_token` one ahead, `local` less than `window` away. `sink` is the first token
+    (and the last one, if `ends` holds its position instead of −1). `duplicate_token` has the same id as the query,
+    `induction` follows another token with the same id as the query; neither is the query itself.
+
+    >>> ids = torch.tensor([[5, 6, 5, 6]])
+    >>> keys_of("induction", 4, ids, 8, torch.tensor([[0, -1]]))[0].int()
+    tensor([[0, 0, 0, 1],
+            [0, 0, 0, 0],
+            [0, 1, 0, 0],
+            [0, 0, 1, 0]], dtype=torch.int32)
+    """
+    place = torch.arange(n, device=ends.device)
+    offset = place - place[:, None]
+    if role == "sink":
+        return (place[None, None] == ends[..., None]).any(1, keepdim=True).expand(-1, n, -1)
+    if role in POSITIONAL:
+        near = {"previous_token": offset == -1, "next_token": offset == 1, "local": offset.abs() < window}
+        return near[role][None]
+    assert ids is not None, "roles by content need token ids"
+    same = (ids[:, :, None] == ids[:, None]) & (offset != 0)
+    if role == "induction":
+        same = torch.cat((torch.zeros_like(same[..., :1]), same[..., :-1]), -1) & (offset != 0)
+    return same
+
+
+def weights(
+    keys: Bool[Tensor, "batch n m"], seen: Bool[Tensor, "batch n m"]
+) -> tuple[Float[Tensor, "batch n m"], Float[Tensor, "batch n m"]]:
+    """Weights W of a score, and of its null level by permutation: the keys of other queries in place of a query's own.
+
+    Queries count that see a key of the role and another key besides. Both are NaN for sequences without such queries.
+
+    >>> own, others = weights(torch.eye(3, dtype=torch.bool)[None], torch.ones(1, 3, 3, dtype=torch.bool))
+    >>> own[0, 0], others[0, 0]
+    (tensor([0.3333, 0.0000, 0.0000]), tensor([0.0000, 0.1667, 0.1667]))
+    """
+    own = keys & seen
+    counts = own.sum(-1, keepdim=True)
+    counted = (counts > 0) & (counts < seen.sum(-1, keepdim=True))
+    total = counted.sum((-1, -2), keepdim=True)
+    share = torch.where(total > 0, counted / total, torch.nan)
+    others = own.any(-2, keepdim=True) & seen & ~own
+    return share * own, share * others * counts / others.sum(-1, keepdim=True).clamp(min=1)
+
+
+class Patterns:
+    """The weights of several roles for the visible pairs of a batch, to be applied to the maps of each head."""
+
+    def __init__(self, keys: dict[str, Bool[Tensor, "#batch n m"]], seen: Bool[Tensor, "batch n m"]) -> None:
+        self.roles = list(keys)
+        pairs = [weights(of_role.expand_as(seen), seen) for of_role in keys.values()]
+        self._own = torch.stack([own for own, _ in pairs])
+        self._others = torch.stack([others for _, others in pairs])
+        uniform = seen / seen.sum(-1, keepdim=True).clamp(min=1)
+        self._uniform = torch.einsum("rbij,bij->rb", self._own, uniform)
+
+    def of(self, maps: Float[Tensor, "batch heads n m"]) -> dict[str, Scores]:
+        """Scores of every role for the maps of some heads.
+
+        The null level of a role by position is its score under uniform attention over the visible keys; of a role by
+        content, the larger of that and of the same map's attention to the keys of other queries.
+        """
+        own, others = (torch.einsum("rbij,bhij->rbh", w, maps.float()) for w in (self._own, self._others))
+        uniform = self._uniform[..., None].expand_as(own)
+        nulls = {
+            role: uniform[at] if role in POSITIONAL else torch.maximum(uniform[at], others[at])
+            for at, role in enumerate(self.roles)
+        }
+        return {role: Scores(own[at].cpu().double(), nulls[role].cpu().double()) for at, role in enumerate(self.roles)}
+
+
+def alignment(
+    maps: Float[Tensor, "batch heads n m"], queries: Bool[Tensor, "batch n"], generator: torch.Generator
+) -> Scores:
+    """Monotonicity of cross-attention: do later queries attend to later keys?
+
+    For two queries i < i′ draw a key from the attention of each: the score is P(j < j′) − P(j > j′), averaged over all
+    pairs of queries, Kendall's τ of the drawn keys. It is 1 if attention moves strictly forward, 0 if it stays or is
+    uniform, −1 if it moves back. The null level is the 95th percentile over random orders of the queries.
+
+    >>> forward = torch.eye(5)[None, None]
+    >>> score, null = alignment(forward, torch.ones(1, 5, dtype=torch.bool), torch.Generator().manual_seed(0))
+    >>> score.item(), null.item() < 1
+    (1.0, True)
+    """
+    batch, heads = maps.shape[:2]
+    score, null = torch.full((2, batch, heads), torch.nan, dtype=torch.float64)
+    for row in range(batch):
+        attention = maps[row, :, queries[row]].cpu().double()
+        n = attention.shape[1]
+        if n < 2:
+            continue
+        before = attention.cumsum(-1) - attention  # P(key of i′ < j)
+        behind = before @ attention.mT  # [i′, i]: P(j′ < j)
+        forward = behind.mT - behind  # [i′, i]: P(j < j′) − P(j > j′), antisymmetric
+        later = torch.ones(n, n, dtype=torch.float64).tril(-1)
+        pairs = n * (n - 1) / 2
+        score[row] = (forward * later).sum((-1, -2)) / pairs
+        ranks = torch.rand(PERMUTATIONS, n, generator=generator).argsort(-1).double()
+        signs = (ranks[:, :, None] - ranks[:, None]).sign()  # 1 where i′ comes after i in the random order
+        shuffled = torch.einsum("hij,pij->hp", forward, signs) / (2 * pairs)
+        null[row] = shuffled.sort(-1).values[:, int(LEVEL * (PERMUTATIONS + 1)) - 1]
+    return Scores(score, null)

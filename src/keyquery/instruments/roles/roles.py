@@ -1,0 +1,183 @@
+"""`roles`: which heads attend to the previous token, complete repeats, copy a needle, or rest on the first token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from keyquery.capture.batches import LENGTH, SIZE, read_lines, text_batches, with_decoder_ids
+from keyquery.capture.hooks import Batch, has_two_sides
+from keyquery.capture.load import has_lm_head, load_model
+from keyquery.checkpoints import read
+from keyquery.checkpoints.sources import bare
+from keyquery.instruments.look.data import checked_batches
+from keyquery.instruments.roles.naming import check_heads, flat_scores, ranking
+from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW, Options, run
+from keyquery.reading import Reading, provenance
+from keyquery.support.progress import Progress, silent
+from keyquery.surgery.rewriting.attach import check_unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles(Reading, kind="roles"):
+    """Scores of every head by role, and the roles that clear their null level.
+
+    `heads[i]["scores"][role][data]` has the mean score over sequences, the `low` and `high` end of its 95 % interval,
+    its `null` level, the number of `sequences`, and whether it `clears` the null level. `data` is "random" (repeated
+    random tokens), "text", "inputs" or "needle". `roles` are those that are named, `role` is the most specific one.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "induction": "mean attention to the token after another occurrence of the query's token",
+        "duplicate_token": "mean attention to other occurrences of the query's token",
+        "retrieval": "share of a needle's tokens that the head attends to most as the model predicts them",
+        "previous_token": "mean attention one token back",
+        "next_token": "mean attention one token ahead",
+        "alignment": "P(j < j′) − P(j > j′) of keys drawn for queries i < i′: 1 monotone, 0 none, −1 backwards",
+        "local": "mean attention to the keys of the local window",
+        "sink": "mean attention to the first token (of an encoder, also to the last special token)",
+        "null": "positions: under uniform attention; content: the larger of that and the keys of other queries; "
+        "alignment: 95th percentile over random orders of the queries",
+        "clears": "whether score − null is above 0, simultaneously (Bonferroni) at 95 % for all heads and roles",
+    }
+
+    model: Mapping[str, Any]
+    heads: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    summary: Mapping[str, int] = field(default_factory=dict)  # heads per role, most frequent first; recomputed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self.model, self.heads)
+        counts = Counter(role for head in self.heads for role in head["roles"]).most_common()
+        object.__setattr__(self, "summary", dict(counts))
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {role}" for role, count in self.summary.items()) or "no roles"
+        return f"Roles({self.model['name']}: {len(self.heads)} heads: {counts})"
+
+    def ranking(self, role: str, data: str | None = None) -> list[tuple[str, float]]:
+        """Heads as "layer.head" with their scores of a role, the highest first; `data` defaults to that which decides.
+
+        >>> reading = kq.roles(kq.models.DECODER, sequences=8, length=40)
+        >>> reading.ranking("sink")[0][1] >= reading.ranking("sink")[1][1]
+        True
+        """
+        return ranking(self.heads, role, data)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per head: its roles, and score, interval and null level by role and data."""
+        return [
+            {
+                **{key: head[key] for key in ("layer", "head", "name", "kind", "role")},
+                "roles": ", ".join(head["roles"]),
+                **flat_scores(head["scores"]),
+            }
+            for head in self.heads
+        ]
+
+
+def roles(
+    model: str | Path | nn.Module,
+    text: str | Path | None = None,
+    inputs: Batch | Iterable[Batch] | None = None,
+    *,
+    tokenizer: Any = None,
+    length: int = LENGTH,
+    sequences: int = SEQUENCES,
+    window: int = WINDOW,
+    least: float = LEAST,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Roles:
+    """Score every attention head by published roles, each with a null level and an interval over sequences.
+
+    `induction` and `previous_token` are the prefix-matching and previous-token scores of Olsson et al. (2022),
+    `duplicate_token` that of Wang et al. (2022), `sink` the attention mass of the first token (Xiao et al., 2023), and
+    `retrieval` the copy-paste frequency of Wu et al. (2024). Attention maps are scored as they are computed; none are
+    kept.
+
+    Parameters
+    ----------
+    model
+        A folder, a .gguf file, a hub name in the local cache, or a live model.
+    text, inputs
+        A text file, one sequence per line, or batches of input tensors, on which roles are measured as well. Default:
+        none: random tokens and needles need the vocabulary alone.
+    tokenizer
+        For `text`, and for special tokens. Default: the one stored with the model.
+    length, sequences
+        Tokens per sequence; random sequences and needles of each kind, and at most `sequences · length` tokens of
+        the text. Default: 128 and 32.
+    window
+        A key less than `window` tokens away is `local`. Default: 8.
+    least
+        A role is named only if its score exceeds its null level by at least this. Default: 0.3.
+    seed
+        Of the random tokens. Default: 0.
+    name
+        Name of the model. Default: that of its file or class.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    Roles
+        Scores per head. A role is named if its score exceeds its null level by `least`, and the interval of the paired
+        difference over at least 8 sequences, at level 1 − 0.05/tests (Bonferroni over all heads and roles), lies above
+        0.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If a file is missing, the model returns no attention maps or takes no token ids, or arguments contradict.
+
+    Examples
+    --------
+    >>> reading = kq.roles(kq.models.DECODER, sequences=8, length=40)
+    >>> sorted(reading.heads[0]["scores"])
+    ['duplicate_token', 'induction', 'local', 'previous_token', 'sink']
+
+    See Also
+    --------
+    look : The parts of each head's scores; `roles=True` adds these roles.
+    dial : Ablate heads or parts, to test what a role is needed for.
+    """
+    options = Options(length=length, sequences=sequences, window=window, least=least, seed=seed)
+    if text is not None and inputs is not None:
+        raise ValueError("pass either text or inputs, not both")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
+    if not isinstance(model, (str, Path, nn.Module)):
+        raise TypeError(f"model must be a path or a live model, got a {type(model).__name__}")
+    lines = None if text is None else read_lines(text)
+    batches = None if inputs is None else checked_batches(inputs)
+    if isinstance(model, nn.Module):
+        live, own_tokenizer = bare(model), None
+    else:
+        live, own_tokenizer = load_model(model, lm_head=has_lm_head(model))
+    tokenizer = tokenizer or own_tokenizer
+    check_unchanged(live)
+    if lines is not None and tokenizer is None:
+        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
+    data: dict[str, list[Batch]] = {} if batches is None else {"inputs": batches}
+    if lines is not None:
+        size = max(1, SIZE * LENGTH // length)
+        cut: list[Batch] = list(text_batches(lines, tokenizer, length, sequences * length, size))
+        data = {"text": with_decoder_ids(cut) if has_two_sides(live) else cut}
+    heads = read(live)
+    rows, facts, notes = run(live, heads, tokenizer, data, options, progress or silent)
+    label = name or (heads.model["name"] if isinstance(model, nn.Module) else Path(model).name)
+    facts_of_text = {} if text is None else {"from": Path(text).name}
+    return Roles(
+        model={**heads.model, "name": label, "heads": len(rows)},
+        heads=rows,
+        notes=notes,
+        provenance=provenance(**facts, **facts_of_text),
+    )

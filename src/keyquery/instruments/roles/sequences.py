@@ -1,0 +1,111 @@
+"""Sequences that roles are measured on: repeated random tokens, and needles in haystacks of random tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from keyquery.capture.encoding import special_tokens
+
+KEY, VALUE = 8, 8  # tokens of a needle: those that ask for it, and those that are to be copied
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The ordinary tokens of a model, and the special tokens around a sequence."""
+
+    pool: Int[Tensor, " tokens"]
+    before: list[int]
+    after: list[int]
+
+    @classmethod
+    def of(cls, size: int, tokenizer: Any, config: Any) -> Vocabulary:
+        """Of a model with `size` embeddings; `tokenizer` may be None, then nothing stands around a sequence.
+
+        >>> vocabulary = Vocabulary.of(6, None, {"bos_token_id": 0})
+        >>> vocabulary.pool.tolist(), vocabulary.before
+        ([1, 2, 3, 4, 5], [])
+        """
+        before, after = ([], []) if tokenizer is None else special_tokens(tokenizer)
+        known = [config.get(name) for name in SPECIAL]
+        if tokenizer is not None:
+            names = ("mask_token_id", "pad_token_id")
+            known += [*getattr(tokenizer, "all_special_ids", ()), *(getattr(tokenizer, name, None) for name in names)]
+            size = min(size, len(tokenizer)) if hasattr(tokenizer, "__len__") else size
+        special = {each for ids in known for each in (ids if isinstance(ids, list) else [ids]) if each is not None}
+        return cls(torch.tensor(sorted(set(range(size)) - special - {*before, *after})), before, after)
+
+    def random(self, count: int, length: int, generator: torch.Generator) -> Int[Tensor, "count length"]:
+        """Rows of random tokens, none twice in a row."""
+        if len(self.pool) < length:
+            have = len(self.pool)
+            raise ValueError(f"{length} different random tokens are needed, and there are {have}: reduce length")
+        rows = [torch.randperm(len(self.pool), generator=generator)[:length] for _ in range(count)]
+        return self.pool[torch.stack(rows)]
+
+    def framed(self, ids: Int[Tensor, "count n"], first: Int[Tensor, "count 1"]) -> Int[Tensor, "count framed"]:
+        """Ids with special tokens around them; `first` stands in front if there are none, to take the sink's place."""
+        before, after = (
+            torch.tensor(each, dtype=torch.long).expand(len(ids), -1) for each in (self.before, self.after)
+        )
+        return torch.cat((before if self.before else first, ids, after), 1)
+
+    def room(self, length: int) -> int:
+        """How many tokens of a sequence are not special."""
+        return length - max(len(self.before), 1) - len(self.after)
+
+
+def repeated(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Int[Tensor, "count n"]:
+    """Random tokens and the same again, [r; r], as in Olsson et al. (2022).
+
+    >>> vocabulary = Vocabulary.of(50, None, {})
+    >>> ids = repeated(vocabulary, 2, 9, seed=0)
+    >>> torch.equal(ids[:, 1:5], ids[:, 5:])
+    True
+    """
+    half = vocabulary.room(length) // 2
+    if half < 2:
+        raise ValueError(
+            f"length must be at least {length + 4 - vocabulary.room(length)}, for two repeats, got {length}"
+        )
+    drawn = vocabulary.random(count, half + 1, torch.Generator().manual_seed(seed))
+    return vocabulary.framed(torch.cat((drawn[:, 1:], drawn[:, 1:]), 1), drawn[:, :1])
+
+
+@dataclass(frozen=True, eq=False)
+class Needles:
+    """Sequences whose last `VALUE` queries have to copy the value of a needle, and where each value token stands."""
+
+    ids: Int[Tensor, "count n"]
+    answers: Int[Tensor, "count value"]  # the token that each of the last queries has to predict
+    targets: Int[Tensor, "count value"]  # its position in the needle
+
+
+def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needles:
+    """A needle (key, value) at a random depth of a haystack, then its key again, and all but the last of its value.
+
+    Key, value and haystack are random tokens of the model, none twice, so that only the needle has the answer; its
+    depth differs between sequences, so that no fixed offset does.
+
+    >>> needle = needles(Vocabulary.of(90, None, {}), 2, 40, seed=0)
+    >>> torch.equal(needle.ids.gather(1, needle.targets), needle.answers)
+    True
+    """
+    asked = KEY + VALUE - 1
+    room = length - max(len(vocabulary.before), 1) - asked - KEY - VALUE
+    if room < 1:
+        raise ValueError(f"length must be at least {length + 1 - room}, for a needle in a haystack, got {length}")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = vocabulary.random(count, 1 + KEY + VALUE + room, generator)
+    first, needle, hay = drawn.split((1, KEY + VALUE, room), 1)
+    depths = torch.randint(room + 1, (count,), generator=generator).tolist()
+    stacks = [torch.cat((h[:at], k, h[at:])) for h, k, at in zip(hay, needle, depths, strict=True)]
+    framed = vocabulary.framed(torch.cat((torch.stack(stacks), needle[:, :-1]), 1), first)
+    ids = framed[:, : framed.shape[1] - len(vocabulary.after)]  # nothing may follow the last query
+    start = max(len(vocabulary.before), 1) + torch.tensor(depths)[:, None] + KEY
+    return Needles(ids, needle[:, KEY:], start + torch.arange(VALUE))
