@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from keyquery.capture.guard import put_back
 from keyquery.capture.hooks import Batch, entry
-from keyquery.capture.residual.terms import BIAS, Term, carried, parts
+from keyquery.capture.residual.terms import BIAS, carried, parts
 from keyquery.capture.residual.tracing import Attended, Entered, Trace, stem_of, traced
 from keyquery.capture.scores.pairs import ScoredPairs, watch_pairs
 from keyquery.capture.transformers_attention import configs_of
@@ -119,6 +119,3 @@ def features_of(
             raise ValueError(f"{name}: features cannot be followed from the input of its block to its queries and keys")
         out[feature] = through.float()
     return {**out, "other": tokens - sum(out.values(), torch.zeros(())), BIAS: torch.zeros_like(tokens)}
-
-
-__all__ = ["Recording", "Term", "features_of", "recording", "require_sum", "sources_of"]

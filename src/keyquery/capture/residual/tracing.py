@@ -31,9 +31,9 @@ INPUT = "input embedding"
 
 @dataclass(eq=False)
 class Attended:
-    """Attention weights of one layer, and its values with their expression."""
+    """Attention weights of one layer, and its values with their expression; batch and heads may be one dimension."""
 
-    weights: Float[Tensor, "batch heads n m"]
+    weights: Float[Tensor, "*batch_and_heads n m"]
     value: Tensor
     term: Term | None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from keyquery.capture.residual.kernels import Kernel, centred
@@ -47,12 +47,12 @@ class HeadScores:
         return self.names if self.bias is None else [*self.names, POSITION]
 
     def queries(self) -> Float[Tensor, "sources n r"]:
-        """Scaled and rotated queries of each source; kernels are concatenated."""
-        return torch.cat([kernel.queries(self.values, self.constant)[:, 0, 0] for kernel in self.kernels], -1)
+        """Scaled and rotated queries of each source; kernels are concatenated, in float64 for exact sums."""
+        return _joined([kernel.queries(self.values, self.constant) for kernel in self.kernels])
 
     def keys(self) -> Float[Tensor, "sources n r"]:
         """Rotated keys of each source."""
-        return torch.cat([kernel.keys(self.values, self.constant)[:, 0, 0] for kernel in self.kernels], -1)
+        return _joined([kernel.keys(self.values, self.constant) for kernel in self.kernels])
 
     def scores(self) -> Float[Tensor, "n n"]:
         """The scores of all pairs: the sum over sources on both sides."""
@@ -81,9 +81,8 @@ class HeadScores:
         """The table with the contents of i and j exchanged, at their offset and norms; and its mean over keys."""
         n = self.values.shape[2]
         query_token = self.values[:, :, i : i + 1].expand(-1, -1, n, -1)
-        as_queries = [kernel.queries(self.values, self.constant, at=i)[:, 0, 0] for kernel in self.kernels]
-        as_keys = [kernel.keys(query_token, self.constant)[:, 0, 0] for kernel in self.kernels]
-        queries, keys = torch.cat(as_queries, -1), torch.cat(as_keys, -1)
+        queries = _joined([kernel.queries(self.values, self.constant, at=i) for kernel in self.kernels])
+        keys = _joined([kernel.keys(query_token, self.constant) for kernel in self.kernels])
         mean = keys[:, seen].flatten(1) @ queries[:, seen].flatten(1).mT / int(seen.sum())
         return keys[:, j] @ queries[:, j].mT, mean
 
@@ -103,6 +102,10 @@ class HeadScores:
         scores = self.scores()
         scores = scores if softcap is None else softcap * (scores / softcap).tanh()
         return scores.masked_fill(~self.visible, -torch.inf).softmax(-1).nan_to_num()
+
+
+def _joined(vectors: list[Tensor]) -> Float64[Tensor, "sources n r"]:
+    return torch.cat([each[:, 0, 0] for each in vectors], -1).double()
 
 
 def _bordered(table: Float[Tensor, "sources sources"], value: float) -> Float[Tensor, "more more"]:
