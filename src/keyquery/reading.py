@@ -50,6 +50,7 @@ MODULES = {
     "survey": "keyquery.survey.reading",
     "time kernel": "keyquery.layers.time.reading",
     "transport": "keyquery.instruments.transport.transport",
+    "wiring": "keyquery.instruments.attribution.wiring",
 }
 
 

@@ -60,7 +60,7 @@ def test_a_bundled_model_is_attributed_from_its_path_with_its_most_attended_key(
     reading = kq.attribute(kq.models.DECODER, kq.models.LONG_TEXT, head="3.1", query=9, length=10)
     model, ids = LanguageModel.load(kq.models.DECODER), load_tokenizer(kq.models.DECODER)
     batch = next(text_batches(read_lines(kq.models.LONG_TEXT), ids, 10, 10))
-    (maps,) = [part for part in attention_maps(model, batch)[3:4]]
+    maps = attention_maps(model, batch)[3]
     assert reading.key == int(maps[0, 1, 9].argmax())
     assert reading.weight == pytest.approx(float(maps[0, 1, 9].max()), abs=1e-5)
     assert (reading.model["name"], len(reading.tokens)) == (kq.models.DECODER.name, 10)

@@ -22,7 +22,8 @@ def _twins(matrix):
     return torch.cat((matrix, -matrix), -1)
 
 
-def _circuit():
+def circuit():
+    """The model."""
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=WIDTH, n_layer=2, n_head=1, n_inner=4, attn_implementation="eager"
     )
@@ -49,24 +50,27 @@ def _circuit():
 
 
 def test_the_one_path_of_an_induction_circuit_is_found():
-    model = _circuit()
+    model = circuit()
     query = 8  # the second 4; what followed the first 4, at 2, is at 3
     reading = kq.attribute(model, inputs={"input_ids": IDS}, head="1.0", query=query, depth=2)
-    assert reading.key == 3 and reading.weight > 0.9
+    assert reading.key == 3
+    assert reading.weight > 0.9
     table = np.array(reading.table["raw"])
     path = reading.sources.index("token embedding"), reading.sources.index("0.0")
-    assert table[path] == pytest.approx(reading.score, rel=1e-5) and reading.score > 1
+    assert reading.score > 1
+    assert table[path] == pytest.approx(reading.score, rel=1e-5)
     table[path] = 0
     assert np.abs(table).max() < 1e-6 * reading.score
 
 
 def test_depth_two_follows_it_to_the_token_before():
-    model = _circuit()
+    model = circuit()
     reading = kq.attribute(model, inputs={"input_ids": IDS}, head="1.0", query=8, key=3, depth=2)
     [path] = [path for path in reading.paths if path["side"] == "key"]
     assert (path["source"], path["contribution"]) == ("0.0", pytest.approx(reading.score, rel=1e-5))
     step = path["steps"][0]
-    assert step["position"] == 2 and step["weight"] > 0.99
+    assert step["position"] == 2
+    assert step["weight"] > 0.99
     assert step["origins"][0]["source"] == "token embedding"
     assert step["origins"][0]["contribution"] == pytest.approx(path["contribution"], rel=1e-3)
     total = sum(step["contribution"] for step in path["steps"]) + path["rest"]
@@ -74,7 +78,7 @@ def test_depth_two_follows_it_to_the_token_before():
 
 
 def test_wiring_of_all_pairs_is_that_path():
-    reading = kq.attribute(_circuit(), inputs={"input_ids": IDS}, head="1.0")
+    reading = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0")
     assert reading.by_source("key")["0.0"] == pytest.approx(1, abs=1e-5)
     assert reading.by_source("query")["token embedding"] == pytest.approx(1, abs=1e-5)
     assert all(pair["key_source"] == "0.0" for pair in reading.pairs)

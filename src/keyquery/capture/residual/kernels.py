@@ -107,6 +107,10 @@ class Kernel:
         """The transposed map of `keys`, without its constant."""
         return self.key.transposed(self._back(gradient))
 
+    def rotated(self, pairs: ScoredPairs) -> tuple[Float[Tensor, "batch heads n r"], Float[Tensor, "batch heads n r"]]:
+        """The queries and keys of all sources together, as the model scores them."""
+        return self._rotated(pairs.query, self.positions), self._rotated(pairs.key, self.positions)
+
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         return x if self.layer.rope is None else self.layer.rope.rotate(x, positions.unsqueeze(-2))
 
