@@ -9,7 +9,7 @@ import typer
 
 from keyquery import models
 from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
-from keyquery.capture.load import load_model, pick_device
+from keyquery.capture.load import in_float32, load_model, pick_device
 from keyquery.checkpoints import read
 from keyquery.cli.options import DEVICE, Device, Ids, Output, default_of, writes
 from keyquery.instruments.attribution.attribution import attribute as attribute_head
@@ -89,7 +89,7 @@ def _running(
         raise ValueError("give --text or --ids, not both")
     path = source or str(models.DECODER)
     live, tokenizer = load_model(path)
-    live = live.float().to(pick_device(device))
+    live = in_float32(live).to(pick_device(device))
     shared = {"source": live, "tokenizer": tokenizer, "name": Path(path).name}
     if ids is None:
         return {**shared, "text": text or models.LONG_TEXT}

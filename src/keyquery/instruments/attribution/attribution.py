@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from keyquery.capture.batches import LENGTH
 from keyquery.capture.encoding import token_text
 from keyquery.capture.hooks import Batch
+from keyquery.capture.load import in_float32
 from keyquery.capture.residual.recording import recording
 from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
@@ -179,7 +180,7 @@ def attribute(
         check_unchanged(bare(source))
     prepared = data.prepare(bare(source) if live else source, progress or silent)
     assert prepared is not None
-    model = prepared.model if live else prepared.model.float()
+    model = prepared.model if live else in_float32(prepared.model)
     heads = read(model)
     target = Target.of(heads, head)
     batch = sequence_of(prepared.windows[length], sequence)

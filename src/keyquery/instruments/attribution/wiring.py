@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from keyquery.capture.batches import LENGTH, TOKENS
 from keyquery.capture.encoding import token_text
 from keyquery.capture.hooks import Batch
+from keyquery.capture.load import in_float32
 from keyquery.capture.residual.recording import recording
 from keyquery.capture.scores.on_data import rows_of
 from keyquery.checkpoints import Heads, Layer, read
@@ -152,7 +153,7 @@ def wiring(
     watching = progress or silent
     prepared = data.prepare(bare(source) if live else source, watching)
     assert prepared is not None
-    model = prepared.model if live else prepared.model.float()
+    model = prepared.model if live else in_float32(prepared.model)
     heads = read(model)
     groups = attention_layers(heads)
     batches = list(_in_memory(prepared.windows[length], heads))

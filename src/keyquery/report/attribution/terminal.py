@@ -12,6 +12,7 @@ from keyquery.report.attribution.wording import named, sentence
 from keyquery.report.kit.tables import columns_table
 
 ROWS = 8  # of a table
+PATHS, STEPS = 3, 2  # paths of depth 2, and tokens of each
 HEADS = 24  # heads of a wiring that are listed
 
 
@@ -19,12 +20,13 @@ def attribution_lines(reading: Attribution) -> list[Any]:
     """Why the head attends there, the largest sources of both sides, and paths at depth 2."""
     pair = reading.query is not None
     lines: list[Any] = [Text(sentence(reading), style="bold"), ""]
-    unit = "score relative to the mean visible key" if pair else "share of the score variance"
+    unit = "relative" if pair else "share"
     table = columns_table("query side", unit, Text("key side"), unit)
     sides = [list(reading.by_source(side).items())[:ROWS] for side in ("query", "key")]
     for (query, left), (key, right) in zip(*sides, strict=True):
         table.add_row(query, _number(left, pair), Text(key), _number(right, pair))
-    lines += [table, ""]
+    meaning = "relative: to the mean over the visible keys" if pair else "share: of the score variance"
+    lines += [table, Text(meaning, style="dim"), ""]
     largest = reading.records()[:ROWS]
     entries = columns_table("largest entries", *(["relative", "symmetric", "skew", "raw"] if pair else ["share"]))
     for row in largest:
@@ -39,14 +41,15 @@ def attribution_lines(reading: Attribution) -> list[Any]:
 
 def _paths(reading: Attribution) -> list[Any]:
     lines: list[Any] = ["Depth 2, raw contributions:"]
-    for path in reading.paths:
+    for path in sorted(reading.paths, key=lambda path: -abs(path["contribution"]))[:PATHS]:
         token = reading.query if path["side"] == "query" else reading.key
         lines.append(Text(f"{path['source']} wrote into the {path['side']} {named(reading, token)}: {_raw(path)}"))
-        for step in path["steps"]:
+        for step in path["steps"][:STEPS]:
             origins = ", ".join(f"{each['source']} {each['contribution']:+z.2f}" for each in step["origins"])
             where = f"from {named(reading, step['position'])}, attention {step['weight']:.0%}: {_raw(step)}"
             lines.append(Text(f"  {where} ({origins}, rest {step['rest']:+z.2f})"))
-        lines.append(Text(f"  rest {path['rest']:+z.2f}", style="dim"))
+        rest = path["contribution"] - sum(step["contribution"] for step in path["steps"][:STEPS])
+        lines.append(Text(f"  rest {rest:+z.2f}", style="dim"))
     return lines
 
 
@@ -72,13 +75,19 @@ def wiring_lines(reading: Wiring) -> list[Any]:
     lines: list[Any] = []
     if first is not None and first[0] > 0:
         side, source = _fed_by_head(first[2])
-        lines.append(Text(f"{first[1]} reads its {side} from {source}: {first[0]:.0%} of its score variance", style="bold"))
+        lines.append(
+            Text(f"{first[1]} reads its {side} from {source}: {first[0]:.0%} of its score variance", style="bold")
+        )
     counted = f"{reading.sequences} sequences, {reading.tokens} tokens"
     lines += [Text(f"{reading.model['name']}: shares of score variance by source, {counted}", style="dim"), ""]
     table = columns_table("head", Text("queries from"), Text("keys from"))
     for _, name, sides in rows[:HEADS]:
         table.add_row(name, *(Text(_listed(side)) for side in sides))
-    lines += [table, "", "Sources above their shuffled null, with 95 % intervals; shares sum to 1, and may be negative."]
+    lines += [
+        table,
+        "",
+        "Sources above their shuffled null, with 95 % intervals; shares sum to 1, and may be negative.",
+    ]
     if len(rows) > HEADS:
         lines.append(f"The {HEADS} of {len(rows)} heads most fed by one head; --csv or --json for all.")
     return [*lines, *(f"Note: {note}." for note in reading.notes)]
@@ -101,7 +110,9 @@ def _fed_by_head(sides: list[list[dict[str, Any]]]) -> tuple[str, str]:
 
 def _listed(side: list[dict[str, Any]], most: int = 3) -> str:
     clear = [row for row in side if row["clear"]][:most]
-    return ", ".join(f"{row['source']} {row['share']:.0%} ±{(row['high'] - row['low']) / 2:.0%}" for row in clear) or "–"
+    return (
+        ", ".join(f"{row['source']} {row['share']:.0%} ±{(row['high'] - row['low']) / 2:.0%}" for row in clear) or "–"
+    )
 
 
 def _number(value: float, pair: bool) -> str:
