@@ -39,12 +39,12 @@ class Wiring(Reading, kind="wiring"):
     """Shares of the variance of every head's scores by the source of its queries, and of its keys.
 
     `heads` hold, per side, `share` with its 95 % interval over sequences `low` to `high`, and `null`: the upper end of
-    that interval with the tokens of the source in random order; in the order of the `sources` of the head's layer.
+    that interval with the tokens of the source in random order, at least 0; in the order of the layer's `sources`.
     """
 
     units: ClassVar[Mapping[str, str]] = {
         "share": "covariance of the source's part with the score over visible pairs, of its variance; they sum to 1",
-        "null": "upper end of the 95 % interval of the share with the source's tokens in random order",
+        "null": "upper end of the 95 % interval of the share with the source's tokens in random order, at least 0",
         "relative": "what the source adds to a score, minus its mean over the visible keys",
     }
 
@@ -211,6 +211,7 @@ def _heads(label: str, layers: Sequence[Layer], sums: Sums) -> list[dict[str, An
         row: dict[str, Any] = {"name": f"{label}.{head}", "layer": label}
         for side, column in (("query", head), ("key", count + head)):
             own, half, null = share[0, :, column], width[0, :, column], (share + width)[1, :, column]
+            null = null.clamp(min=0)  # a negative share is never above its null
             ends = {"low": (own - half).tolist(), "high": (own + half).tolist(), "null": null.tolist()}
             row[side] = {"share": own.tolist(), **ends}
         rows.append(row)

@@ -34,7 +34,7 @@ def attribution_page(reading: Attribution) -> str:
         "key": reading.key,
         "units": dict(Attribution.units),
         "views": short(views, DIGITS),
-        "paths": short(list(reading.paths), DIGITS),
+        "paths": short(sorted(reading.paths, key=lambda path: -abs(path["contribution"])), DIGITS),
         "pairs": short(list(reading.pairs), DIGITS),
         "notes": list(reading.notes),
     }

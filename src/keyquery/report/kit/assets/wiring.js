@@ -126,8 +126,8 @@ function chosen() {
     : `${source} is ${percent(cell.share)} of the score variance of ${head.name} on the ${state.side} side, 95 % interval `
       + `${percent(cell.low)} to ${percent(cell.high)}; shuffled, at most ${percent(cell.null)}.`;
   put("chosen", el("h2", {}, `Head ${head.name}, ${state.side} side, ${source}`), el("p", {}, what),
-    shown ? [el("h3", {}, "Where it adds most, relative to the mean visible key: ",
-      el("span", { class: "chip q" }, "query"), " ", el("span", { class: "chip k" }, "key")), shown.pairs.map(example)]
+    shown ? el("div", {}, el("h3", {}, "Where it adds most, relative to the mean visible key: ",
+      el("span", { class: "chip q" }, "query"), " ", el("span", { class: "chip k" }, "key")), shown.pairs.map(example))
       : el("p", { class: "muted" }, "Examples are kept for the three largest sources of each head and side above their null."),
     el("div", { class: "sides" }, SIDES.map(sideTable)));
 }
