@@ -116,8 +116,10 @@ def _row(value: Any, row: int, real: Tensor | None) -> Any:
 
 def check_features(features: Any, tokens: int | None = None, width: int | None = None) -> None:
     """Require {name: (direction, activation)}, of the right sizes where they are known."""
-    if not isinstance(features, Mapping) or not features:
+    if not isinstance(features, Mapping):
         raise TypeError(f"features must map names to (direction, activation), got {type(features).__name__}")
+    if not features:
+        raise ValueError("features must hold at least one (direction, activation), got none")
     for name, feature in features.items():
         if not isinstance(feature, (tuple, list)) or len(feature) != 2:
             raise TypeError(f"features[{name!r}] must be a pair (direction, activation)")
