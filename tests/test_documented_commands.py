@@ -37,6 +37,12 @@ ELSEWHERE = {
     f"dask scheduler --protocol tls {TLS}": "tests/survey/test_cluster.py",
     f"dask worker tls://head:8786 {TLS} --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
     "keyquery survey models/* --out /shared/atlas --scheduler tls://head:8786": "tests/survey/test_cluster.py",
+    # On a real model, whose heads they name.
+    "keyquery roles smollm2.gguf": "bench/attribution.py",
+    "keyquery look smollm2.gguf --roles": "bench/attribution.py",
+    "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
+    "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
+    "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
     TOGETHER: "tests/studies/test_together.py",
 }
 SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned

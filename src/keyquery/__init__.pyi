@@ -17,6 +17,8 @@ from keyquery.estimators.transport.classifier import TransportClassifier as Tran
 from keyquery.estimators.vision_language.parser import VisualParser as VisualParser
 from keyquery.forms import Form as Form, Rope as Rope, ksvd as ksvd, monge_gap as monge_gap, nystrom as nystrom
 from keyquery.instruments.ablation.ablate import ablate as ablate
+from keyquery.instruments.attribution.attribution import attribute as attribute
+from keyquery.instruments.attribution.wiring import wiring as wiring
 from keyquery.instruments.causes.causes import causes as causes
 from keyquery.instruments.causes.explain import explain as explain
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence as Cooccurrence

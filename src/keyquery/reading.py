@@ -30,6 +30,7 @@ FORMER_KINDS = {"foretelling": "event evaluation", "leaning": "npt explanation",
 # The module of each kind's class, so that opening a file imports nothing else; plug-ins add theirs.
 MODULES = {
     "ablation": "keyquery.instruments.ablation.ablate",
+    "attribution": "keyquery.instruments.attribution.attribution",
     "causes": "keyquery.instruments.causes.causes",
     "comparison": "keyquery.instruments.look.compare",
     "depth": "keyquery.instruments.depth.depth",
@@ -50,6 +51,7 @@ MODULES = {
     "survey": "keyquery.survey.reading",
     "time kernel": "keyquery.layers.time.reading",
     "transport": "keyquery.instruments.transport.transport",
+    "wiring": "keyquery.instruments.attribution.wiring",
 }
 
 

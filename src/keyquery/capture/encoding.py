@@ -27,3 +27,13 @@ def special_tokens(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
             at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
             return whole[:at], whole[at + len(bare) :]
     raise ValueError("the tokenizer gives no tokens for the text")
+
+
+def token_text(number: int, tokenizer: Any) -> str:
+    """The text of a token, or its id without a tokenizer.
+
+    >>> token_text(5, None)
+    '#5'
+    """
+    text = tokenizer.decode([number]) if hasattr(tokenizer, "decode") else ""
+    return text if text and "\ufffd" not in text else f"#{number}"

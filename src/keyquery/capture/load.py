@@ -94,6 +94,17 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
         return model, _tokenizer(transformers, path, options)
 
 
+def in_float32(model: nn.Module) -> nn.Module:
+    """The model in float32, converted in place where its weights are of half precision.
+
+    >>> next(in_float32(torch.nn.Linear(2, 2).half()).parameters()).dtype
+    torch.float32
+    """
+    halves = (torch.float16, torch.bfloat16)
+    # Models from .gguf files refuse a conversion that would change nothing.
+    return model.float() if any(weight.dtype in halves for weight in model.parameters()) else model
+
+
 def load_processor(source: str | Path) -> Any:
     """The processor or tokenizer of a model folder; None if there is none.
 

@@ -14,6 +14,7 @@ import typer
 
 from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
+from keyquery.cli.attribution import attribute, wiring
 from keyquery.cli.causes import causes
 from keyquery.cli.depth import depth
 from keyquery.cli.flow import flow
@@ -42,6 +43,8 @@ app.command()(survey)
 app.command()(dial)
 app.command()(ablate)
 app.command()(roles)
+app.command()(attribute)
+app.command()(wiring)
 app.command()(causes)
 app.command()(flow)
 app.command()(rerank)

@@ -49,6 +49,16 @@ DISPLAYS: dict[str, Display] = {
         terminal=f"{REPORT}.ablation.terminal:ablation_lines",
         figures={"map": f"{REPORT}.ablation.figure:ablation_map"},
     ),
+    "attribution": Display(
+        terminal=f"{REPORT}.attribution.terminal:attribution_lines",
+        figures={"map": f"{REPORT}.attribution.figure:attribution_map"},
+        page=f"{REPORT}.attribution.page:attribution_page",
+    ),
+    "wiring": Display(
+        terminal=f"{REPORT}.attribution.terminal:wiring_lines",
+        figures={"map": f"{REPORT}.attribution.figure:wiring_map"},
+        page=f"{REPORT}.attribution.page:wiring_page",
+    ),
     "dial effect": Display(terminal=f"{REPORT}.ablation.terminal:dial_effect_lines"),
     "causes": Display(
         terminal=f"{REPORT}.causes.terminal:causes_lines",

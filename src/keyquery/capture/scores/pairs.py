@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from keyquery.capture.attention_stream import unmasked
 from keyquery.capture.guard import temporarily
 from keyquery.capture.hooks import Batch, entry, has_two_sides, mask_for, masks_of, watch
-from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints import Layer
 from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 
@@ -36,7 +36,7 @@ Hear = Callable[[Layer, ScoredPairs], None]
 
 
 @contextmanager
-def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable[[Batch], Any]]:
+def watch_pairs(model: nn.Module, heads: Iterable[Layer], hear: Hear) -> Iterator[Callable[[Batch], Any]]:
     """Context whose function runs a batch; `hear` gets every call of every self-attention layer.
 
     Visible pairs follow the mask that the model passes to the layer (causal, sliding window, padding, packed sequences,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.capture import Batch, queries_and_keys
+from keyquery.capture.encoding import token_text
 from keyquery.capture.scores.position_means import PositionMeans
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.parts import PARTS, score_parts
@@ -61,7 +62,7 @@ def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, t
         # A block shared by several layers has seen the tokens several times: keep the first.
         if query.shape[-2] % len(ids) == 0:
             projected[index] = (query[..., : len(ids), :], key[..., : len(ids), :])
-    return Sample([_text(number, tokenizer) for number in ids], projected, _notes(heads.config, len(ids)))
+    return Sample([token_text(number, tokenizer) for number in ids], projected, _notes(heads.config, len(ids)))
 
 
 def _first(batches: Sequence[Batch], count: int) -> Batch | None:
@@ -90,9 +91,3 @@ def _notes(config: Mapping[str, Any], tokens: int) -> list[str]:
         "some layers have a sliding window of fewer tokens": any(window < tokens for window in windows),
     }
     return [note for note, holds in conditions.items() if holds]
-
-
-def _text(number: int, tokenizer: Any) -> str:
-    """The text of a token, or its id without a tokenizer."""
-    text = tokenizer.decode([number]) if hasattr(tokenizer, "decode") else ""
-    return text if text and "\ufffd" not in text else f"#{number}"

@@ -1,0 +1,1 @@
+"""Which writes into the residual stream make a head attend where it does."""

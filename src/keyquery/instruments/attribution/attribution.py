@@ -1,0 +1,270 @@
+"""`attribute`: why a head attends from one token to another, as a table of sources that sums to its score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from keyquery.capture.batches import LENGTH
+from keyquery.capture.encoding import token_text
+from keyquery.capture.hooks import Batch
+from keyquery.capture.load import in_float32
+from keyquery.capture.residual.recording import recording
+from keyquery.checkpoints import read
+from keyquery.checkpoints.sources import bare
+from keyquery.instruments.attribution.paths import unfolded
+from keyquery.instruments.attribution.table import HeadScores
+from keyquery.instruments.attribution.target import Features, Target, check_features, sequence_of
+from keyquery.instruments.look.data import Data
+from keyquery.reading import Reading, digests, provenance, short
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress, silent
+from keyquery.surgery.rewriting.attach import check_unchanged
+
+DIGITS = 8  # significant digits kept of an entry
+PAIRS = 10  # pairs of tokens that are listed
+VIEWS = ("relative", "raw", "symmetric", "raw_symmetric", "share")
+SIDES = ("query", "key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution(Reading, kind="attribution"):
+    """The score of one head by source on the query side and on the key side.
+
+    Of one pair of tokens, `table` holds "raw", which sums to the model's score, "relative" to the mean over the visible
+    keys, which is what softmax sees, and the symmetric part of each; of all pairs, "share" of the score variance.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "raw": "scaled score before a soft-cap; entries sum to the model's own",
+        "relative": "raw minus its mean over the visible keys of the query",
+        "symmetric": "part of relative that stays when the contents of query and key token change places",
+        "raw_symmetric": "the same of raw; skew is what remains",
+        "share": "covariance with the score over the visible pairs, of its variance; they sum to 1",
+        "contribution": "raw",
+    }
+
+    model: Mapping[str, Any]
+    head: str
+    tokens: Sequence[str]
+    sources: Sequence[str]
+    table: Mapping[str, Any]
+    query: int | None = None
+    key: int | None = None
+    weight: float | None = None  # attention of the query to the key
+    pairs: Sequence[Mapping[str, Any]] = ()  # of the text, those with the largest relative scores
+    paths: Sequence[Mapping[str, Any]] = ()  # with depth 2
+    notes: Sequence[str] = field(default_factory=list)
+
+    @property
+    def score(self) -> float | None:
+        """The model's score of the pair: the sum of all raw entries."""
+        return float(np.sum(self.table["raw"])) if "raw" in self.table else None
+
+    def by_source(self, side: str, view: str | None = None) -> dict[str, float]:
+        """Entries summed over the other side, largest magnitude first.
+
+        >>> model = kq.Decoder(8, depth=2, heads=2).eval()
+        >>> reading = kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="1.0", query=4, key=2)
+        >>> abs(sum(reading.by_source("key", "raw").values()) - reading.score) < 1e-6
+        True
+        """
+        check_choice("side", side, SIDES)
+        view = view or next(name for name in ("relative", "share") if name in self.table)
+        check_choice("view", view, tuple(self.table))
+        sums = np.asarray(self.table[view]).sum(1 if side == "query" else 0)
+        order = np.argsort(-np.abs(sums), kind="stable")
+        return {self.sources[index]: float(sums[index]) for index in order}
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per query-side and key-side source, largest first."""
+        tables = {name: np.asarray(values) for name, values in self.table.items()}
+        for view, symmetric in (("relative", "symmetric"), ("raw", "raw_symmetric")):
+            if view in tables:
+                tables["skew" if view == "relative" else "raw_skew"] = tables[view] - tables[symmetric]
+        main = tables.get("relative", tables.get("share"))
+        order = np.dstack(np.unravel_index(np.argsort(-np.abs(main), axis=None), main.shape))[0]
+        return [
+            {
+                "query_source": self.sources[a],
+                "key_source": self.sources[b],
+                **{name: float(values[a, b]) for name, values in tables.items()},
+            }
+            for a, b in order
+        ]
+
+    def __repr__(self) -> str:
+        where = "all pairs" if self.query is None else f"{self.query} to {self.key}"
+        return f"Attribution({self.model['name']}: {self.head}, {where}, {len(self.sources)} sources)"
+
+
+def attribute(
+    source: str | Path | nn.Module,
+    text: str | Path | None = None,
+    *,
+    head: str | tuple[int, int],
+    query: int | None = None,
+    key: int | None = None,
+    inputs: Batch | Iterable[Batch] | None = None,
+    depth: int = 1,
+    features: Features | None = None,
+    sequence: int = 0,
+    length: int = LENGTH,
+    tokenizer: Any = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Attribution:
+    """Attribute the score of a head to what the model wrote into the residual stream.
+
+    The residual stream is a sum of writes: embeddings, every earlier head, every MLP, biases. With the norms frozen at
+    their recorded values, the score of query i and key j is
+
+        s(i, j) = Σ_a Σ_b w_a(i)ᵀ M(Δ) w_b(j),
+
+    one entry for each pair of a query-side source a and a key-side source b.
+
+    Parameters
+    ----------
+    source
+        A folder, a .gguf file or a live model.
+    text, inputs
+        A text file, one sequence per line, or batches of input tensors.
+    head
+        "LAYER.HEAD", or a pair.
+    query, key
+        Positions of the query and the key token. Default: all pairs of the sequence; with `query` alone, the key that
+        it attends to most.
+    depth
+        With 2, sources that are heads are followed along their own attention. Default: 1.
+    features
+        {name: (direction (d,), activation (n,))} in the input of the head's block, such as probes or SAE features: they
+        are the sources then, and the rest is "other". Default: none.
+    sequence, length
+        Which sequence of the data; `text` is cut into windows of `length` tokens. Default: 0 and 128.
+    tokenizer, name, progress
+        For `text`; name of the model; progress bars. Default: those stored with the model, and none.
+
+    Returns
+    -------
+    Attribution
+        The table, its largest pairs of tokens and, at depth 2, paths.
+
+    Raises
+    ------
+    ValueError
+        If the head or a position does not exist, the key is not visible to the query, or a norm cannot be frozen.
+
+    Examples
+    --------
+    >>> model = kq.Decoder(8, depth=2, heads=2).eval()
+    >>> reading = kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="1.0", query=4, key=2)
+    >>> list(reading.sources)
+    ['input embedding', '0.0', '0.1', 'mlp 0', 'bias']
+
+    See Also
+    --------
+    wiring : The same for every head, as shares of score variance over a text.
+    """
+    _check(query, key, depth, features, sequence)
+    data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=(sequence + 1) * length)
+    if text is None and inputs is None:
+        raise ValueError("pass text or inputs: a head attends on data only")
+    live = isinstance(source, nn.Module)
+    if live:
+        check_unchanged(bare(source))
+    prepared = data.prepare(bare(source) if live else source, progress or silent)
+    assert prepared is not None
+    model = prepared.model if live else in_float32(prepared.model)
+    heads = read(model)
+    target = Target.of(heads, head)
+    batch = sequence_of(prepared.windows[length], sequence)
+    with recording(model, heads, target.layers, patterns=True) as run:
+        record = run(batch)
+    scores = target.scores(record, heads, features)
+    pair = _pair(scores, target, query, key)
+    tables = {"share": scores.shares()} if pair is None else scores.pair(*pair)
+    weights = scores.weights(target.layers[0].softcap)
+    paths = unfolded(record, target, scores, pair, tables["relative"]) if pair and depth == 2 else []
+    return Attribution(
+        model=heads.model | ({"name": name or Path(str(source)).name} if name or not live else {}),
+        head=target.name,
+        tokens=_tokens(batch, len(weights), prepared.tokenizer),
+        sources=scores.sources,
+        table={view: short(table.tolist(), DIGITS) for view, table in tables.items()},
+        query=None if pair is None else pair[0],
+        key=None if pair is None else pair[1],
+        weight=None if pair is None else float(weights[pair]),
+        pairs=_largest(scores, weights),
+        paths=short(paths, DIGITS),
+        notes=list(dict.fromkeys(note for layer in target.layers for note in layer.notes)),
+        provenance=provenance(
+            text=prepared.origin, sequence=sequence, length=length, tensors=digests(model.state_dict())
+        ),
+    )
+
+
+def _check(query: Any, key: Any, depth: Any, features: Any, sequence: Any) -> None:
+    for name, value in (("query", query), ("key", key)):
+        check_count(name, value, least=0, optional=True)
+    if key is not None and query is None:
+        raise ValueError("key needs query: the token that attends to it")
+    check_count("depth", depth, 1, 2)
+    check_count("sequence", sequence, least=0)
+    if depth == 2 and query is None:
+        raise ValueError("depth 2 follows one pair of tokens: pass query and key")
+    if features is not None:
+        check_features(features)
+        if depth == 2:
+            raise ValueError("depth 2 unfolds heads, and with features the sources are features: pass one of both")
+
+
+def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None) -> tuple[int, int] | None:
+    if query is None:
+        return None
+    last = len(scores.visible) - 1
+    for name, value in (("query", query), ("key", key)):
+        check_count(name, value, 0, last, optional=True)
+    if key is None:
+        key = int(scores.weights(target.layers[0].softcap)[query].argmax())
+    if not scores.visible[query, key]:
+        why = "it comes after the query" if key > query else "it is outside of the window"
+        raise ValueError(f"key {key} is not visible to query {query} in {target.name}: {why}")
+    return query, key
+
+
+def _tokens(batch: Batch, n: int, tokenizer: Any) -> list[str]:
+    ids = next((t for name in ("input_ids", "decoder_input_ids") if isinstance(t := batch.get(name), Tensor)), None)
+    if ids is None or ids.shape[-1] != n:
+        return [str(position) for position in range(n)]
+    return [token_text(number, tokenizer) for number in ids[0].tolist()]
+
+
+def _largest(scores: HeadScores, weights: Tensor) -> list[dict[str, Any]]:
+    """The pairs with the largest relative scores, and the key-side source that adds most to each."""
+    queries, keys, seen = scores.queries().sum(0), scores.keys(), scores.visible
+    total = scores.scores()
+    relative = total - (total * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
+    order = relative.masked_fill(~seen, -torch.inf).flatten().argsort(descending=True)[:PAIRS].tolist()
+    out = []
+    for i, j in (divmod(index, len(seen)) for index in order):
+        if not seen[i, j]:
+            continue
+        by_source = (keys[:, j] - keys[:, seen[i]].mean(1)) @ queries[i]
+        top = int(by_source.argmax())
+        out.append(
+            {
+                "query": i,
+                "key": j,
+                "relative": float(relative[i, j]),
+                "weight": float(weights[i, j]),
+                "key_source": scores.names[top],
+                "from_source": float(by_source[top]),
+            }
+        )
+    return out

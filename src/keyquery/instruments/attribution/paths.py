@@ -1,0 +1,93 @@
+"""Depth 2: what a head wrote into a token, by the tokens that it attended to and what stood there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.capture.residual.recording import Recording
+from keyquery.capture.residual.terms import HeadWrites, parts, pulled
+from keyquery.instruments.attribution.table import HeadScores
+from keyquery.instruments.attribution.target import Target
+
+SOURCES = 3  # heads that are unfolded on each side
+POSITIONS = 3  # tokens that are listed of each
+ORIGINS = 3  # sources that are listed of each token
+
+
+def unfolded(
+    record: Recording, target: Target, scores: HeadScores, pair: tuple[int, int], relative: Float[Tensor, "s s"]
+) -> list[dict[str, Any]]:
+    """The largest sources on each side that are heads, along their attention."""
+    out = []
+    for side, dim in (("query", 1), ("key", 0)):
+        sizes = relative.sum(dim).abs()
+        largest = [scores.sources[index] for index in sizes.argsort(descending=True).tolist()]
+        functionals = _functionals(record, target, scores, pair, side)
+        heads = [name for name in largest if name in functionals][:SOURCES]
+        out += [_unfold(record, pair[side == "key"], side, name, functionals[name]) for name in heads]
+    return out
+
+
+def _functionals(
+    record: Recording, target: Target, scores: HeadScores, pair: tuple[int, int], side: str
+) -> dict[str, tuple[HeadWrites, Float[Tensor, " d"]]]:
+    """For every head that writes into the query (or key) token: u with u·write = its part of the score."""
+    token = pair[side == "key"]
+    other = (scores.keys() if side == "query" else scores.queries()).sum(0)[pair[side == "query"]]
+    total, used = torch.zeros_like(scores.values[0]), 0
+    for kernel in scores.kernels:
+        width = kernel.key.weight.shape[-2]
+        gradient = torch.zeros(1, 1, len(scores.visible), width, device=total.device)
+        gradient[0, 0, token] = other[used : used + width].float()
+        total = total + (kernel.from_queries if side == "query" else kernel.from_keys)(gradient)[0]
+        used += width
+    out: dict[str, tuple[HeadWrites, Tensor]] = {}
+    term = record.of(target.layers[0]).term
+    assert term is not None
+    for write, gradient in pulled(term, total[None]):
+        if isinstance(write, HeadWrites) and write.label in record.attended:
+            functional = gradient[0].reshape(-1, gradient.shape[-1])[token]
+            for head in range(write.heads):
+                out[f"{write.label}.{head}"] = (write, functional)
+    return out
+
+
+def _unfold(record: Recording, token: int, side: str, name: str, through: tuple[HeadWrites, Tensor]) -> dict[str, Any]:
+    write, functional = through
+    head, attended = int(name.rpartition(".")[2]), record.attended[write.label]
+    weight = write.weight.unflatten(-1, (write.heads, -1))[:, head].float()
+    context = write.context.reshape(-1, write.context.shape[-1])[token].unflatten(-1, (write.heads, -1))[head]
+    read = weight.mT @ functional.float()  # the score of a value vector of this head
+    pattern = attended.weights.reshape(write.heads, *attended.weights.shape[-2:])[head, token].float()
+    whole = float(read @ context.float())
+    steps = [] if attended.term is None else _steps(parts(attended.term), read, pattern, head, write.heads)
+    rest = whole - sum(step["contribution"] for step in steps)
+    return {"side": side, "source": name, "contribution": whole, "steps": steps, "rest": rest}
+
+
+def _steps(
+    values: Mapping[str, Tensor], read: Float[Tensor, " r"], pattern: Float[Tensor, " n"], head: int, heads: int
+) -> list[dict[str, Any]]:
+    """The tokens that a head moved most from, with the sources that its values there consist of."""
+    own = [_of_head(value, head, heads, len(pattern))[:, : len(read)] for value in values.values()]
+    table = pattern * (torch.stack(own) @ read)  # sources by tokens
+    names, steps = list(values), []
+    for position in table.sum(0).abs().argsort(descending=True)[:POSITIONS].tolist():
+        column = table[:, position]
+        largest = column.abs().argsort(descending=True)[:ORIGINS].tolist()
+        origins = [{"source": names[index], "contribution": float(column[index])} for index in largest]
+        step = {"position": position, "weight": float(pattern[position]), "contribution": float(column.sum())}
+        rest = step["contribution"] - sum(float(column[index]) for index in largest)
+        steps.append({**step, "origins": origins, "rest": rest})
+    return steps
+
+
+def _of_head(value: Tensor, head: int, heads: int, tokens: int) -> Float[Tensor, "n r"]:
+    """The values of one query head, also where several share them."""
+    by_head = value.reshape(-1, tokens, value.shape[-1])
+    return by_head[head * len(by_head) // heads].float()

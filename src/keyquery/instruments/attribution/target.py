@@ -1,0 +1,127 @@
+"""The head and the sequence that are attributed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyquery.capture.hooks import Batch
+from keyquery.capture.residual.kernels import Kernel, position_bias
+from keyquery.capture.residual.recording import Recording, features_of, sources_of
+from keyquery.capture.residual.tracing import stem_of
+from keyquery.checkpoints import Heads, Layer
+from keyquery.instruments.attribution.table import HeadScores
+from keyquery.support.checks import check_float
+from keyquery.surgery.selection import select
+
+Features = Mapping[str, tuple[Tensor, Tensor]]
+SAME = 1e-3  # difference of attention weights above which scores are not the model's
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One head: its number, the kernels that its score is the sum of, and its name."""
+
+    layers: Sequence[Layer]
+    head: int
+
+    @property
+    def name(self) -> str:
+        """LAYER.HEAD, as sources are named."""
+        return f"{stem_of(self.layers[0])}.{self.head}"
+
+    @classmethod
+    def of(cls, heads: Heads, head: str | tuple[int, int]) -> Target:
+        """The head that a string or a pair names; raises if there is none."""
+        groups = attention_layers(heads)
+        if isinstance(head, str) and head.strip().rpartition(".")[0] in groups:
+            stem, _, number = head.strip().rpartition(".")
+            head = (groups[stem][-1].index, int(number)) if number.isdecimal() else head
+        known = {layers[-1].index: range(layers[-1].heads) for layers in groups.values()}
+        chosen = [
+            (index, number) for index, numbers in select(head, known, heads.labels()).items() for number in numbers
+        ]
+        if len(chosen) != 1:
+            raise ValueError(f'head must name one head, such as "3.1", got {head!r}')
+        index, number = chosen[0]
+        return cls(groups[stem_of(heads[index])], number)
+
+    def scores(self, record: Recording, heads: Heads, features: Features | None = None) -> HeadScores:
+        """The scores of the head by source, on a run of one sequence."""
+        first = self.layers[0]
+        entered, pairs = record.of(first), record.pairs[first.index]
+        tokens = entered.tokens.float()
+        if features is None:
+            sources = sources_of(entered, first.name)
+        else:
+            check_features(features, *tokens.shape[1:])
+            sources = features_of(entered, features, first.name)
+        kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], self.head) for layer in self.layers]
+        visible = pairs.visible[0, self.head if pairs.visible.shape[1] > 1 else 0]
+        bias = position_bias(heads, first, pairs.positions)
+        scores = HeadScores.of(sources, kernels, visible, None if bias is None else bias[0, self.head])
+        self._check(scores, record)
+        return scores
+
+    def _check(self, scores: HeadScores, record: Recording) -> None:
+        """Raise if the scores do not give the attention weights of the model."""
+        attended = record.weights(self.layers[0])
+        if attended is None:
+            return
+        n = len(scores.visible)
+        own = attended.weights.reshape(1, -1, n, n)[0, self.head].double()
+        own = own / own.sum(-1, keepdim=True).clamp(min=1e-30)  # without the share of a learned sink
+        difference = (own - scores.weights(self.layers[0].softcap)).abs()
+        if float(difference[scores.visible.any(-1)].max()) > SAME and attended.value.dtype == torch.float32:
+            raise ValueError(f"{self.layers[0].name}: the scores read from its weights are not those of the model")
+
+
+def attention_layers(heads: Heads) -> dict[str, list[Layer]]:
+    """Self-attention layers by the label of their module; the two kernels of an MLA layer are together."""
+    groups: dict[str, list[Layer]] = {}
+    for layer in heads:
+        if layer.kind == "self":
+            groups.setdefault(stem_of(layer), []).append(layer)
+    if not groups:
+        raise ValueError("the model has no self-attention layer")
+    return groups
+
+
+def sequence_of(batches: Sequence[Batch], number: int) -> Batch:
+    """One sequence of the data without its padding, as a batch."""
+    before = 0
+    for batch in batches:
+        ids = next((t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1), None)
+        if ids is None:
+            raise ValueError("inputs must hold tensors (batch, tokens, …)")
+        if number < before + len(ids):
+            row = number - before
+            mask = batch.get("attention_mask")
+            real = mask[row].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+            return {name: _row(value, row, real) for name, value in batch.items()}
+        before += len(ids)
+    raise ValueError(f"sequence must be between 0 and {before - 1}, got {number}")
+
+
+def _row(value: Any, row: int, real: Tensor | None) -> Any:
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    own = value[row]
+    return (own[real] if real is not None and own.ndim and len(own) == len(real) else own).unsqueeze(0)
+
+
+def check_features(features: Any, tokens: int | None = None, width: int | None = None) -> None:
+    """Require {name: (direction, activation)}, of the right sizes where they are known."""
+    if not isinstance(features, Mapping):
+        raise TypeError(f"features must map names to (direction, activation), got {type(features).__name__}")
+    if not features:
+        raise ValueError("features must hold at least one (direction, activation), got none")
+    for name, feature in features.items():
+        if not isinstance(feature, (tuple, list)) or len(feature) != 2:
+            raise TypeError(f"features[{name!r}] must be a pair (direction, activation)")
+        for what, axis, size, tensor in zip(("direction", "activation"), "dn", (width, tokens), feature, strict=True):
+            check_float(f"features[{name!r}] {what}", tensor, axis, **({} if size is None else {axis: size}))

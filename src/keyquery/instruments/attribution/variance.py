@@ -1,0 +1,196 @@
+"""Shares of the variance of every head's scores by source, streamed over sequences.
+
+For the key side, with s′ the scores minus their mean over the visible keys of each query,
+
+    Σ_ij s′_ij (q_i · k_b(j)) = Σ_j u_j · w_b(j),     u_j = Kᵀ Σ_i s′_ij q_i,
+
+so that one vector u per head and token, pulled back to the residual stream, serves all sources: no pair of tokens is
+looked at once per source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from keyquery.capture.residual.kernels import Kernel, centred, position_bias
+from keyquery.capture.residual.recording import Recording
+from keyquery.capture.residual.terms import BIAS, HeadWrites, Write, pulled
+from keyquery.checkpoints import Heads, Layer
+from keyquery.instruments.attribution.table import POSITION
+
+WHOLE = 1e-3  # relative error up to which the shares of all sources sum to 1
+
+
+@dataclass(eq=False)
+class Sums:
+    """Sums over sequences of the products x of each source with the scores, and of the scores' squares y."""
+
+    sources: list[str]
+    x: Float64[Tensor, "2 sources side_heads"]  # of the sources, and of shuffled ones
+    xx: Float64[Tensor, "2 sources side_heads"]
+    xy: Float64[Tensor, "2 sources side_heads"]
+    y: Float64[Tensor, " side_heads"]
+    yy: Float64[Tensor, " side_heads"]
+    sequences: int = 0
+
+    def add(self, x: Float64[Tensor, "2 sources batch side_heads"], y: Float64[Tensor, "batch side_heads"]) -> None:
+        """Add sequences."""
+        self.x += x.sum(2)
+        self.xx += x.square().sum(2)
+        self.xy += (x * y).sum(2)
+        self.y += y.sum(0)
+        self.yy += y.square().sum(0)
+        self.sequences += len(y)
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Σx/Σy of sources and shuffled sources, (2, sources, query and key heads), with standard errors."""
+        m, total = self.sequences, self.y.clamp(min=1e-300)
+        share = self.x / total
+        squares = (self.xx - 2 * share * self.xy + share.square() * self.yy).clamp(min=0)
+        return share, (squares * m / max(m - 1, 1)).sqrt() / total
+
+
+class Written:
+    """All writes of one run in one tensor, so that a layer's products with them are one product of matrices."""
+
+    def __init__(self, capacity: int) -> None:
+        self._rows: dict[int, tuple[list[str], range]] = {}
+        self._writes: list[Write | HeadWrites] = []  # kept, so that their ids stay theirs
+        self._values = torch.empty(0)
+        self._capacity, self._count = capacity, 0
+
+    def rows(self, write: Write | HeadWrites, shape: torch.Size) -> tuple[list[str], range]:
+        """The names and rows of a write, which has the shape (batch, n, d) or broadcasts to it."""
+        if id(write) not in self._rows:
+            parts = write.parts()
+            if self._values.numel() == 0:
+                self._values = torch.empty(self._capacity, shape[0], shape[1:].numel(), device=write_device(write))
+            rows = range(self._count, self._count + len(parts))
+            for row, part in zip(rows, parts.values(), strict=True):
+                same = part.numel() == shape.numel()  # or its tokens are flattened
+                self._values[row] = (part.reshape(shape) if same else part.broadcast_to(shape)).flatten(1)
+            self._rows[id(write)] = list(parts), rows
+            self._writes.append(write)
+            self._count = rows.stop
+        return self._rows[id(write)]
+
+    def products(self, rows: list[int], u: Float[Tensor, "vectors batch nd"]) -> Float64[Tensor, "rows batch vectors"]:
+        """Σ_j u_j·w(j) of some rows, per sequence."""
+        whole = sorted(rows) == list(range(len(rows)))
+        values = self._values[: len(rows)] if whole else self._values[rows]
+        out = torch.stack([values[:, b] @ u[:, b].mT for b in range(u.shape[1])], 1).double()
+        return out[rows] if whole else out
+
+
+def write_device(write: Write | HeadWrites) -> torch.device:
+    """Where the values of a write are."""
+    return write.value.device if isinstance(write, Write) else write.context.device
+
+
+@dataclass(eq=False)
+class WiringSums:
+    """The sums of all layers, by the label of their attention module."""
+
+    generator: torch.Generator
+    layers: dict[str, Sums] = field(default_factory=dict)
+
+    def add(self, record: Recording, heads: Heads, groups: Mapping[str, Sequence[Layer]]) -> None:
+        """Add the sequences of one run."""
+        written = Written(capacity_of(heads))
+        for label, layers in groups.items():
+            names, x, y = self._layer(record, heads, layers, written)
+            if label not in self.layers:
+                empty = [torch.zeros(2, len(names), y.shape[-1], dtype=torch.float64) for _ in range(3)]
+                self.layers[label] = Sums(names, *empty, torch.zeros_like(y[0]), torch.zeros_like(y[0]))
+            if self.layers[label].sources != names:
+                raise ValueError(f"layer {label}: the sources differ from batch to batch")
+            self.layers[label].add(x, y)
+
+    def _layer(
+        self, record: Recording, heads: Heads, layers: Sequence[Layer], written: Written
+    ) -> tuple[list[str], Float64[Tensor, "2 sources batch side_heads"], Float64[Tensor, "batch side_heads"]]:
+        first = layers[0]
+        entered, pairs = record.of(first), record.pairs[first.index]
+        kernels = [Kernel.of(layer, entered.tokens.float(), record.pairs[layer.index]) for layer in layers]
+        queries, keys = zip(*(kernel.rotated(record.pairs[kernel.layer.index]) for kernel in kernels), strict=True)
+        bias = position_bias(heads, first, pairs.positions)
+        scores = sum((q @ k.mT for q, k in zip(queries, keys, strict=True)), torch.zeros(()))
+        scores = centred(scores if bias is None else scores + bias.float(), pairs.visible)
+        y = scores.square().sum((-2, -1)).double().repeat(1, 2)
+        to_queries, to_keys = [scores @ key for key in keys], [scores.mT @ query for query in queries]
+        u = _to_input(kernels, to_queries, to_keys)
+        assert entered.term is not None
+        products = self._products(list(pulled(entered.term, u)), pairs.real, written)
+        constants = _constants(kernels, to_queries, to_keys)
+        products[BIAS] = products.get(BIAS, 0) + torch.stack((constants, constants))
+        if bias is not None:
+            own = (scores * bias).sum((-2, -1)).double().repeat(1, 2)
+            products[POSITION] = torch.stack((own, torch.zeros_like(own)))
+        x, y = torch.stack(list(products.values()), 1).cpu(), y.cpu()
+        if not ((x[0].sum(0) - y).abs() <= WHOLE * y.amax()).all():
+            raise ValueError(f"{first.name}: the writes found do not add up to its scores")
+        return list(products), x, y
+
+    def _products(
+        self, leaves: Sequence[tuple[Write | HeadWrites, Tensor]], real: Bool[Tensor, "batch n"], written: Written
+    ) -> dict[str, Float64[Tensor, "2 batch side_heads"]]:
+        """Products with each source, and with the real tokens of its writes in random order, by its name."""
+        groups: dict[int, list[tuple[Write | HeadWrites, Tensor]]] = {}
+        for write, u in leaves:  # writes into the same stream share their vectors
+            groups.setdefault(id(u), []).append((write, u))
+        orders = [_order(row, self.generator) for row in real]
+        products: dict[str, Tensor] = {}
+        for group in groups.values():
+            u = group[0][1].unflatten(1, real.shape) if group[0][1].ndim == 3 else group[0][1]
+            shuffled = torch.stack([u[:, row].index_select(1, order) for row, order in enumerate(orders)], 1)
+            both = torch.cat((u, shuffled)).flatten(2)
+            names, rows = [], []
+            for write, _ in group:
+                own, places = written.rows(write, u.shape[1:])
+                names += own
+                rows += places
+            values = written.products(rows, both).unflatten(-1, (2, -1)).movedim(2, 1)
+            for name, value in zip(names, values, strict=True):
+                products[name] = products[name] + value if name in products else value
+        return products
+
+
+def capacity_of(heads: Heads) -> int:
+    """At least the number of writes into a residual stream: heads, MLPs, biases and embeddings."""
+    return sum(layer.heads + 4 for layer in heads) + 8
+
+
+def _order(real: Bool[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+    """A random order of the real tokens; padding stays."""
+    order, places = torch.arange(len(real), device=real.device), real.nonzero().flatten()
+    order[places] = places[torch.randperm(len(places), generator=generator).to(real.device)]
+    return order
+
+
+def _to_input(
+    kernels: Sequence[Kernel], to_queries: Sequence[Tensor], to_keys: Sequence[Tensor]
+) -> Float[Tensor, "side_heads batch n d"]:
+    """Vectors of queries and of keys, pulled back to the input of the layer."""
+    sides = (
+        [kernel.from_queries(vector) for kernel, vector in zip(kernels, to_queries, strict=True)],
+        [kernel.from_keys(vector) for kernel, vector in zip(kernels, to_keys, strict=True)],
+    )
+    return torch.cat([torch.stack(side).sum(0) for side in sides], 1).transpose(0, 1).contiguous()
+
+
+def _constants(
+    kernels: Sequence[Kernel], to_queries: Sequence[Tensor], to_keys: Sequence[Tensor]
+) -> Float64[Tensor, "batch side_heads"]:
+    """The products of the biases of queries and keys, which are in no write."""
+    sides: list[list[Tensor]] = [[], []]
+    for kernel, to_query, to_key in zip(kernels, to_queries, to_keys, strict=True):
+        nothing = to_query.new_zeros(1, len(to_query), to_query.shape[-2], kernel.query.weight.shape[-1])
+        one = torch.ones(1)
+        for side, vectors, gradient in ((0, kernel.queries, to_query), (1, kernel.keys, to_key)):
+            sides[side].append((vectors(nothing, one)[0] * gradient).sum((-2, -1)).double())
+    return torch.cat([torch.stack(side).sum(0) for side in sides], 1)

@@ -1,0 +1,240 @@
+"""`wiring`: which earlier heads and MLPs feed the queries and the keys of every head, over a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.capture.batches import LENGTH, TOKENS
+from keyquery.capture.encoding import token_text
+from keyquery.capture.hooks import Batch
+from keyquery.capture.load import in_float32
+from keyquery.capture.residual.recording import recording
+from keyquery.capture.scores.on_data import rows_of
+from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints.sources import bare
+from keyquery.instruments.attribution.examples import examples
+from keyquery.instruments.attribution.target import attention_layers
+from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
+from keyquery.instruments.look.data import Data
+from keyquery.reading import Reading, digests, provenance, short
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import Progress, silent
+from keyquery.support.statistics import student
+from keyquery.surgery.rewriting.attach import check_unchanged
+
+MEMORY = 2**28  # bytes of writes that are held at a time
+DIGITS = 5  # significant digits kept of a share
+SHOWN = 3  # sources of a head and side with examples
+SIDES = ("query", "key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring(Reading, kind="wiring"):
+    """Shares of the variance of every head's scores by the source of its queries, and of its keys.
+
+    `heads` hold, per side, `share` with its 95 % interval over sequences `low` to `high`, and `null`: the upper end of
+    that interval with the tokens of the source in random order, at least 0; in the order of the layer's `sources`.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "share": "covariance of the source's part with the score over visible pairs, of its variance; they sum to 1",
+        "null": "upper end of the 95 % interval of the share with the source's tokens in random order, at least 0",
+        "relative": "what the source adds to a score, minus its mean over the visible keys",
+    }
+
+    model: Mapping[str, Any]
+    sequences: int
+    tokens: int
+    layers: Sequence[Mapping[str, Any]]  # label and sources
+    heads: Sequence[Mapping[str, Any]]
+    texts: Sequence[Sequence[str]] = ()  # the sequences that examples are from
+    examples: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Wiring({self.model['name']}: {len(self.heads)} heads, {self.sequences} sequences)"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per head, side and source."""
+        sources = {layer["layer"]: layer["sources"] for layer in self.layers}
+        return [
+            {"head": head["name"], "side": side, "source": source, **_cell(head[side], index)}
+            for head in self.heads
+            for side in SIDES
+            for index, source in enumerate(sources[head["layer"]])
+        ]
+
+    def of(self, head: str, side: str = "key") -> list[dict[str, Any]]:
+        """The sources of one head, largest share first; `clear` where the interval is above the null.
+
+        >>> model = kq.Decoder(8, depth=2, heads=2).eval()
+        >>> reading = kq.wiring(model, inputs=[{"x": torch.randn(4, 6, 8)}])
+        >>> round(sum(row["share"] for row in reading.of("1.0")), 4)
+        1.0
+        """
+        check_choice("side", side, SIDES)
+        check_choice("head", head, [each["name"] for each in self.heads])
+        chosen = next(each for each in self.heads if each["name"] == head)
+        sources = next(layer["sources"] for layer in self.layers if layer["layer"] == chosen["layer"])
+        rows = [{"source": source, **_cell(chosen[side], index)} for index, source in enumerate(sources)]
+        return sorted(rows, key=lambda row: -row["share"])
+
+
+def _cell(side: Mapping[str, Any], index: int) -> dict[str, Any]:
+    values = {name: side[name][index] for name in ("share", "low", "high", "null")}
+    return {**values, "clear": values["low"] > values["null"]}
+
+
+def wiring(
+    source: str | Path | nn.Module,
+    text: str | Path | None = None,
+    *,
+    inputs: Batch | Iterable[Batch] | None = None,
+    length: int = LENGTH,
+    tokens: int = TOKENS,
+    seed: int = 0,
+    tokenizer: Any = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Wiring:
+    """Measure which writes into the residual stream feed every head: the wiring of a model.
+
+    The share of source b on the key side is cov(q_i·k_b(j), s_ij)/var(s_ij) over the pairs that the model scores, with
+    scores relative to the mean over the visible keys; likewise on the query side. The shares of all sources sum to 1.
+
+    Parameters
+    ----------
+    source
+        A folder, a .gguf file or a live model.
+    text, inputs
+        A text file, one sequence per line, or batches of input tensors; at least two sequences.
+    length, tokens
+        `text` is cut into windows of `length` tokens, at most `tokens` in total. Default: 128 and 20,000.
+    seed
+        Of the random orders of the null. Default: 0.
+    tokenizer, name, progress
+        For `text`; name of the model; progress bars. Default: those stored with the model, and none.
+
+    Returns
+    -------
+    Wiring
+        Shares with intervals over sequences and null levels, per head and side, and examples. Memory does not grow
+        with the number of tokens.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two sequences, or a norm cannot be frozen.
+
+    Examples
+    --------
+    >>> model = kq.Decoder(8, depth=2, heads=2).eval()
+    >>> reading = kq.wiring(model, inputs=[{"x": torch.randn(4, 6, 8)}])
+    >>> reading
+    Wiring(Decoder: 4 heads, 4 sequences)
+
+    See Also
+    --------
+    attribute : One head, and one pair of tokens.
+    """
+    check_count("seed", seed, least=0)
+    data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=tokens)
+    if text is None and inputs is None:
+        raise ValueError("pass text or inputs: heads are fed on data only")
+    live = isinstance(source, nn.Module)
+    if live:
+        check_unchanged(bare(source))
+    watching = progress or silent
+    prepared = data.prepare(bare(source) if live else source, watching)
+    assert prepared is not None
+    model = prepared.model if live else in_float32(prepared.model)
+    heads = read(model)
+    groups = attention_layers(heads)
+    batches = list(_in_memory(prepared.windows[length], heads))
+    sequences = sum(map(rows_of, batches))
+    if sequences < 2:
+        raise ValueError("an interval over sequences needs at least two: use more text or a smaller length")
+    sums = WiringSums(torch.Generator().manual_seed(seed))
+    with recording(model, heads) as run:
+        for batch in watching(batches, "following the residual stream", len(batches)):
+            sums.add(run(batch), heads, groups)
+        measured = [row for label, layers in groups.items() for row in _heads(label, layers, sums.layers[label])]
+        record = run(batches[0])
+        shown = [
+            row
+            for label, layers in groups.items()
+            for row in _examples(record, label, layers, measured, sums.layers[label])
+        ]
+    return Wiring(
+        model=heads.model | ({"name": name or Path(str(source)).name} if name or not live else {}),
+        sequences=sequences,
+        tokens=sum(map(_count, batches)),
+        layers=[{"layer": label, "sources": sums.layers[label].sources} for label in groups],
+        heads=short(measured, DIGITS),
+        texts=_texts(batches[0], prepared.tokenizer),
+        examples=short(shown, DIGITS),
+        notes=list(dict.fromkeys(note for layers in groups.values() for layer in layers for note in layer.notes)),
+        provenance=provenance(text=prepared.origin, length=length, seed=seed, tensors=digests(model.state_dict())),
+    )
+
+
+def _in_memory(batches: Sequence[Batch], heads: Heads) -> Iterator[Batch]:
+    """Batches of as few sequences as the memory for their writes allows."""
+    writes = capacity_of(heads)
+    for batch in batches:
+        ids = next(t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1)
+        width = heads[0].weights.query.shape[-1]
+        rows = max(1, MEMORY // (4 * writes * width * ids.shape[1]))
+        for start in range(0, len(ids), rows):
+            stop = start + rows
+            yield {key: t[start:stop] if isinstance(t, Tensor) and t.ndim else t for key, t in batch.items()}
+
+
+def _count(batch: Batch) -> int:
+    mask, ids = batch.get("attention_mask"), next(t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1)
+    return int(mask.sum()) if isinstance(mask, Tensor) else ids.shape[0] * ids.shape[1]
+
+
+def _heads(label: str, layers: Sequence[Layer], sums: Sums) -> list[dict[str, Any]]:
+    """Shares of the heads of a layer, by side."""
+    share, error = sums.shares()
+    width = student(sums.sequences - 1) * error
+    count = layers[0].heads
+    rows = []
+    for head in range(count):
+        row: dict[str, Any] = {"name": f"{label}.{head}", "layer": label}
+        for side, column in (("query", head), ("key", count + head)):
+            own, half, null = share[0, :, column], width[0, :, column], (share + width)[1, :, column]
+            null = null.clamp(min=0)  # a negative share is never above its null
+            ends = {"low": (own - half).tolist(), "high": (own + half).tolist(), "null": null.tolist()}
+            row[side] = {"share": own.tolist(), **ends}
+        rows.append(row)
+    return rows
+
+
+def _examples(
+    record: Any, label: str, layers: Sequence[Layer], measured: Sequence[Mapping[str, Any]], sums: Sums
+) -> list[dict[str, Any]]:
+    """Examples of the largest sources above their null, of every head of a layer."""
+    own = [row for row in measured if row["layer"] == label]
+    cells = {number: {side: _clearest(row[side], sums.sources) for side in SIDES} for number, row in enumerate(own)}
+    return [{**row, "head": f"{label}.{row['head']}"} for row in examples(record, layers, cells)]
+
+
+def _clearest(side: Mapping[str, Any], sources: Sequence[str]) -> list[str]:
+    clear = [index for index in range(len(sources)) if _cell(side, index)["clear"]]
+    return [sources[index] for index in sorted(clear, key=lambda index: -side["share"][index])[:SHOWN]]
+
+
+def _texts(batch: Batch, tokenizer: Any) -> list[list[str]]:
+    ids = batch.get("input_ids")
+    if not isinstance(ids, Tensor):
+        rows, n = next(t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1).shape[:2]
+        return [[str(position) for position in range(n)] for _ in range(rows)]
+    return [[token_text(number, tokenizer) for number in row] for row in ids.tolist()]

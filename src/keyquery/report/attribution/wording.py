@@ -1,0 +1,40 @@
+"""An attribution in one sentence, as the terminal and the page show it."""
+
+from __future__ import annotations
+
+from keyquery.instruments.attribution.attribution import Attribution
+
+
+def named(reading: Attribution, position: int | None) -> str:
+    """A token by its position and text.
+
+    >>> model = kq.Decoder(8, depth=1, heads=2).eval()
+    >>> named(kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="0.0"), 2)
+    "2 '2'"
+    """
+    return "" if position is None else f"{position} {reading.tokens[position]!r}"
+
+
+def sentence(reading: Attribution) -> str:
+    """Which head attends where, and because of which sources."""
+    query = next(iter(reading.by_source("query").items()))
+    key = next(iter(reading.by_source("key").items()))
+    if reading.query is None:
+        return (
+            f"{reading.head} scores {len(reading.tokens)} tokens mostly by {key[0]} in its keys ({key[1]:.0%} of the "
+            f"variance) and {query[0]} in its queries ({query[1]:.0%})"
+        )
+    relative = sum(map(sum, reading.table["relative"]))
+    step = _moved(reading, key[0])
+    wrote = f"{key[0]} wrote {step} there" if step else f"of {key[0]} in the key"
+    verb = "looks" if reading.weight is None or reading.weight >= 0.01 else "hardly looks"
+    return (
+        f"{reading.head} {verb} from {named(reading, reading.query)} to {named(reading, reading.key)} (attention "
+        f"{reading.weight:.0%}) because {wrote}: {key[1]:+z.2f} of {relative:+z.2f} above the mean key"
+    )
+
+
+def _moved(reading: Attribution, source: str) -> str:
+    """The token that a head moved into the key, at depth 2."""
+    paths = [path for path in reading.paths if path["side"] == "key" and path["source"] == source and path["steps"]]
+    return named(reading, paths[0]["steps"][0]["position"]) if paths else ""

@@ -1,0 +1,117 @@
+"""Attributions and wirings as they are shown: the sentence, the tables, the figures and the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery import cli
+from keyquery.report.kit.terminal import show
+from tests.instruments.attribution.test_induction import IDS, circuit
+from tests.report.conftest import CHROMIUM
+from tests.report.readings import EVIL, Evil
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def attribution():
+    options = {"inputs": {"input_ids": IDS}, "head": "1.0", "query": 8, "depth": 2, "name": "circuit"}
+    return kq.attribute(circuit(), **options, tokenizer=Evil())
+
+
+@pytest.fixture(scope="module")
+def wiring():
+    torch.manual_seed(0)
+    halves = [torch.randperm(8)[:6] for _ in range(12)]
+    ids = torch.stack([torch.cat((half, half)) for half in halves])
+    return kq.wiring(circuit(), inputs={"input_ids": ids}, name="circuit", tokenizer=Evil())
+
+
+def printed(reading):
+    console = Console(width=100, record=True, file=None, quiet=False, markup=False)
+    with console.capture() as captured:
+        show(reading, console)
+    return captured.get()
+
+
+def test_the_sentence_names_the_token_that_was_moved(attribution):
+    words = " ".join(printed(attribution).split())
+    assert words.startswith("1.0 looks from 8 ' word4' to 3 ' word6' (attention")
+    assert "because 0.0 wrote 2 ' word4' there" in words
+    assert re.search(r"token embedding × 0\.0", words)
+
+
+def test_the_wiring_names_the_head_that_feeds_another(wiring):
+    words = " ".join(printed(wiring).split())
+    assert words.startswith("1.0 reads its keys from 0.0: 100% of its score variance")
+
+
+def test_figures_show_the_largest_sources(attribution, wiring):
+    pytest.importorskip("matplotlib")
+    axis = attribution.plot().axes[0]
+    assert axis.get_xticklabels()[0].get_text() == "0.0"
+    assert axis.get_yticklabels()[0].get_text() == "token embedding"
+    values = wiring.plot().axes[0].images[0].get_array()
+    assert values.max() == pytest.approx(1, abs=1e-3)
+    with pytest.raises(ValueError, match="side must be one of"):
+        wiring.plot(side="value")
+
+
+def test_tables_of_the_page_add_up(attribution):
+    page = attribution.page()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    for view, table in data["views"].items():
+        total = sum(map(sum, attribution.table[view]))
+        assert sum(map(sum, table["values"])) == pytest.approx(total, rel=1e-2, abs=1e-3)
+    assert EVIL not in page
+    assert "<iframe" in attribution._repr_html_()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_a_click_on_a_cell_shows_its_examples(visit, wiring):
+    tab = visit(wiring)
+    assert tab.locator("#chosen h2").inner_text() == "Head 1.0, key side, 0.0"
+    assert tab.locator(".example").count() == 3
+    pair = next(row for row in wiring.examples if row["head"] == "1.0" and row["side"] == "key")["pairs"][0]
+    assert f"from {pair['query']} to {pair['key']}" in tab.locator(".example").first.inner_text()
+    box = tab.locator("canvas").bounding_box()
+    tab.mouse.click(box["x"] + 5, box["y"] + 2)  # the first head, the first source
+    name = tab.locator("#chosen h2").inner_text()
+    assert name.startswith("Head 0.0, key side, ")
+    tab.locator("canvas").press("ArrowRight")
+    assert tab.locator("#chosen h2").inner_text() == name.replace("Head 0.0", "Head 1.0")
+    tab.get_by_role("button", name="query side").click()
+    assert "query side" in tab.locator("#chosen h2").inner_text()
+    assert tab.evaluate("window.hurt") is None
+    assert tab.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_the_page_of_a_pair_switches_views(visit, attribution):
+    tab = visit(attribution)
+    assert "because 0.0 wrote 2" in tab.locator("#sentence").inner_text()
+    assert tab.locator("#tokens .query").get_attribute("title") == "8, query"
+    tab.get_by_role("button", name="raw", exact=True).click()
+    last = tab.locator(".entries tbody tr:last-child td").last.inner_text()
+    assert float(last.replace("−", "-")) == pytest.approx(attribution.score, rel=1e-3)
+    assert tab.evaluate("window.hurt") is None
+
+
+def test_commands_run_on_the_bundled_model(tmp_path):
+    files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--html", str(tmp_path / "a.html")]
+    words = ["attribute", "--head", "1.2", "--query", "9", "--length", "12", "--device", "cpu", *files]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.exception
+    assert "1.2 looks from 9" in " ".join(done.output.split()) or "1.2 hardly looks" in done.output
+    assert kq.Reading.load(tmp_path / "a.json").query == 9
+    short = ["wiring", "--tokens", "120", "--length", "24", "--device", "cpu", "--json", str(tmp_path / "w.json")]
+    done = CliRunner().invoke(cli.app, short)
+    assert done.exit_code == 0, done.exception
+    assert len(kq.Reading.load(tmp_path / "w.json").heads) == 16
