@@ -31,7 +31,7 @@ ENDINGS = {
 }
 # Biases that are not named after their weights: full names.
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
-WHOLE = {*OWN_BIASES, "rotary"}
+WHOLE = {*OWN_BIASES, "rotary", "unplaced"}
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 # Required roles; one of each group.
@@ -71,6 +71,10 @@ class Attention:
     # "half" or "interleaved" pairs; "unread": rotated in a way that is not read; "before norm": rotated, then normed
     rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
+    # Of tokens on a grid: what parts of the pairs turn with ("time", "row", "column"), and how tokens stand: axial.py
+    axes: list[str] = field(default_factory=list)
+    axes_share: bool = False  # the axes share one list of frequencies
+    grid: dict[str, Any] = field(default_factory=dict)
     alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.checkpoints.axial import axial_of
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places, tower_config
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
@@ -219,6 +220,7 @@ class Heads:
             "rope": None
             if part == "nope" or not self._positions
             else rope_of(attention, config, place.layer, weights.query.shape[2]),
+            "axial": axial_of(place, self.source, config, width) if self._positions else None,
             "position": _position(attention, config) if self._positions else "none",
             "modules": place.names,
             "softcap": float(config[attention.softcap])
@@ -276,6 +278,8 @@ def _position(attention: Attention, config: Mapping[str, Any]) -> str:
     """The term of positions; "rotary" where there is a rotation that is not read."""
     if attention.alibi and config.get(attention.alibi):
         return "scaled alibi"
+    if attention.axes:
+        return "axial"
     return {"unread": "rotary", "before norm": "rotary before norm"}.get(str(attention.rope), attention.position)
 
 
@@ -298,6 +302,7 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
         "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
             attention.rope == "before norm"
         ),
+        "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
         "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
+from keyquery.forms.axial import AxialRope
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
@@ -81,6 +82,7 @@ class Layer:
     weights: Projections
     scale: float
     rope: Rope | None = None
+    axial: AxialRope | None = None  # rotary positions of tokens on a grid, in place of `rope`
     window: int | None = None  # a query sees keys less than so many tokens away; None: all
     position: str = "none"
     norm: Norm | None = None  # feeds the queries, and in self-attention the keys
@@ -146,9 +148,10 @@ class Layer:
         """The key's constant as far as it differs from key to key."""
         if bias is None or self.key_norm is not None:
             return bias
-        if self.rope is None:
+        rope = self.rope if self.axial is None else self.axial.rope
+        if rope is None:
             return None
-        rotated = torch.arange(bias.shape[-1], device=bias.device) < self.rope.dims
+        rotated = torch.arange(bias.shape[-1], device=bias.device) < rope.dims
         return bias * rotated
 
     def project(

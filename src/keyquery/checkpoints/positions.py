@@ -94,7 +94,7 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
         or (attention.alibi and config.get(attention.alibi))
         or (layer < len(turned) and not turned[layer])
     )
-    if attention.rope in (None, "unread", "before norm") or not config or without:
+    if attention.rope in (None, "unread", "before norm") or attention.axes or not config or without:
         return None
     if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
         return None
@@ -121,6 +121,11 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
         frequencies[int(share * head_dim // 2) :] = 0
     frequencies, factor = _rescaled(frequencies, base, parameters, config)
     return Rope(dims, base, interleaved, frequencies, factor)
+
+
+def rope_base(config: Config, layer: int) -> float:
+    """The base of the rotary frequencies."""
+    return float(_rope_parameters(config, layer)["rope_theta"])
 
 
 def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,7 @@ class Capture:
 
     events: list[Event] = field(default_factory=list)
     calls: dict[str, list[Call]] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     stack: list[str] = field(default_factory=list)
     time: int = 0
 

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.forms.axial import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
 
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
@@ -121,7 +122,8 @@ class Comparison:
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         try:
-            both = torch.stack([scores(layer, *windows(x, y, event), positions) for layer in layers]).sum(0)
+            tokens = windows(x, y, event, layers[0].heads, capture, query)
+            both = torch.stack([scores(layer, tokens, positions, capture) for layer in layers]).sum(0)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
             return closest(event, name, self._finished(layers[0], both), layers[0])
@@ -138,9 +140,23 @@ class Comparison:
         return ours if bias is None else ours + bias.reshape(-1, n, m).to(ours.dtype)
 
 
-def scores(layer: Layer, x: Tensor, y: Tensor, positions: Tensor | None) -> Tensor:
-    """Scaled scores (windows, heads, n, m) of tokens x and y, under RoPE at their positions."""
-    query, key = layer.project(x, y)
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a softmax: (windows, n, d) of queries and of keys, and the number of the first among all."""
+
+    x: Tensor
+    y: Tensor
+    first: int = 0
+
+
+def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capture) -> Tensor:
+    """Scaled scores (windows, heads, n, m) of tokens, under RoPE at their positions."""
+    query, key = layer.project(tokens.x, tokens.y)
+    if layer.axial is not None:
+        rope, windows, n = _on_grid(layer, capture), query.shape[0], query.shape[-2]
+        at = torch.arange(windows * n).reshape(windows, 1, 1, n) + tokens.first
+        at = at % len(rope.table)  # several images of one size
+        query, key = rope.rotate(query, at), rope.rotate(key, at)
     if layer.rope is not None:
         rotated = []
         for t in (query, key):
@@ -149,6 +165,15 @@ def scores(layer: Layer, x: Tensor, y: Tensor, positions: Tensor | None) -> Tens
             rotated.append(layer.rope.rotate(t, place))
         query, key = rotated
     return layer.scale * (query @ key.mT).flatten(1, 2)
+
+
+def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
+    """The rotation of tokens on the grid of a run's images."""
+    assert layer.axial is not None
+    sizes = layer.axial.layout.sizes(capture.inputs)
+    if sizes is None:
+        raise ValueError("the grid of its tokens is not known")
+    return layer.axial.on(sizes)
 
 
 def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | None:
@@ -162,14 +187,23 @@ def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | No
     return values[0] if chosen is None and values else chosen
 
 
-def windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
-    """Tokens (windows, n, d): as many windows as the softmax has rows of keys."""
+def windows(x: Tensor, y: Tensor, event: Event, heads: int, capture: Capture, module: str) -> Tokens:
+    """The tokens of a softmax that entered a projection, in windows where it has rows for all of them.
+
+    Otherwise they are part of the tokens, and follow those of the softmaxes since the projection was called.
+    """
     rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     m = event.scores.shape[-1]
+    n = event.scores.numel() // (m * heads)
+    if n == m < len(rows) == len(columns):
+        call = capture.before(module, event.time)
+        since = [e for e in capture.events if call and e.owner == event.owner and call.time < e.time < event.time]
+        first = sum(other.scores.shape[-1] for other in since)
+        return Tokens(rows[first : first + n][None], columns[first : first + n][None], first)
     count = len(columns) // m if len(columns) >= m and len(columns) % m == 0 else 1
     if len(rows) % count:
         count = 1
-    return rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1])
+    return Tokens(rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1]))
 
 
 def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:

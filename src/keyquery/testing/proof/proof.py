@@ -194,6 +194,7 @@ def _one_run(
     inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
     torch.manual_seed(3)
     with captured(model) as capture:
+        capture.inputs = inputs
         part(**inputs)
     positions = inputs.get("position_ids")
     return capture, None if positions is None else positions[0]

@@ -183,7 +183,8 @@ class _Seeker:
         if x is None or y is None:
             return bad
         try:
-            ours = torch.stack([scores(one, *in_windows(x, y, event), positions) for one in layers]).sum(0)
+            tokens = in_windows(x, y, event, layer.heads, capture, modules[0])
+            ours = torch.stack([scores(part, tokens, positions, capture) for part in layers]).sum(0)
         except (RuntimeError, ValueError):
             return bad
         if not exactly:
