@@ -71,6 +71,7 @@ class Attention:
     # "half" or "interleaved" pairs; "unread": rotated in a way that is not read; "before norm": rotated, then normed
     rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
+    rope_back: bool = False  # rotated by negative angles
     # Of tokens on a grid: what parts of the pairs turn with ("time", "row", "column"), and how tokens stand: axial.py
     axes: list[str] = field(default_factory=list)
     axes_share: bool = False  # the axes share one list of frequencies

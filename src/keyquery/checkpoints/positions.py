@@ -111,7 +111,8 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     share = next((share for share in shares if share), 1.0)
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
-    dims = head_dim if whole else int(config.get("rotary_dim") or head_dim * share)
+    stated = None if shares[0] else config.get("rotary_dim")
+    dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
     interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
@@ -120,7 +121,7 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     if whole:
         frequencies[int(share * head_dim // 2) :] = 0
     frequencies, factor = _rescaled(frequencies, base, parameters, config)
-    return Rope(dims, base, interleaved, frequencies, factor)
+    return Rope(2 * len(frequencies), base, interleaved, -frequencies if attention.rope_back else frequencies, factor)
 
 
 def rope_base(config: Config, layer: int) -> float:
