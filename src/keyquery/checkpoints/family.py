@@ -31,9 +31,11 @@ ENDINGS = {
 }
 # Biases that are not named after their weights: full names.
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
-WHOLE = {*OWN_BIASES, "rotary", "unplaced"}
+WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
+WHOLE |= {"content_bias", "distance_bias"}
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
+SOMETIMES |= {"distances", "distance_norm", "distance_key", "distance_query"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
@@ -67,10 +69,13 @@ class Attention:
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
     gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
-    position: str = "none"  # position term: "alibi", "t5", "disentangled"; "unread": there is one, and it is not read
-    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read; "before norm": rotated, then normed
+    # Position term: "alibi", "t5"; those of relative.py; "unread": there is one, and it is not read
+    position: str = "none"
+    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
     rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
+    rotary_dim: str = "rotary_dim"  # config key of the number of rotated dimensions, if not a share of them
+    norm_after_rope: bool = False  # queries and keys are rotated before they are normed
     rope_back: bool = False  # rotated by negative angles
     # Of tokens on a grid: what parts of the pairs turn with ("time", "row", "column"), and how tokens stand: axial.py
     axes: list[str] = field(default_factory=list)

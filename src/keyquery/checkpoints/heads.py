@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form
 from keyquery.support.printable import NAME, REPR, printable
@@ -177,6 +179,19 @@ class Heads:
             return t5_bias(table, offsets, layer.causal, self.config)
         return None
 
+    def pair_bias(self, layer: Layer, queries: Tensor, keys: Tensor) -> Float[Tensor, "heads n m"] | None:
+        """The position bias of the scaled score, whatever the tokens at these positions are, if any."""
+        if layer.position in TABLES:
+            return table_bias(layer, self.source, queries, keys)
+        bias = self.position_bias(layer, (keys - queries[:, None]).flatten())
+        return None if bias is None else bias.reshape(-1, len(queries), len(keys))
+
+    def relatives(self, layer: Layer, queries: Tensor, keys: Tensor) -> list[Relative]:
+        """Terms of the scaled score that depend on one token's content, and on the positions of both."""
+        if layer.position not in VECTORS:
+            return []
+        return relatives(layer, self.source, self._config_of(self._places[layer.index][0]), queries, keys)
+
     def _read(self, index: int) -> Layer:
         try:
             return self._layer(index)
@@ -202,6 +217,7 @@ class Heads:
             asked = config.get(attention.head_dim)
             weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
             _check_stated(place, self.source, config, weights)
+            weights = _with_content_bias(place, self.source, weights)
             width = weights.query.shape[2]
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
@@ -217,7 +233,7 @@ class Heads:
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
-            "rope": None
+            ("early_rope" if attention.norm_after_rope else "rope"): None
             if part == "nope" or not self._positions
             else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "axial": axial_of(place, self.source, config, width) if self._positions else None,
@@ -280,7 +296,9 @@ def _position(attention: Attention, config: Mapping[str, Any]) -> str:
         return "scaled alibi"
     if attention.axes:
         return "axial"
-    return {"unread": "rotary", "before norm": "rotary before norm"}.get(str(attention.rope), attention.position)
+    if attention.norm_after_rope:
+        return "rotary before norm"
+    return "rotary" if attention.rope == "unread" else attention.position
 
 
 def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
@@ -295,12 +313,14 @@ def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) ->
     assumed = attention.scale == "transformer_lens" and not config
     notes = {
         "the content-to-content kernel only": attention.position == "disentangled",
+        "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
+        and attention.position != "disentangled",
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
         "rotary positions unknown: there is no config": bool(attention.rope and not config),
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
         "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
-            attention.rope == "before norm"
+            attention.norm_after_rope
         ),
         "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
         "a term of positions is added to its scores and not read": attention.position == "unread",
@@ -331,6 +351,14 @@ def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weigh
                 f"{name} of shape {tuple(source.shapes[name])} holds {count} heads of width {rank}, but the config's "
                 f"{key} is {stated}"
             )
+
+
+def _with_content_bias(place: Place, source: Source, weights: Projections) -> Projections:
+    """With the bias that Transformer-XL adds to queries where they meet keys."""
+    if "content_bias" not in place.names:
+        return weights
+    bias = read_rows(source, place.names["content_bias"]).reshape(weights.query.shape[:3])
+    return replace(weights, query_bias=bias if weights.query_bias is None else weights.query_bias + bias)
 
 
 def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:

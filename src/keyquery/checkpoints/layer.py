@@ -83,6 +83,7 @@ class Layer:
     scale: float
     rope: Rope | None = None
     axial: AxialRope | None = None  # rotary positions of tokens on a grid, in place of `rope`
+    early_rope: Rope | None = None  # in place of `rope`, where queries and keys are rotated before they are normed
     window: int | None = None  # a query sees keys less than so many tokens away; None: all
     position: str = "none"
     norm: Norm | None = None  # feeds the queries, and in self-attention the keys
@@ -166,6 +167,28 @@ class Layer:
         """
         query, key = self.weights.apply(x, x if y is None else y)
         return _normed(query, self.query_norm), _normed(key, self.key_norm)
+
+    def rotated(
+        self, x: Tensor, y: Tensor, rope: Rope | None, queries: Tensor, keys: Tensor
+    ) -> tuple[Float[Tensor, "*batch groups shared n r"], Float[Tensor, "*batch groups 1 m r"]]:
+        """Queries of the tokens x and keys of y as the scores use them, rotated to positions by `rope`.
+
+        Where they are normed after that, the size of a query or key is the same before and after the rotation, and its
+        gain comes last.
+        """
+        if self.early_rope is None:
+            both = self.project(x, y)
+            return both if rope is None else (rope.rotate(both[0], queries), rope.rotate(both[1], keys))
+        assert self.query_norm is not None
+        assert self.key_norm is not None
+        ones = torch.ones(1, 1, self.weights.query.shape[2])
+        norms = (replace(norm, gain=ones.to(norm.gain)) for norm in (self.query_norm, self.key_norm))
+        query, key = (
+            self.early_rope.rotate(_normed(t, norm), at)
+            for t, norm, at in zip(self.weights.apply(x, y), norms, (queries, keys), strict=True)
+        )
+        gains = (norm.gain.unsqueeze(-2).to(x.dtype) for norm in (self.query_norm, self.key_norm))
+        return query * next(gains), key * next(gains)
 
     def gained(self) -> Projections:
         """diag(γ_q)·W_q and diag(γ_k)·W_k; norms that subtract the mean of q or k do so here too."""

@@ -94,7 +94,7 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
         or (attention.alibi and config.get(attention.alibi))
         or (layer < len(turned) and not turned[layer])
     )
-    if attention.rope in (None, "unread", "before norm") or attention.axes or not config or without:
+    if attention.rope in (None, "unread") or attention.axes or not config or without:
         return None
     if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
         return None
@@ -111,7 +111,7 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     share = next((share for share in shares if share), 1.0)
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
-    stated = None if shares[0] else config.get("rotary_dim")
+    stated = None if shares[0] else config.get(attention.rotary_dim)
     dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")

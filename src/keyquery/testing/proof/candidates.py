@@ -185,7 +185,8 @@ def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int
 def ropes(config: Mapping[Any, Any]) -> list[dict[str, Any]]:
     """Rotations that a config could mean."""
     said = any("rope" in key or "rotary" in key for key in config)
-    both: list[dict[str, Any]] = [{"rope": "half"}, {"rope": "interleaved"}]
+    both: list[dict[str, Any]] = [{"rope": "half"}, {"rope": "interleaved"}, {"rope": "half", "rope_back": True}]
+    both += [{"rope": "half", "norm_after_rope": True}] if said else []
     return [*both, {}] if said else [{}, *both]
 
 

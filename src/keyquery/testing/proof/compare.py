@@ -18,8 +18,7 @@ from keyquery.testing.proof.capture import Capture, Event
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
 QUERY = ("query", "query_down", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
-UNTESTED = "only at position 0"
-CONTENT = ("unread", "rotary", "rotary before norm", "disentangled")  # terms of positions that are not read
+CONTENT = ("unread", "rotary")  # terms of positions that are not read
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,8 @@ class Comparison:
 
     def _match(self, event: Event, name: str, capture: Capture, positions: Tensor | None) -> Match:
         layers, (query, key) = self.groups[name], self.modules[name]
-        x, y = entered(capture, query, event.time, 0), entered(capture, key, event.time, 1)
+        apart = layers[0].position == "disentangled"  # its projections are also called on distances
+        x, y = (entered(capture, m, event.time, i, event if apart else None) for i, m in enumerate((query, key)))
         bad = float("inf")
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
@@ -126,18 +126,21 @@ class Comparison:
             both = torch.stack([scores(layer, tokens, positions, capture) for layer in layers]).sum(0)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
-            return closest(event, name, self._finished(layers[0], both), layers[0])
+            return closest(event, name, self._finished(layers[0], both, tokens), layers[0])
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
-    def _finished(self, layer: Layer, ours: Tensor) -> Tensor:
-        """With soft-cap and position bias."""
+    def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens) -> Tensor:
+        """With soft-cap and position terms."""
         cap = getattr(layer, "softcap", None)
         ours = ours if not cap else cap * torch.tanh(ours / cap)
-        n, m = ours.shape[-2:]
-        offsets = torch.arange(m) - torch.arange(n)[:, None]
-        bias = self.heads.position_bias(layer, offsets.flatten())
-        return ours if bias is None else ours + bias.reshape(-1, n, m).to(ours.dtype)
+        places = [torch.arange(count) for count in ours.shape[-2:]]
+        bias = self.heads.pair_bias(layer, *places)
+        ours = ours if bias is None else ours + bias.to(ours)
+        query, key = (t.expand(-1, -1, layer.weights.query.shape[1], -1, -1) for t in layer.project(tokens.x, tokens.y))
+        for term in self.heads.relatives(layer, *places):
+            ours = ours + term.scores((query if term.side == "query" else key).flatten(1, 2))
+        return ours
 
 
 @dataclass(frozen=True)
@@ -151,19 +154,16 @@ class Tokens:
 
 def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capture) -> Tensor:
     """Scaled scores (windows, heads, n, m) of tokens, under RoPE at their positions."""
-    query, key = layer.project(tokens.x, tokens.y)
+    windows, n, m = *tokens.x.shape[:2], tokens.y.shape[1]
+    rope = layer.rope
     if layer.axial is not None:
-        rope, windows, n = _on_grid(layer, capture), query.shape[0], query.shape[-2]
+        rope = _on_grid(layer, capture)
         at = torch.arange(windows * n).reshape(windows, 1, 1, n) + tokens.first
-        at = at % len(rope.table)  # several images of one size
-        query, key = rope.rotate(query, at), rope.rotate(key, at)
-    if layer.rope is not None:
-        rotated = []
-        for t in (query, key):
-            count = t.shape[-2]
-            place = positions if positions is not None and len(positions) == count else torch.arange(count)
-            rotated.append(layer.rope.rotate(t, place))
-        query, key = rotated
+        places = [at % len(rope.table)] * 2  # several images of one size
+    else:
+        known = positions is not None
+        places = [positions if known and len(positions) == count else torch.arange(count) for count in (n, m)]
+    query, key = layer.rotated(tokens.x, tokens.y, rope, *places)
     return layer.scale * (query @ key.mT).flatten(1, 2)
 
 
@@ -176,9 +176,11 @@ def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
     return layer.axial.on(sizes)
 
 
-def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | None:
-    """Tokens that entered a projection; of a whole attention module, its queries or keys."""
+def entered(capture: Capture, module: str, time: int, which: int, like: Event | None = None) -> Tensor | None:
+    """Tokens that entered a projection, as many as a softmax has keys; of an attention module, its queries or keys."""
     call = capture.before(module, time)
+    while like and call and call.inputs and call.inputs[0].shape[-2] != like.scores.shape[-1]:
+        call = capture.before(module, call.time)
     if call is None:
         return None
     values = [*call.inputs, *call.names.values()]
@@ -239,8 +241,6 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tens
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
     rotary = layer.position.startswith("rotary")
-    if layer.position == "rotary before norm" and not at_zero(positions):
-        return Match(event.owner, name, 0.0, 0.0, UNTESTED)
     theirs = event.scores if rotary or event.product is None else event.product.out.detach()
     for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
         if rotary:

@@ -16,7 +16,7 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
-from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
+from keyquery.testing.proof.compare import Comparison, Match, memory_names
 from keyquery.testing.proof.inputs import inputs_for
 from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
 
@@ -258,11 +258,10 @@ def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about:
     family = compared.heads.family.name
     errors: dict[str, float] = {}
     for match in matches:
-        if match.layer is not None and match.why != UNTESTED:
+        if match.layer is not None:
             errors[match.owner] = max(errors.get(match.owner, 0.0), match.error)
     missing = sorted({match.owner for match in matches if match.layer is None} - set(errors))
     untested = sorted({name for name in compared.groups if name not in compared.seen})
-    untested += sorted({match.owner for match in matches if match.why == UNTESTED} - set(errors))
     untested += [name for name in idle if not any(name in other or other in name for other in untested)]
     why = dict.fromkeys(match.why for match in matches if match.why and match.layer is not None)
     worst = max(errors.values(), default=None)

@@ -33,7 +33,6 @@ from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import (
     HIDDEN,
     arrangements,
-    at_zero,
     content,
     entered,
     errors,
@@ -48,6 +47,7 @@ ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
 KEY = ("key", "key_down", "fused")
 CLOSE = 3e-6  # relative error of a reading that is found: well below what a proof allows
+UNREAD = ({"rope": "unread"}, {"position": "unread"})
 NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -109,9 +109,8 @@ class _Seeker:
                 tried += 1
                 if tried > 3000:
                     return None
-                usable = events if facts.get("rope") != "before norm" else [e for e in events if at_zero(e[2])]
-                finding = self._try(names, facts, usable[-1], exactly) if usable else None
-                if finding is not None and self._error(finding, usable[0], exactly)[0] <= CLOSE:
+                finding = self._try(names, facts, events[-1], exactly)
+                if finding is not None and self._error(finding, events[0], exactly)[0] <= CLOSE:
                     return self._finished(finding, near, events)
         return None
 
@@ -128,12 +127,7 @@ class _Seeker:
                     seen.add(tuple(numbers))
                     own: dict[str, Any] = {**shape, "heads": key, **({"config": path} if path else {})}
                     for norm_names, norm_facts in qk_norms(near):
-                        turned = (
-                            ropes(config)
-                            if exactly
-                            else [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
-                        )
-                        for rope in turned:
+                        for rope in ropes(config) if exactly else UNREAD:
                             yield {**names, **norm_names}, {**own, **norm_facts, **rope}
 
     def _try(self, names: Names, facts: dict[str, Any], item: Any, exactly: bool) -> Finding | None:
