@@ -237,7 +237,7 @@ class Heads:
             if part == "nope" or not self._positions
             else rope_of(attention, config, place.layer, weights.query.shape[2]),
             "axial": axial_of(place, self.source, config, width) if self._positions else None,
-            "position": _position(attention, config) if self._positions else "none",
+            "position": _position(place, config) if self._positions else "none",
             "modules": place.names,
             "softcap": float(config[attention.softcap])
             if attention.softcap and config.get(attention.softcap)
@@ -290,8 +290,11 @@ def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
             yield place, part
 
 
-def _position(attention: Attention, config: Mapping[str, Any]) -> str:
+def _position(place: Place, config: Mapping[str, Any]) -> str:
     """The term of positions; "rotary" where there is a rotation that is not read."""
+    attention, tables = place.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES, "window_table")}
+    if attention.position in tables and tables[attention.position] not in place.names:
+        return "none"
     if attention.alibi and config.get(attention.alibi):
         return "scaled alibi"
     if attention.axes:

@@ -91,7 +91,7 @@ class Comparison:
     def matches(self, capture: Capture, positions: Tensor | None) -> Iterator[Match]:
         """Every softmax, with the layer that explains it best."""
         for event in capture.events:
-            if event.scores.shape[-1] < 2:
+            if not informative(event.scores):
                 continue
             found = [self._match(event, name, capture, positions) for name in self._near(event, capture)]
             best = min(found, key=lambda match: match.error, default=None)
@@ -270,6 +270,13 @@ def fitted(ours: Tensor, theirs: Tensor) -> float:
     a, b = (torch.where(seen, t.double(), 0.0) for t in (ours, theirs))
     a, b = (torch.where(seen, t - t.sum(-1, keepdim=True) / count, 0.0) for t in (a, b))
     return float((a * b).sum() / a.square().sum().clamp(min=1e-12))
+
+
+def informative(scores: Tensor) -> bool:
+    """Whether some query sees keys of different scores: otherwise any reading would agree."""
+    seen = scores > HIDDEN
+    low, high = scores.masked_fill(~seen, torch.inf).amin(-1), scores.masked_fill(~seen, -torch.inf).amax(-1)
+    return bool((high - low > 1e-6).any())
 
 
 def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:

@@ -37,6 +37,7 @@ from keyquery.testing.proof.compare import (
     entered,
     errors,
     fitted,
+    informative,
     memory_names,
     scores,
 )
@@ -79,7 +80,7 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
         owners: dict[str, list[tuple[Event, Capture, Tensor | None]]] = {}
         for capture, positions in runs:
             for event in capture.events:
-                if event.scores.shape[-1] > 1:
+                if informative(event.scores):
                     owners.setdefault(event.owner, []).append((event, capture, positions))
         found, lost = [], []
         for owner, events in owners.items():
