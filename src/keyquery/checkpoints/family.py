@@ -25,6 +25,7 @@ ENDINGS = {
     "query": "weight",
     "key": "weight",
     "value": "weight",
+    "distance_key": "weight",
     "packed_bias": "bias",
     "output": "output_weight",
     "norm": "norm_weight",
@@ -40,6 +41,7 @@ SOMETIMES |= {"distances", "distance_norm", "distance_key", "distance_query"}
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
     "heads": [("query",), ("key",)],
+    "columns": [("query",), ("key",)],
     "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
 }
 
@@ -51,7 +53,9 @@ class Attention:
     names: list[dict[str, str | list[str]]]
     kind: str = "self"  # or "cross": queries and keys come from different sequences
     causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
-    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups", "quarters"; "latent" (MLA)
+    # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters";
+    # "latent" (MLA)
+    order: str = "apart"
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
     shared: bool = False  # one set of weights used by every layer

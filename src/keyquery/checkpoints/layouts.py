@@ -53,7 +53,7 @@ def _heads_of_module(place: Place, source: Source) -> int | None:
 
 def projections(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
     """Read query and key of one layer and cut them into heads."""
-    if place.attention.order in ("apart", "heads"):
+    if place.attention.order in ("apart", "heads", "columns"):
         return _apart(place, source, heads)
     return _fused(place, source, heads, head_dim)
 
@@ -91,6 +91,8 @@ def _carrier(place: Place) -> str:
 def _output(place: Place, source: Source) -> Tensor:
     """W_Oᵀ, (heads·r, width)."""
     name = place.names["output"] + place.attention.output_weight
+    if place.attention.order == "columns":  # (width, heads, r)
+        return read_rows(source, name).flatten(1).mT
     if place.attention.order == "heads":  # (heads, r, width)
         return read_rows(source, name).flatten(0, 1)
     return read_weight(source, name, place.attention).mT
@@ -120,12 +122,14 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
-    shape, dims = source.shapes[name], 3 if attention.order == "heads" else 2
+    shape, dims = source.shapes[name], 3 if attention.order in ("heads", "columns") else 2
     if len(shape) != dims:
         raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
     if attention.order == "heads":
         rows = read_rows(source, name)
         return (rows.mT if attention.transposed else rows).flatten(0, 1)
+    if attention.order == "columns":
+        return read_rows(source, name).flatten(1).mT
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
     return read_rows(source, name, start, stop)

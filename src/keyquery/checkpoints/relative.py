@@ -18,7 +18,7 @@ from keyquery.checkpoints.sources import Source
 Config = Mapping[str, Any]
 Positions = Int[Tensor, " n"]
 TABLES = ("window", "window with class")  # biases by rows and columns
-VECTORS = ("decomposed", "disentangled", "transformer-xl", "relative keys")
+VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def relatives(layer: Layer, source: Source, config: Config, queries: Positions, 
             return _decomposed(layer, source, queries, keys)
         case "disentangled":
             return _disentangled(layer, source, config, queries, keys)
-        case "transformer-xl":
+        case "transformer-xl" | "xlnet":
             return [_transformer_xl(layer, source, queries, keys)]
         case "relative keys":
             return [_relative_keys(layer, source, config, queries, keys)]
@@ -132,7 +132,7 @@ def _projected(layer: Layer, source: Source, embeddings: Tensor, role: str) -> F
     """Embeddings of distances as keys or queries: by a projection of their own, or by the layer's."""
     if role in layer.modules:
         name = layer.modules[role]
-        rows = embeddings @ read_rows(source, f"{name}.weight").to(embeddings).mT
+        rows = embeddings @ _weight(source, name).to(embeddings).mT
         if f"{name}.bias" in source.shapes:
             rows = rows + read_rows(source, f"{name}.bias").to(rows)
         return rows.unflatten(-1, (layer.heads, -1)).transpose(0, 1)
@@ -140,15 +140,21 @@ def _projected(layer: Layer, source: Source, embeddings: Tensor, role: str) -> F
     return (key if role == "distance_key" else query).flatten(0, 1)
 
 
+def _weight(source: Source, name: str) -> Float[Tensor, "out d"]:
+    """A weight as nn.Linear keeps it; XLNet's are (d, heads, r)."""
+    linear = f"{name}.weight" in source.shapes
+    return read_rows(source, f"{name}.weight") if linear else read_rows(source, name).flatten(1).mT
+
+
 def _transformer_xl(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Relative:
     """A projection of the sines and cosines of the distance meets the query and a bias of its own."""
     far = _differences(queries, keys)
     least = int(far.min())
-    weight = read_rows(source, layer.modules["distance_key"] + ".weight")
-    width = weight.shape[-1]
+    width = layer.weights.query.shape[-1]
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(least, int(far.max()) + 1, dtype=torch.float64)[:, None] * frequencies
-    waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(torch.promote_types(weight.dtype, torch.float32))
+    parts = (angles.sin(), angles.cos())
+    waves = torch.cat(parts, -1) if layer.position == "xlnet" else torch.stack(parts, -1).flatten(1)
     vectors = _projected(layer, source, waves, "distance_key")
     bias = read_rows(source, layer.modules["distance_bias"]).reshape(layer.heads, -1)
     # The layer's queries hold the bias of the content's term: it is taken off again.

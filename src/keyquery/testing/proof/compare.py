@@ -183,7 +183,7 @@ def entered(capture: Capture, module: str, time: int, which: int, like: Event | 
         call = capture.before(module, call.time)
     if call is None:
         return None
-    values = [*call.inputs, *call.names.values()]
+    values = call.inputs if len(call.inputs) == 1 else [*call.inputs, *call.names.values()]
     named = call.names.get("query" if which == 0 else "key")
     chosen = named if named is not None else values[min(which, len(values) - 1)] if len(values) > 2 else None
     return values[0] if chosen is None and values else chosen
