@@ -165,12 +165,37 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
-        for place in _places_of(attention, own):
+        for place in _with_shared_keys(list(_places_of(attention, own)), tower_config(config, attention)):
             if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
                 continue
             # Of two entries for the same tensors, the later one wins.
             found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
     return list(found.values())
+
+
+def _with_shared_keys(found: list[Place], config: Mapping[str, Any]) -> list[Place]:
+    """The layers of a stack, the last of which use keys of earlier ones where the config says so, as in Gemma 3n.
+
+    Their queries and keys come from different residual streams, as those of cross-attention do. A file may hold key
+    weights of theirs, which the model does not use.
+    """
+    shared, kinds = config.get("num_kv_shared_layers"), config.get("layer_types")
+    if not found or not shared or not isinstance(kinds, list) or found[0].attention.kind != "self":
+        return found
+    first, crossed = len(kinds) - int(shared), replace(found[0].attention, kind="cross")
+    by_layer = {(place.prefix, place.layer): place for place in found}
+    changed = []
+    for place in found:
+        alike = [i for i in range(first) if place.layer >= first and kinds[i] == kinds[place.layer]]
+        source = by_layer.get((place.prefix, alike[-1])) if alike else None
+        if source is not None:
+            names = {role: name for role, name in place.names.items() if role not in ("key", "value", "key_norm")}
+            names |= {role: source.names[role] for role in ("key", "value", "key_norm") if role in source.names}
+            names |= {"memory_norm": source.names["norm"]} if "norm" in source.names else {}
+            names["module"] = place.names["query"].rpartition(".")[0]
+            place = replace(place, attention=crossed, names=names)
+        changed.append(place)
+    return changed
 
 
 def _entries(

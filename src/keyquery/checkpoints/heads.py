@@ -314,7 +314,9 @@ def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
 def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
     attention, rotary = place.attention, "rotary" in place.names
     assumed = attention.scale == "transformer_lens" and not config
+    owner = place.names.get("key", "").rpartition(".")[0]
     notes = {
+        f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
         "the content-to-content kernel only": attention.position == "disentangled",
         "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
         and attention.position != "disentangled",

@@ -102,12 +102,12 @@ class Comparison:
             yield best
 
     def _near(self, event: Event, capture: Capture) -> list[str]:
-        """Layers whose projections are called under the owner of a softmax, or beside it."""
+        """Layers whose queries are made under the owner of a softmax, or beside it."""
         shared = {}
         for name, (query, key) in self.modules.items():
             if capture.before(query, event.time) is None or capture.before(key, event.time) is None:
                 continue
-            shared[name] = min(_common(event.owner, query), _common(event.owner, key))
+            shared[name] = _common(event.owner, query)  # keys may be those of another layer
         depth = len(event.owner.split(".")) if event.owner else 0
         best = max(shared.values(), default=-1)
         if best < max(depth - 1, 0):
@@ -183,7 +183,8 @@ def entered(capture: Capture, module: str, time: int, which: int, like: Event | 
         call = capture.before(module, call.time)
     if call is None:
         return None
-    values = call.inputs if len(call.inputs) == 1 else [*call.inputs, *call.names.values()]
+    values = [*call.inputs, *call.names.values()]
+    values = [value for value in values if value.ndim == values[0].ndim]  # no masks
     named = call.names.get("query" if which == 0 else "key")
     chosen = named if named is not None else values[min(which, len(values) - 1)] if len(values) > 2 else None
     return values[0] if chosen is None and values else chosen
