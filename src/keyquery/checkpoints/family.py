@@ -36,7 +36,7 @@ WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column
 WHOLE |= {"content_bias", "distance_bias"}
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
-SOMETIMES |= {"distances", "distance_norm", "distance_key", "distance_query"}
+SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
@@ -92,6 +92,7 @@ class Attention:
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
+    latent_scales: bool = False  # MLA's latents are scaled up by their widths, as in LongCat
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 
@@ -165,7 +166,10 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
-        for place in _with_shared_keys(list(_places_of(attention, own)), tower_config(config, attention)):
+        crossed = replace(attention, kind="cross")
+        for place in _with_shared_keys(list(_places_of(attention, own)), tower_config(config, attention), crossed):
+            if "reduction" in place.names:  # keys of fewer tokens than there are queries
+                place = replace(place, attention=crossed)
             if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
                 continue
             # Of two entries for the same tensors, the later one wins.
@@ -173,7 +177,7 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
     return list(found.values())
 
 
-def _with_shared_keys(found: list[Place], config: Mapping[str, Any]) -> list[Place]:
+def _with_shared_keys(found: list[Place], config: Mapping[str, Any], crossed: Attention) -> list[Place]:
     """The layers of a stack, the last of which use keys of earlier ones where the config says so, as in Gemma 3n.
 
     Their queries and keys come from different residual streams, as those of cross-attention do. A file may hold key
@@ -182,7 +186,7 @@ def _with_shared_keys(found: list[Place], config: Mapping[str, Any]) -> list[Pla
     shared, kinds = config.get("num_kv_shared_layers"), config.get("layer_types")
     if not found or not shared or not isinstance(kinds, list) or found[0].attention.kind != "self":
         return found
-    first, crossed = len(kinds) - int(shared), replace(found[0].attention, kind="cross")
+    first = len(kinds) - int(shared)
     by_layer = {(place.prefix, place.layer): place for place in found}
     changed = []
     for place in found:

@@ -255,6 +255,9 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
             key = _compose(up, key_down[:rank], key_gain if gained else None).unsqueeze(1)
         else:  # one rotary key for all heads
             query, key = query.transpose(0, 1), key_down[rank:].reshape(1, 1, rope, -1)
+        if place.attention.latent_scales:  # each latent is multiplied by the root of how much narrower it is
+            query = query * (query.shape[-1] / (query.shape[-1] if query_down is None else len(query_down))) ** 0.5
+            key = key * (key.shape[-1] / rank) ** 0.5 if part == "nope" else key
         both.append(Projections(query, key))
     raw, normed = both
     return Latent(raw, normed, query_down, key_down[:rank] if part == "nope" else None)
