@@ -242,7 +242,7 @@ class Heads:
             "softcap": float(config[attention.softcap])
             if attention.softcap and config.get(attention.softcap)
             else None,
-            "notes": (*self._notes, *_notes(place, config, part, shifted), *precision_notes(self.source, place)),
+            "notes": (*self._notes, *_notes(place, self.source, config, part, shifted), *precision_notes(self.source, place)),
             **norms,
         }
         if kernel is None:
@@ -311,12 +311,14 @@ def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
     return bool(said) and config.get("use_bidirectional_attention") is not True
 
 
-def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
     attention, rotary = place.attention, "rotary" in place.names
     assumed = attention.scale == "transformer_lens" and not config
     owner = place.names.get("key", "").rpartition(".")[0]
+    differ = len({_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
         f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
+        "queries and keys are of tokens of different widths: forms act on the sum of both spaces": differ,
         "the content-to-content kernel only": attention.position == "disentangled",
         "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
         and attention.position != "disentangled",
@@ -371,12 +373,13 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
     feeding = "norm" if "norm" in names else "first_norm"
     groups, shared, rank, width = weights.query.shape
     norms = {}
-    for role, called in ((feeding, "norm"), ("memory_norm", "memory_norm")):
+    for role, called, fed in ((feeding, "norm", "query"), ("memory_norm", "memory_norm", "key")):
+        size = _width(place, source, fed, width)
         projected = (
-            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (width,)
+            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (size,)
         )
         if role in names and not projected:  # embeddings may be of another width, and projected after their norm
-            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (width,))
+            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (size,))
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
         if role in names:
             sizes = (rank, math.prod(heads) * rank)
@@ -388,6 +391,14 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
             size = 1.0 if attention.unit_norm == "rms" else rank**-0.5
             norms[role] = Norm("rms", weights.query.new_full((1, 1, rank), size), None, _epsilon(attention, config))
     return norms
+
+
+def _width(place: Place, source: Source, role: str, width: int) -> int:
+    """The width of the tokens that queries or keys are made of, which differ in some cross-attention."""
+    attention = place.attention
+    if attention.kind != "cross" or attention.order != "apart":
+        return width
+    return int(source.shapes[place.names[role] + attention.weight][0 if attention.transposed else -1])
 
 
 def _norm(

@@ -38,8 +38,12 @@ class Projections:
         return self.form().with_bias(*biases)
 
     def apply(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of tokens x (..., n, d) and keys of y (..., m, d): (..., groups, shared or 1, n or m, r)."""
-        return _linear(x, self.query, self.query_bias), _linear(y, self.key, self.key_bias)
+        """Queries of tokens x (..., n, d) and keys of y (..., m, d): (..., groups, shared or 1, n or m, r).
+
+        Where queries and keys are of different widths, the weights of queries come first, and those of keys last.
+        """
+        query, key = self.query[..., : x.shape[-1]], self.key[..., -y.shape[-1] :]
+        return _linear(x, query, self.query_bias), _linear(y, key, self.key_bias)
 
     def __repr__(self) -> str:
         return f"Projections({self.query.shape[0]} × {self.query.shape[1]} heads, {_sized(self.query)})"
@@ -140,9 +144,10 @@ class Layer:
         With query and key norms it is exact up to the positive factor 1/(rms q · rms k) of each pair of tokens.
         """
         weights = self.gained()
-        query, query_bias = _fold(weights.query, weights.query_bias, self.norm)
         memory = self.memory_norm if self.kind == "cross" else self.norm
-        key, key_bias = _fold(weights.key, weights.key_bias, memory)
+        first, last = (None if norm is None else norm.gain.shape[-1] for norm in (self.norm, memory))
+        query, query_bias = _fold(weights.query, weights.query_bias, self.norm, slice(first))
+        key, key_bias = _fold(weights.key, weights.key_bias, memory, slice(last and -last, None))
         return Projections(query, key, query_bias, self._seen_bias(key_bias)).biased()
 
     def _seen_bias(self, bias: Tensor | None) -> Tensor | None:
@@ -255,15 +260,17 @@ def _gain(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tenso
     return weight * gain.unsqueeze(-1), None if bias is None else bias * gain
 
 
-def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
-    """W·diag(γ), and W·β in the bias."""
+def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None, own: slice) -> tuple[Tensor, Tensor | None]:
+    """W·diag(γ), and W·β in the bias; `own` are the dimensions of the tokens that are normed."""
     if norm is None:
         return weight, bias
     wide, bias = torch.promote_types(weight.dtype, torch.float32), None if bias is None else _wide(bias)
     if norm.shift is not None:
-        shifted = (weight.double() @ norm.shift.double()).to(wide)
+        shifted = (weight[..., own].double() @ norm.shift.double()).to(wide)
         bias = shifted if bias is None else bias + shifted
-    return weight.to(wide, copy=True).mul_(norm.gain.to(wide)), bias  # in place: fresh memory costs more than sums
+    folded = weight.to(wide, copy=True)
+    folded[..., own].mul_(norm.gain.to(wide))  # in place: fresh memory costs more than sums
+    return folded, bias
 
 
 def _sized(tensor: Tensor) -> str:

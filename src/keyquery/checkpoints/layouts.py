@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from keyquery.checkpoints.family import ANCHORS, Attention, Place
 from keyquery.checkpoints.layer import Projections
@@ -141,10 +142,12 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     name = place.names["query"]
     if attention.gated:
         query = _ungated(query, heads, name)
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"{name}: keys of width {key.shape[-1]} beside queries of width {query.shape[-1]} have no form"
-        )
+    widths = query.shape[-1], key.shape[-1]
+    if widths[0] != widths[1]:
+        if attention.kind != "cross":
+            raise ValueError(f"{name}: keys of width {widths[1]} beside queries of width {widths[0]} have no form")
+        # Forms act on the sum of both spaces, which share no dimension.
+        query, key = pad(query, (0, widths[1])), pad(key, (widths[0], 0))
     rank = _divide(len(query), heads, f"{name}: {len(query)} rows are not {heads} heads of equal width")
     groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
     shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")

@@ -21,6 +21,8 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
     match attention.scale:
         case "one":
             return 1.0
+        case "half head_dim":
+            return (head_dim / 2) ** -0.5
         case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value
             how, key = key.split(" ", 1)
             value = float(config[key])

@@ -51,6 +51,14 @@ def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
     return found
 
 
+def tied_modules(model: nn.Module) -> dict[str, list[str]]:
+    """Modules whose weights are those of another one, by the first of them."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name.rpartition(".")[0])
+    return {names[0]: names[1:] for names in owners.values() if len(names) > 1}
+
+
 def _rows(state: dict[str, Tensor]) -> dict[str, str]:
     """Modules by the rows of their matrices."""
     found: dict[str, str] = {}
@@ -69,8 +77,9 @@ def _digest(tensor: Tensor) -> str:
 class Comparison:
     """The layers of a checkpoint, grouped where their scores add up, and where the model keeps their projections."""
 
-    def __init__(self, heads: Heads, names: dict[str, str]) -> None:
-        self.heads = heads
+    def __init__(self, heads: Heads, names: dict[str, str], tied: dict[str, list[str]]) -> None:
+        """`names` are modules of tensors on disk, and `tied` other modules of the same weights, by the first."""
+        self.heads, self._tied = heads, tied
         self.groups: dict[str, list[Layer]] = {}
         self.seen: set[str] = set()
         for layer in heads:
@@ -93,7 +102,7 @@ class Comparison:
         for event in capture.events:
             if not informative(event.scores):
                 continue
-            found = [self._match(event, name, capture, positions) for name in self._near(event, capture)]
+            found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
             best = min(found, key=lambda match: match.error, default=None)
             if best is None:
                 yield Match(event.owner, None, float("inf"), float("inf"), "not read")
@@ -101,21 +110,25 @@ class Comparison:
             self.seen.add(str(best.layer))
             yield best
 
-    def _near(self, event: Event, capture: Capture) -> list[str]:
-        """Layers whose queries are made under the owner of a softmax, or beside it."""
+    def _near(self, event: Event, capture: Capture) -> list[tuple[str, str, str]]:
+        """Layers, with their projections, whose queries are made under the owner of a softmax, or beside it."""
         shared = {}
-        for name, (query, key) in self.modules.items():
-            if capture.before(query, event.time) is None or capture.before(key, event.time) is None:
-                continue
-            shared[name] = _common(event.owner, query)  # keys may be those of another layer
+        for name, (first, key) in self.modules.items():
+            for query in (first, *self._tied.get(first, [])):
+                keys = [k for k in (key, *self._tied.get(key, [])) if capture.before(k, event.time) is not None]
+                if keys and capture.before(query, event.time) is not None:
+                    nearest = max(keys, key=lambda k: _common(event.owner, k))  # may be those of another layer
+                    shared[name, query, nearest] = _common(event.owner, query)
         depth = len(event.owner.split(".")) if event.owner else 0
         best = max(shared.values(), default=-1)
         if best < max(depth - 1, 0):
             return []
-        return [name for name, common in shared.items() if common == best]
+        return [near for near, common in shared.items() if common == best]
 
-    def _match(self, event: Event, name: str, capture: Capture, positions: Tensor | None) -> Match:
-        layers, (query, key) = self.groups[name], self.modules[name]
+    def _match(
+        self, event: Event, name: str, query: str, key: str, capture: Capture, positions: Tensor | None
+    ) -> Match:
+        layers = self.groups[name]
         apart = layers[0].position == "disentangled"  # its projections are also called on distances
         x, y = (entered(capture, m, event.time, i, event if apart else None) for i, m in enumerate((query, key)))
         bad = float("inf")

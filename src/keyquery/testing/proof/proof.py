@@ -16,7 +16,7 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
-from keyquery.testing.proof.compare import Comparison, Match, memory_names
+from keyquery.testing.proof.compare import Comparison, Match, memory_names, tied_modules
 from keyquery.testing.proof.inputs import inputs_for
 from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
 
@@ -228,7 +228,7 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
             return Proof(status="cannot be built", reason=f"it cannot be saved: {brief(error)}", **about)
         try:
             heads = read_recognised(open_path(Path(folder)), trusted=True)
-            compared = Comparison(heads, memory_names(model, Path(folder)))
+            compared = Comparison(heads, memory_names(model, Path(folder)), tied_modules(model))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = str(error).replace(folder, "the checkpoint")
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
