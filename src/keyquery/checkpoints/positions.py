@@ -50,7 +50,7 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
 
 def window_of(attention: Attention, config: Config, layer: int) -> int | None:
     """How far a layer sees: keys less than so many tokens away, or None where it sees all."""
-    size = config.get("sliding_window")
+    size = config.get("sliding_window") or config.get("attention_window_size")
     if config.get("local_attention"):  # ModernBERT's counts both sides
         size = int(config["local_attention"]) // 2 + 1
     elif size and config.get("use_bidirectional_attention") is True:  # likewise

@@ -251,7 +251,8 @@ def save(model: Any, folder: str) -> None:
 
 def _mask_differs(whys: list[str]) -> bool:
     """Whether a layer's mask is read wrongly: sees what it should not once, or never what it should."""
-    return any(why.startswith("causal") for why in whys) or all(why.startswith("not causal") for why in whys)
+    once = any(why.startswith(("causal", "window")) for why in whys)
+    return once or all(why.startswith("not causal") for why in whys)
 
 
 def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about: dict[str, Any]) -> Proof:
