@@ -18,7 +18,7 @@ from typing import Any
 from keyquery.checkpoints.sources import OTHER_TOWERS
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
-ANCHORS = ("fused", "key_down", "query")
+ANCHORS = ("fused", "key_down", "query", "query_up")
 # Roles whose tensors may have another suffix than ".weight", set by the architecture.
 ENDINGS = {
     "fused": "weight",
@@ -42,6 +42,7 @@ NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
     "heads": [("query",), ("key",)],
     "columns": [("query",), ("key",)],
+    "query latent": [("query_up",), ("query_down",), ("key",)],
     "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
 }
 
@@ -51,10 +52,11 @@ class Attention:
     """One kind of attention of an architecture: tensor names, and how scores are computed."""
 
     names: list[dict[str, str | list[str]]]
-    kind: str = "self"  # or "cross": queries and keys come from different sequences
+    # Or "cross": queries and keys come from different sequences; "indexer": scores choose the keys that others see
+    kind: str = "self"
     causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
     # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters";
-    # "latent" (MLA)
+    # "latent" (MLA), "query latent" (queries alone)
     order: str = "apart"
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
@@ -81,6 +83,7 @@ class Attention:
     rotary_dim: str = "rotary_dim"  # config key of the number of rotated dimensions, if not a share of them
     norm_after_rope: bool = False  # queries and keys are rotated before they are normed
     rope_back: bool = False  # rotated by negative angles
+    rope_last: bool = False  # the last dimensions of a head are rotated; they are read as the first
     # Of tokens on a grid: what parts of the pairs turn with ("time", "row", "column"), and how tokens stand: axial.py
     axes: list[str] = field(default_factory=list)
     axes_share: bool = False  # the axes share one list of frequencies
@@ -91,6 +94,7 @@ class Attention:
     qk_norm_kind: str = "rms"
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
+    qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others
     latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
     latent_scales: bool = False  # MLA's latents are scaled up by their widths, as in LongCat
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies

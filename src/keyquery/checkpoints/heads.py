@@ -18,7 +18,7 @@ from keyquery.checkpoints.family import Attention, Family, Place, gap, places, t
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
-from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
+from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.sources import Recorded, Source, first_line
@@ -213,6 +213,9 @@ class Heads:
         if attention.order == "latent":
             kernel = latent(place, self.source, config, count, part)
             weights, width = kernel.weights, int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
+        elif attention.order == "query latent":
+            kernel = query_latent(place, self.source, count)
+            weights, width = kernel.weights, kernel.weights.query.shape[2]
         else:
             asked = config.get(attention.head_dim)
             weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
@@ -248,7 +251,8 @@ class Heads:
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
-        return LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
+        layer = LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
+        return layer.rolled(layer.rope.dims) if attention.rope_last and layer.rope else layer
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
         return tower_config(self.config, place.attention)
@@ -260,7 +264,7 @@ class Heads:
         torch.Size([2, 1, 4, 8])
         """
         place, _ = self._places[index]
-        if "output" not in place.names or place.attention.order == "latent":
+        if "output" not in place.names or place.attention.order in ("latent", "query latent"):
             raise ValueError(f"{module_name(place)}: its output map is not read")
         return values(place, self.source, *self._read(index).weights.query.shape[:3])
 
@@ -384,6 +388,7 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
         if role in names:
             sizes = (rank, math.prod(heads) * rank)
             norm = _norm(source, names[role], attention.qk_norm_kind, attention, config, sizes)
+            norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)

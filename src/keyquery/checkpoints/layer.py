@@ -215,15 +215,42 @@ class LatentLayer(Layer):
     eps: float = 1e-6
 
     def gained(self) -> Projections:
-        """The composed weights with the latent norms' gains."""
+        """The composed weights with the latent norms' gains, and those of query and key norms."""
         assert self.normed is not None
-        return self.normed
+        query, query_bias = _gain(self.normed.query, self.normed.query_bias, self.query_norm)
+        key, key_bias = _gain(self.normed.key, self.normed.key_bias, self.key_norm)
+        return Projections(query, key, query_bias, key_bias)
 
     def project(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys, each divided by the root mean square of its token's latent."""
+        assert self.normed is not None
         y = x if y is None else y
-        query, key = self.gained().apply(x, y)
-        return query / self._rms(x, self.query_down), key / self._rms(y, self.key_down)
+        query, key = self.normed.apply(x, y)
+        query, key = query / self._rms(x, self.query_down), key / self._rms(y, self.key_down)
+        return _normed(query, self.query_norm), _normed(key, self.key_norm)
+
+    def rolled(self, dims: int) -> LatentLayer:
+        """The same with the last `dims` dimensions of each head as the first, which leaves all scores as they are."""
+
+        def roll(tensor: Tensor | None, dim: int) -> Tensor | None:
+            return None if tensor is None else tensor.roll(dims, dim)
+
+        both = (
+            Projections(w.query.roll(dims, 2), w.key.roll(dims, 2), roll(w.query_bias, 2), roll(w.key_bias, 2))
+            for w in (self.weights, self.gained_latents())
+        )
+        norms = (
+            norm and replace(norm, gain=norm.gain.roll(dims, -1), shift=roll(norm.shift, -1))
+            for norm in (self.query_norm, self.key_norm)
+        )
+        weights, normed = both
+        query_norm, key_norm = norms
+        return replace(self, weights=weights, normed=normed, query_norm=query_norm, key_norm=key_norm)
+
+    def gained_latents(self) -> Projections:
+        """The composed weights with the latent norms' gains alone."""
+        assert self.normed is not None
+        return self.normed
 
     def _rms(self, x: Tensor, down: Tensor | None) -> Tensor:
         if down is None:

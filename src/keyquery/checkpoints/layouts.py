@@ -266,6 +266,21 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
     return Latent(raw, normed, query_down, key_down[:rank] if part == "nope" else None)
 
 
+def query_latent(place: Place, source: Source, heads: int) -> Latent:
+    """Queries composed of down- and up-projections, and keys that pass by no latent."""
+    up, down, gain = (
+        read_rows(source, place.names[role] + ".weight") for role in ("query_up", "query_down", "query_latent_norm")
+    )
+    rank = _divide(len(up), heads, f"{place.names['query_up']}: {len(up)} rows are not {heads} heads of equal width")
+    key = read_rows(source, place.names["key"] + ".weight")
+    groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
+    raw, normed = (
+        Projections(_compose(up, down, own).reshape(groups, -1, rank, down.shape[-1]), key.reshape(groups, 1, rank, -1))
+        for own in (None, gain)
+    )
+    return Latent(raw, normed, down, None)
+
+
 def _compose(up: Tensor, down: Tensor | None, gain: Tensor | None) -> Tensor:
     assert down is not None
     return (up if gain is None else up * gain.to(up.dtype)) @ down

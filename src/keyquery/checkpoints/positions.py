@@ -138,6 +138,8 @@ def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
         raise ValueError(f"they must be an object, got {said!r:.60}")
     base = config.get("rope_theta") or config.get("global_rope_theta") or config.get("rotary_emb_base") or 10000.0
     kind = _kind_of(config, layer)
+    if {"main", "compress"} <= set(said):  # DeepSeek V4's
+        kind = "main" if kind == "sliding_attention" else "compress"
     if kind is not None and kind in said:
         own = dict(said[kind] or {})
     elif (local := _old_local_base(config, layer, kind)) is not None:

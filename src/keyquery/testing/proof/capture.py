@@ -138,6 +138,8 @@ class _Watch(TorchFunctionMode):
         if name == "softmax":
             self._softmax(args, kwargs)
             return func(*args, **kwargs)
+        if name == "relu" and (product := getattr(args[0], "_kq_product", None)) is not None:
+            self._record(args[0], product)  # scores of an indexer
         if name == "scaled_dot_product_attention":
             self._record(*_fused_scores(self.capture.tick(), *args, **kwargs))
         elif name == "multi_head_attention_forward":

@@ -17,7 +17,7 @@ from keyquery.forms.axial import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
 
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
-QUERY = ("query", "query_down", "module", "fused")
+QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
 CONTENT = ("unread", "rotary")  # terms of positions that are not read
 
@@ -308,7 +308,7 @@ def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 def _mask(theirs: Tensor, layer: Layer) -> str:
     """What is wrong about which keys a query sees, if anything."""
     n, m = theirs.shape[-2:]
-    if n != m or layer.kind == "cross":
+    if n != m or layer.kind != "self":
         return ""
     seen = (theirs > HIDDEN).any(0).any(0)
     future = torch.ones(n, n, dtype=torch.bool).triu(1)
