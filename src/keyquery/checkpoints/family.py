@@ -97,6 +97,7 @@ class Attention:
     qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others
     latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
     latent_scales: bool = False  # MLA's latents are scaled up by their widths, as in LongCat
+    unread_keys: str | None = None  # a note: other keys that its queries see
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 
@@ -110,6 +111,7 @@ class Family:
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
     gaps: bool = False  # whether layers may have no attention, or attention of another kind
+    formless: list[str] = field(default_factory=list)  # modules whose keys are no linear map of tokens
     by_names: bool = True  # whether it can be recognised without a config
     defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)

@@ -321,6 +321,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
     owner = place.names.get("key", "").rpartition(".")[0]
     differ = len({_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
+        str(attention.unread_keys): attention.unread_keys is not None,
         f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
         "queries and keys are of tokens of different widths: forms act on the sum of both spaces": differ,
         "the content-to-content kernel only": attention.position == "disentangled",

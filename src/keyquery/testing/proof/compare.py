@@ -101,7 +101,8 @@ class Comparison:
     def matches(self, capture: Capture, positions: Tensor | None) -> Iterator[Match]:
         """Every softmax, with the layer that explains it best."""
         for event in capture.events:
-            if not informative(event.scores):
+            formless = set(self.heads.family.formless) & set(event.owner.split("."))
+            if formless or not informative(event.scores):
                 continue
             found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
             best = min(found, key=lambda match: match.error, default=None)
