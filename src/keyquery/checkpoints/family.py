@@ -33,7 +33,7 @@ ENDINGS = {
 # Biases that are not named after their weights: full names.
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
-WHOLE |= {"content_bias", "distance_bias"}
+WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
@@ -55,8 +55,8 @@ class Attention:
     # Or "cross": queries and keys come from different sequences; "indexer": scores choose the keys that others see
     kind: str = "self"
     causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
-    # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters";
-    # "latent" (MLA), "query latent" (queries alone)
+    # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters",
+    # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone)
     order: str = "apart"
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
@@ -97,7 +97,7 @@ class Attention:
     qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others
     latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
     latent_scales: bool = False  # MLA's latents are scaled up by their widths, as in LongCat
-    unread_keys: str | None = None  # a note: other keys that its queries see
+    note: str | None = None  # what is not read
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 

@@ -22,7 +22,7 @@ from keyquery.checkpoints.layouts import Values, count_heads, latent, projection
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.sources import Recorded, Source, first_line
-from keyquery.forms import Form
+from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, printable
 
 EMBEDDINGS = (
@@ -238,7 +238,7 @@ class Heads:
             "window": window_of(attention, config, place.layer),
             ("early_rope" if attention.norm_after_rope else "rope"): None
             if part == "nope" or not self._positions
-            else rope_of(attention, config, place.layer, weights.query.shape[2]),
+            else self._rope(place, config, weights.query.shape[2]),
             "axial": axial_of(place, self.source, config, width) if self._positions else None,
             "position": _position(place, config) if self._positions else "none",
             "modules": place.names,
@@ -253,6 +253,13 @@ class Heads:
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
         layer = LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
         return layer.rolled(layer.rope.dims) if attention.rope_last and layer.rope else layer
+
+    def _rope(self, place: Place, config: Mapping[str, Any], width: int) -> Rope | None:
+        """The rotation of a layer: as the config says, or by the frequencies that the file holds."""
+        if "frequencies" not in place.names:
+            return rope_of(place.attention, config, place.layer, width)
+        frequencies = read_rows(self.source, place.names["frequencies"])
+        return Rope(2 * len(frequencies), interleaved=place.attention.rope == "interleaved", frequencies=frequencies)
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
         return tower_config(self.config, place.attention)
@@ -321,7 +328,8 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
     owner = place.names.get("key", "").rpartition(".")[0]
     differ = len({_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
-        str(attention.unread_keys): attention.unread_keys is not None,
+        str(attention.note): attention.note is not None,
+        "its queries are scaled by a function of themselves (SSMax), which no form has": "ssmax" in place.names,
         f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
         "queries and keys are of tokens of different widths: forms act on the sum of both spaces": differ,
         "the content-to-content kernel only": attention.position == "disentangled",
@@ -329,7 +337,8 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
         and attention.position != "disentangled",
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
-        "rotary positions unknown: there is no config": bool(attention.rope and not config),
+        "rotary positions unknown: there is no config": bool(attention.rope and not config)
+        and "frequencies" not in place.names,
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
         "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
             attention.norm_after_rope

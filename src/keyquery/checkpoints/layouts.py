@@ -26,6 +26,9 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     if place.attention.order == "heads":
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
+    if place.attention.order == "stacked":
+        name = place.names["fused"] + place.attention.weight
+        said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
     said["the module"] = _heads_of_module(place, source)
     said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
@@ -56,7 +59,17 @@ def projections(place: Place, source: Source, heads: int, head_dim: int | None) 
     """Read query and key of one layer and cut them into heads."""
     if place.attention.order in ("apart", "heads", "columns"):
         return _apart(place, source, heads)
+    if place.attention.order == "stacked":
+        return _stacked(place, source)
     return _fused(place, source, heads, head_dim)
+
+
+def _stacked(place: Place, source: Source) -> Projections:
+    name = place.names["fused"] + place.attention.weight
+    if len(source.shapes[name]) != 4 or source.shapes[name][0] != 3:
+        raise ValueError(f"{name} has the shape {tuple(source.shapes[name])}, expected (3, heads, r, d)")
+    query, key = read_rows(source, name, 0, 2)
+    return Projections(query.unsqueeze(1), key.unsqueeze(1))
 
 
 @dataclass(frozen=True, eq=False)
