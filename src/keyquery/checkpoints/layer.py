@@ -14,6 +14,8 @@ from keyquery.forms.axial import AxialRope
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
+# Position terms that are no function of one offset, or depend on the content of one token.
+GRIDS = ("axial", "window", "window with class", "decomposed", "transformer-xl", "xlnet", "relative keys")
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 
@@ -109,6 +111,16 @@ class Layer:
     def heads(self) -> int:
         """The number of query heads."""
         return self.weights.query.shape[0] * self.weights.query.shape[1]
+
+    @property
+    def on_data(self) -> bool:
+        """Whether its scores on data are divided into parts: not if keys are of other tokens, or normed when rotated."""
+        return self.kind == "self" and self.early_rope is None
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether positions enter its scores by the offset of two tokens alone, or not at all."""
+        return self.axial is None and self.early_rope is None and self.position not in GRIDS
 
     def head(self, index: int, view: str = "raw") -> Form:
         """The form of one query head, with the key head that it uses, also where several query heads share one.

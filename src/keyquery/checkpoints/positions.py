@@ -55,6 +55,8 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
         size = int(config["local_attention"]) // 2 + 1
     elif size and config.get("use_bidirectional_attention") is True:  # likewise
         size = int(size) // 2 + 1
+    elif size and attention.window == "both sides":
+        size = int(size) + 1
     kind = _kind_of(config, layer)
     if kind is not None and attention.window != "all":
         local = kind == "sliding_attention"

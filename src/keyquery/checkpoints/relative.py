@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,13 +34,26 @@ class Relative:
     scale: float
     bias: Float[Tensor, "heads r"] | None = None
 
-    def scores(self, content: Float[Tensor, "*batch heads n r"]) -> Float[Tensor, "*batch heads n m"]:
-        """The term for queries (..., heads, n, r), or for keys (..., heads, m, r)."""
-        content = content if self.bias is None else content + self.bias.to(content)[:, None]
+    def scores(
+        self, content: Float[Tensor, "*batch heads n r"], constant: bool = True
+    ) -> Float[Tensor, "*batch heads n m"]:
+        """The term for queries (..., heads, n, r), or for keys (..., heads, m, r); its bias is left out on request."""
+        content = content + self.bias.to(content)[:, None] if constant and self.bias is not None else content
         products = self.scale * content @ self.vectors.to(content).mT
         index = self.index if self.side == "query" else self.index.mT
-        chosen = products.gather(-1, index.expand(*products.shape[:-1], -1))
+        chosen = products.gather(-1, index.to(content.device).expand(*products.shape[:-1], -1))
         return chosen if self.side == "query" else chosen.mT
+
+    def of_heads(self, chosen: slice) -> Relative:
+        """The same for some heads."""
+        vectors = self.vectors if len(self.vectors) == 1 else self.vectors[chosen]
+        return replace(self, vectors=vectors, bias=None if self.bias is None else self.bias[chosen])
+
+    def of_scaled(self, scale: float) -> Relative:
+        """The same for queries that are multiplied by `scale` already."""
+        if self.side == "key":
+            return self
+        return replace(self, scale=self.scale / scale, bias=None if self.bias is None else self.bias * scale)
 
 
 def table_bias(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Float[Tensor, "heads n m"]:

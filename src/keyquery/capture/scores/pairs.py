@@ -54,7 +54,7 @@ def watch_pairs(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callable
     arguments: dict[str, dict[str, Any]] = {}  # of the current call, by attention module
     masks: dict[str, Tensor] = {}
     paired = has_two_sides(model)
-    layers = [layer for layer in heads if layer.kind == "self"]
+    layers = [layer for layer in heads if layer.on_data]
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
