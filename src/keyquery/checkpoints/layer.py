@@ -114,8 +114,11 @@ class Layer:
 
     @property
     def on_data(self) -> bool:
-        """Whether its scores on data are divided into parts: not if keys are of other tokens, or normed when rotated."""
-        return self.kind == "self" and self.early_rope is None
+        """Whether its scores on data are divided into parts: keys are of the same tokens, and not normed when rotated.
+
+        XLNet's queries are made by no module whose input could be read.
+        """
+        return self.kind == "self" and self.early_rope is None and self.position != "xlnet"
 
     @property
     def by_offset(self) -> bool:

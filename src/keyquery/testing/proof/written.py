@@ -19,6 +19,7 @@ ORDER = (
     "heads",
     "scale",
     "softcap",
+    "window",
     "rope",
     "rope_kinds",
 )
