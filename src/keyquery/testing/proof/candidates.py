@@ -187,6 +187,9 @@ def ropes(config: Mapping[Any, Any], normed: bool) -> list[dict[str, Any]]:
     said = any("rope" in key or "rotary" in key for key in config)
     both: list[dict[str, Any]] = [{"rope": "half"}, {"rope": "interleaved"}, {"rope": "half", "rope_back": True}]
     both += [{"rope": "half", "norm_after_rope": True}] if said and normed else []
+    if "patch_size" in config:  # tokens on a grid
+        grid = {"grid": {"merge": "spatial_merge_size"}} if "spatial_merge_size" in config else {}
+        both += [{"rope": kind, "axes": ["row", "column"], **grid} for kind in ("half", "interleaved")]
     return [*both, {}] if said else [{}, *both]
 
 

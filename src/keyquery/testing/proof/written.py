@@ -22,6 +22,8 @@ ORDER = (
     "window",
     "rope",
     "rope_kinds",
+    "axes",
+    "grid",
 )
 ROLES: tuple[str, ...] = (
     "query",
@@ -147,6 +149,8 @@ def as_toml(tables: dict[str, Any], comment: str) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_literal(own)}" for key, own in value.items()) + " }"
     return _list(value) if isinstance(value, list) else f'"{value}"' if isinstance(value, str) else repr(value)
 
 
