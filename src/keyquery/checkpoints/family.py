@@ -268,7 +268,7 @@ def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
     """A missing tensor: of a layer between two others, or the query of a key."""
     stacks: dict[tuple[int, str], list[Place]] = {}
     for place in found:
-        stacks.setdefault((id(place.attention), place.prefix), []).append(place)
+        stacks.setdefault((id(place.attention.names), place.prefix), []).append(place)  # also where kinds differ
     for stack in stacks.values():
         layers = {place.layer for place in stack}
         one = stack[0]

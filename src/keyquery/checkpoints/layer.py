@@ -176,7 +176,7 @@ class Layer:
         return bias * rotated
 
     def project(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m e"] | None = None
     ) -> tuple[Float[Tensor, "*batch groups shared n r"], Float[Tensor, "*batch groups 1 m r"]]:
         """Queries of the tokens x and keys of y (x itself in self-attention), as the scores use them, but unrotated.
 

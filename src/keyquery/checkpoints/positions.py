@@ -50,9 +50,11 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
 
 def window_of(attention: Attention, config: Config, layer: int) -> int | None:
     """How far a layer sees: keys less than so many tokens away, or None where it sees all."""
+    if attention.kind == "cross" and not attention.causal:
+        return None
     size = config.get("sliding_window") or config.get("attention_window_size")
     if config.get("local_attention"):  # ModernBERT's counts both sides
-        size = int(config["local_attention"]) // 2 + 1
+        size = int(size or config["local_attention"] // 2) + (not attention.causal)
     elif size and config.get("use_bidirectional_attention") is True:  # likewise
         size = int(size) // 2 + 1
     elif size and attention.window == "both sides":

@@ -35,7 +35,7 @@ class Relative:
     bias: Float[Tensor, "heads r"] | None = None
 
     def scores(
-        self, content: Float[Tensor, "*batch heads n r"], constant: bool = True
+        self, content: Float[Tensor, "*batch heads tokens r"], constant: bool = True
     ) -> Float[Tensor, "*batch heads n m"]:
         """The term for queries (..., heads, n, r), or for keys (..., heads, m, r); its bias is left out on request."""
         content = content + self.bias.to(content)[:, None] if constant and self.bias is not None else content

@@ -135,7 +135,7 @@ class AxialRope:
     axes: Int[Tensor, " pairs"]
     layout: Layout = field(default_factory=Layout)
     before: Float[Tensor, "tokens pairs"] | None = None
-    after: Float[Tensor, "tokens pairs"] | None = None
+    after: Float[Tensor, "others pairs"] | None = None
 
     def on(self, sizes: Sequence[Size]) -> PlacedRope:
         """The rotation of the tokens of some images, of frames × rows × columns each."""
