@@ -64,7 +64,7 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
         local = kind == "sliding_attention"
     else:
         match attention.window:
-            case "all":
+            case "all" | "both sides":
                 local = True
             case "some":
                 local = bool(config.get("use_sliding_window")) and layer >= int(config.get("max_window_layers") or 0)
