@@ -17,8 +17,8 @@ HEAD = """# Architectures
 Every config type of transformers {version}, and how its checkpoints are read. `keyquery prove` has built a tiny random
 model of each type, saved it, read it, and compared the scores of every attention module with those that the model gave
 to its softmax, at several positions. **Exact** means a relative error of at most 1e-5 in all of them. **Content exact**
-means the same for the product of queries and keys, while some layers have a position term that is not read (2-D RoPE of
-vision towers, relative biases, norms after RoPE); the notes of those layers say so.
+means the same for the product of queries and keys, while some layers have a position term that is not read (those of
+boxes and segments); the notes of those layers say so. Sliding windows are compared as well.
 
 | status | types | meaning |
 | --- | --- | --- |
@@ -60,7 +60,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 def _content_only(row: dict[str, Any]) -> bool:
     """Whether an exact reading leaves out a position term."""
     kinds = families()[row["family"]].attention if row["status"] == "exact" else []
-    return any(kind.rope in ("unread", "before norm") or kind.position == "unread" for kind in kinds)
+    return any("unread" in (kind.rope, kind.position) for kind in kinds)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from keyquery.cli import app
 from keyquery.testing.proof import search, written
 from keyquery.testing.proof import sweep as sweep_module
 from keyquery.testing.proof.capture import captured
+from keyquery.testing.proof.compare import informative
 from keyquery.testing.proof.proof import Proof, prove
 from keyquery.testing.proof.sizes import shrink
 from keyquery.testing.proof.sweep import cached, counts, sweep
@@ -31,6 +32,82 @@ def test_a_sample_is_exact(name):
     assert proof.error < 1e-5
     assert not proof.missing
     assert not proof.untested
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("qwen2_5_vl_vision", 2),  # rows and columns, in windows
+        pytest.param("pixtral", 2, marks=pytest.mark.slow),
+        pytest.param("dinov3_vit", 2, marks=pytest.mark.slow),  # tokens without a place
+        ("mpnet", 2),  # a table of biases
+        pytest.param("beit", 2, marks=pytest.mark.slow),
+        ("deberta-v2", 2),  # vectors of distances
+        pytest.param("parakeet_encoder", 2, marks=pytest.mark.slow),
+        pytest.param("hunyuan_v1_dense", 2, marks=pytest.mark.slow),  # norms after the rotation
+        pytest.param("gemma3n_text", 4, marks=pytest.mark.slow),  # keys of earlier layers
+        pytest.param("segformer", 8, marks=pytest.mark.slow),  # keys of merged tokens
+        ("blip_2_qformer", 6),  # keys of another width
+        pytest.param("zamba2", 2, marks=pytest.mark.slow),  # tied blocks
+        pytest.param("deepseek_v32", 4, marks=pytest.mark.slow),  # indexers
+        pytest.param("deepseek_v4", 3, marks=pytest.mark.slow),
+        pytest.param("swin", 8, marks=pytest.mark.slow),
+        pytest.param("sam_vision_model", 2, marks=pytest.mark.slow),
+        pytest.param("xlnet", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_positions_and_keys_of_all_kinds_are_exact(name, modules):
+    proof = prove(name)
+    assert proof.status == "exact", str(proof)
+    assert len(proof.modules) == modules
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "facts", "reason"),
+    [
+        ("glm4v_vision", "qwen2_5_vl_vision", {"axes": ["column", "row"]}, ""),
+        pytest.param("glm4v_vision", "qwen2_5_vl_vision", {"grid": {"merge": "spatial_merge_size"}}, "", marks=pytest.mark.slow),
+        pytest.param("dinov3_vit", "dinov3_vit", {"grid": {"centred": True, "before": [1]}}, "", marks=pytest.mark.slow),
+        ("deberta_v2", "deberta-v2", {"position": "none"}, ""),
+        pytest.param("parakeet", "parakeet_encoder", {"position": "none"}, "", marks=pytest.mark.slow),
+        pytest.param("hunyuan_v1_moe", "hunyuan_v1_dense", {"norm_after_rope": False}, "", marks=pytest.mark.slow),
+        pytest.param("nanochat", "nanochat", {"rope_back": False}, "", marks=pytest.mark.slow),
+        ("mistral", "mistral", {"window": None}, "window of all, but queries see only keys less than 5 tokens away"),
+        ("llama", "llama", {"window": "all"}, "window of 3, but queries see keys that are further away"),
+    ],
+)
+def test_wrong_positions_and_windows_are_found(family, name, facts, reason, monkeypatch):
+    read = families()[family]
+    entries = [dataclasses.replace(entry, **facts) for entry in read.attention]
+    monkeypatch.setitem(families(), family, dataclasses.replace(read, attention=entries))
+    if name == "llama":  # a window that the model does not have
+        monkeypatch.setattr("keyquery.checkpoints.heads.window_of", lambda *_: 3)
+    proof = prove(name)
+    assert proof.status == "wrong"
+    assert reason in proof.reason
+
+
+def test_a_softmax_that_shows_nothing_proves_nothing():
+    hidden = torch.full((1, 2, 4, 4), -torch.inf)
+    assert not informative(hidden)
+    assert not informative(hidden.diagonal_scatter(torch.zeros(1, 2, 4), dim1=-2, dim2=-1))  # one key each
+    assert not informative(torch.ones(1, 2, 4, 4))  # all alike
+    assert informative(torch.randn(1, 2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("mistral", {"window": "all", "rope": "half"}),
+        pytest.param("nanochat", {"rope": "half", "rope_back": True}, marks=pytest.mark.slow),
+        pytest.param("qwen3_vl_vision", {"rope": "half", "axes": ["row", "column"]}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_search_finds_windows_and_rotations(name, facts):
+    found, lost = search.sought(name)
+    assert lost == []
+    (entry,) = written.family_tables(name, found)["attention"]
+    assert {fact: entry.get(fact) for fact in facts} == facts
 
 
 @pytest.mark.parametrize(

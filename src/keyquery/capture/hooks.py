@@ -139,7 +139,7 @@ def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[st
 
 def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
     """Queries (heads, n, r) and keys of every self-attention layer before RoPE, for non-padding tokens."""
-    layers = [layer for layer in heads if layer.kind == "self"]
+    layers = [layer for layer in heads if layer.on_data]
     entered = activations(model, [batch], sorted({entry(layer) for layer in layers}))
     out = {}
     for layer in layers:

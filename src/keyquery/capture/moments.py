@@ -81,7 +81,7 @@ def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> d
 
     Statistics of scores depend on these only, such as QΣKᵀ, without the d×d covariance Σ.
     """
-    moments_of = {layer.index: Moments() for layer in heads if layer.kind == "self"}
+    moments_of = {layer.index: Moments() for layer in heads if layer.on_data and layer.by_offset}
     by_entry: dict[str, list[Layer]] = {}
     for layer in heads:
         if layer.index in moments_of:

@@ -58,7 +58,8 @@ def uncovered(shapes: Mapping[str, Any], places: Iterable[Place]) -> list[str]:
         stem = name.removesuffix(".weight")
         module, _, leaf = stem.rpartition(".")
         weight = leaf in QUERIES | KEYS | FUSED and (stem != name or leaf == "in_proj_weight")
-        if weight and not LINEAR.search(module) and len(shapes[name]) == 2:  # shapes of other tensors may be unknown
+        linear = LINEAR.search(module) or f"{module}.A_log" in shapes  # a decay of states, and no softmax
+        if weight and not linear and len(shapes[name]) == 2:  # shapes of other tensors may be unknown
             leaves.setdefault(module, set()).add(leaf)
     shown = {module for module, own in leaves.items() if (own & QUERIES and own & KEYS) or own & FUSED}
     read = {name for place in places for name in place.names.values()}

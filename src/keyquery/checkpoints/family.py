@@ -18,26 +18,31 @@ from typing import Any
 from keyquery.checkpoints.sources import OTHER_TOWERS
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
-ANCHORS = ("fused", "key_down", "query")
+ANCHORS = ("fused", "key_down", "query", "query_up")
 # Roles whose tensors may have another suffix than ".weight", set by the architecture.
 ENDINGS = {
     "fused": "weight",
     "query": "weight",
     "key": "weight",
     "value": "weight",
+    "distance_key": "weight",
     "packed_bias": "bias",
     "output": "output_weight",
     "norm": "norm_weight",
 }
 # Biases that are not named after their weights: full names.
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
-WHOLE = {*OWN_BIASES, "rotary"}
+WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
+WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
+SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
     "heads": [("query",), ("key",)],
+    "columns": [("query",), ("key",)],
+    "query latent": [("query_up",), ("query_down",), ("key",)],
     "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
 }
 
@@ -47,9 +52,12 @@ class Attention:
     """One kind of attention of an architecture: tensor names, and how scores are computed."""
 
     names: list[dict[str, str | list[str]]]
-    kind: str = "self"  # or "cross": queries and keys come from different sequences
+    # Or "cross": queries and keys come from different sequences; "indexer": scores choose the keys that others see
+    kind: str = "self"
     causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
-    order: str = "apart"  # separate tensors; by "heads"; fused: "blocks", "groups", "quarters"; "latent" (MLA)
+    # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters",
+    # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone)
+    order: str = "apart"
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
     shared: bool = False  # one set of weights used by every layer
@@ -67,17 +75,29 @@ class Attention:
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
     gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
-    position: str = "none"  # position term: "alibi", "t5", "disentangled"; "unread": there is one, and it is not read
-    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read; "before norm": rotated, then normed
+    # Position term: "alibi", "t5"; those of relative.py; "unread": there is one, and it is not read
+    position: str = "none"
+    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
     rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
+    rotary_dim: str = "rotary_dim"  # config key of the number of rotated dimensions, if not a share of them
+    norm_after_rope: bool = False  # queries and keys are rotated before they are normed
+    rope_back: bool = False  # rotated by negative angles
+    rope_last: bool = False  # the last dimensions of a head are rotated; they are read as the first
+    # Of tokens on a grid: what parts of the pairs turn with ("time", "row", "column"), and how tokens stand: axial.py
+    axes: list[str] = field(default_factory=list)
+    axes_share: bool = False  # the axes share one list of frequencies
+    grid: dict[str, Any] = field(default_factory=dict)
     alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
+    qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others
     latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
+    latent_scales: bool = False  # MLA's latents are scaled up by their widths, as in LongCat
+    note: str | None = None  # what is not read
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
 
@@ -91,6 +111,7 @@ class Family:
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
     gaps: bool = False  # whether layers may have no attention, or attention of another kind
+    formless: list[str] = field(default_factory=list)  # modules whose keys are no linear map of tokens
     by_names: bool = True  # whether it can be recognised without a config
     defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)
@@ -151,12 +172,40 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
         if any(config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
-        for place in _places_of(attention, own):
+        crossed = replace(attention, kind="cross")
+        for place in _with_shared_keys(list(_places_of(attention, own)), tower_config(config, attention), crossed):
+            if "reduction" in place.names:  # keys of fewer tokens than there are queries
+                place = replace(place, attention=crossed)
             if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
                 continue
             # Of two entries for the same tensors, the later one wins.
             found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
     return list(found.values())
+
+
+def _with_shared_keys(found: list[Place], config: Mapping[str, Any], crossed: Attention) -> list[Place]:
+    """The layers of a stack, the last of which use keys of earlier ones where the config says so, as in Gemma 3n.
+
+    Their queries and keys come from different residual streams, as those of cross-attention do. A file may hold key
+    weights of theirs, which the model does not use.
+    """
+    shared, kinds = config.get("num_kv_shared_layers"), config.get("layer_types")
+    if not found or not shared or not isinstance(kinds, list) or found[0].attention.kind != "self":
+        return found
+    first = len(kinds) - int(shared)
+    by_layer = {(place.prefix, place.layer): place for place in found}
+    changed = []
+    for place in found:
+        alike = [i for i in range(first) if place.layer >= first and kinds[i] == kinds[place.layer]]
+        source = by_layer.get((place.prefix, alike[-1])) if alike else None
+        if source is not None:
+            names = {role: name for role, name in place.names.items() if role not in ("key", "value", "key_norm")}
+            names |= {role: source.names[role] for role in ("key", "value", "key_norm") if role in source.names}
+            names |= {"memory_norm": source.names["norm"]} if "norm" in source.names else {}
+            names["module"] = place.names["query"].rpartition(".")[0]
+            place = replace(place, attention=crossed, names=names)
+        changed.append(place)
+    return changed
 
 
 def _entries(
@@ -219,7 +268,7 @@ def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
     """A missing tensor: of a layer between two others, or the query of a key."""
     stacks: dict[tuple[int, str], list[Place]] = {}
     for place in found:
-        stacks.setdefault((id(place.attention), place.prefix), []).append(place)
+        stacks.setdefault((id(place.attention.names), place.prefix), []).append(place)  # also where kinds differ
     for stack in stacks.values():
         layers = {place.layer for place in stack}
         one = stack[0]

@@ -6,20 +6,23 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.checkpoints.axial import axial_of
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places, tower_config
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
-from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, read_rows, values
+from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
 from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.sources import Recorded, Source, first_line
-from keyquery.forms import Form
+from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, printable
 
 EMBEDDINGS = (
@@ -176,6 +179,19 @@ class Heads:
             return t5_bias(table, offsets, layer.causal, self.config)
         return None
 
+    def pair_bias(self, layer: Layer, queries: Tensor, keys: Tensor) -> Float[Tensor, "heads n m"] | None:
+        """The position bias of the scaled score, whatever the tokens at these positions are, if any."""
+        if layer.position in TABLES:
+            return table_bias(layer, self.source, queries, keys)
+        bias = self.position_bias(layer, (keys - queries[:, None]).flatten())
+        return None if bias is None else bias.reshape(-1, len(queries), len(keys))
+
+    def relatives(self, layer: Layer, queries: Tensor, keys: Tensor) -> list[Relative]:
+        """Terms of the scaled score that depend on one token's content, and on the positions of both."""
+        if layer.position not in VECTORS:
+            return []
+        return relatives(layer, self.source, self._config_of(self._places[layer.index][0]), queries, keys)
+
     def _read(self, index: int) -> Layer:
         try:
             return self._layer(index)
@@ -197,10 +213,14 @@ class Heads:
         if attention.order == "latent":
             kernel = latent(place, self.source, config, count, part)
             weights, width = kernel.weights, int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
+        elif attention.order == "query latent":
+            kernel = query_latent(place, self.source, count)
+            weights, width = kernel.weights, kernel.weights.query.shape[2]
         else:
             asked = config.get(attention.head_dim)
             weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
             _check_stated(place, self.source, config, weights)
+            weights = _with_content_bias(place, self.source, weights)
             width = weights.query.shape[2]
         norms = _norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
@@ -216,21 +236,34 @@ class Heads:
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
-            "rope": None
+            ("early_rope" if attention.norm_after_rope else "rope"): None
             if part == "nope" or not self._positions
-            else rope_of(attention, config, place.layer, weights.query.shape[2]),
-            "position": _position(attention, config) if self._positions else "none",
+            else self._rope(place, config, weights.query.shape[2]),
+            "axial": axial_of(place, self.source, config, width) if self._positions else None,
+            "position": _position(place, config) if self._positions else "none",
             "modules": place.names,
             "softcap": float(config[attention.softcap])
             if attention.softcap and config.get(attention.softcap)
             else None,
-            "notes": (*self._notes, *_notes(place, config, part, shifted), *precision_notes(self.source, place)),
+            "notes": (
+                *self._notes,
+                *_notes(place, self.source, config, part, shifted),
+                *precision_notes(self.source, place),
+            ),
             **norms,
         }
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
-        return LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
+        layer = LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
+        return layer.rolled(layer.rope.dims) if attention.rope_last and layer.rope else layer
+
+    def _rope(self, place: Place, config: Mapping[str, Any], width: int) -> Rope | None:
+        """The rotation of a layer: as the config says, or by the frequencies that the file holds."""
+        if "frequencies" not in place.names:
+            return rope_of(place.attention, config, place.layer, width)
+        frequencies = read_rows(self.source, place.names["frequencies"])
+        return Rope(2 * len(frequencies), interleaved=place.attention.rope == "interleaved", frequencies=frequencies)
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
         return tower_config(self.config, place.attention)
@@ -242,7 +275,7 @@ class Heads:
         torch.Size([2, 1, 4, 8])
         """
         place, _ = self._places[index]
-        if "output" not in place.names or place.attention.order == "latent":
+        if "output" not in place.names or place.attention.order in ("latent", "query latent"):
             raise ValueError(f"{module_name(place)}: its output map is not read")
         return values(place, self.source, *self._read(index).weights.query.shape[:3])
 
@@ -272,11 +305,18 @@ def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
             yield place, part
 
 
-def _position(attention: Attention, config: Mapping[str, Any]) -> str:
+def _position(place: Place, config: Mapping[str, Any]) -> str:
     """The term of positions; "rotary" where there is a rotation that is not read."""
+    attention, tables = place.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES, "window_table")}
+    if attention.position in tables and tables[attention.position] not in place.names:
+        return "none"
     if attention.alibi and config.get(attention.alibi):
         return "scaled alibi"
-    return {"unread": "rotary", "before norm": "rotary before norm"}.get(str(attention.rope), attention.position)
+    if attention.axes:
+        return "axial"
+    if attention.norm_after_rope:
+        return "rotary before norm"
+    return "rotary" if attention.rope == "unread" else attention.position
 
 
 def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
@@ -286,18 +326,28 @@ def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
     return bool(said) and config.get("use_bidirectional_attention") is not True
 
 
-def _notes(place: Place, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
+def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
     attention, rotary = place.attention, "rotary" in place.names
     assumed = attention.scale == "transformer_lens" and not config
+    owner = place.names.get("key", "").rpartition(".")[0]
+    differ = len({_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
+        str(attention.note): attention.note is not None,
+        "its queries are scaled by a function of themselves (SSMax), which no form has": "ssmax" in place.names,
+        f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
+        "queries and keys are of tokens of different widths: forms act on the sum of both spaces": differ,
         "the content-to-content kernel only": attention.position == "disentangled",
+        "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
+        and attention.position != "disentangled",
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": bool(part),
-        "rotary positions unknown: there is no config": bool(attention.rope and not config),
+        "rotary positions unknown: there is no config": bool(attention.rope and not config)
+        and "frequencies" not in place.names,
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
         "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
-            attention.rope == "before norm"
+            attention.norm_after_rope
         ),
+        "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
         "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
@@ -328,21 +378,31 @@ def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weigh
             )
 
 
+def _with_content_bias(place: Place, source: Source, weights: Projections) -> Projections:
+    """With the bias that Transformer-XL adds to queries where they meet keys."""
+    if "content_bias" not in place.names:
+        return weights
+    bias = read_rows(source, place.names["content_bias"]).reshape(weights.query.shape[:3])
+    return replace(weights, query_bias=bias if weights.query_bias is None else weights.query_bias + bias)
+
+
 def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
     attention, names = place.attention, place.names
     feeding = "norm" if "norm" in names else "first_norm"
     groups, shared, rank, width = weights.query.shape
     norms = {}
-    for role, called in ((feeding, "norm"), ("memory_norm", "memory_norm")):
+    for role, called, fed in ((feeding, "norm", "query"), ("memory_norm", "memory_norm", "key")):
+        size = _width(place, source, fed, width)
         projected = (
-            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (width,)
+            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (size,)
         )
         if role in names and not projected:  # embeddings may be of another width, and projected after their norm
-            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (width,))
+            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (size,))
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
         if role in names:
             sizes = (rank, math.prod(heads) * rank)
             norm = _norm(source, names[role], attention.qk_norm_kind, attention, config, sizes)
+            norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
@@ -350,6 +410,14 @@ def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Pro
             size = 1.0 if attention.unit_norm == "rms" else rank**-0.5
             norms[role] = Norm("rms", weights.query.new_full((1, 1, rank), size), None, _epsilon(attention, config))
     return norms
+
+
+def _width(place: Place, source: Source, role: str, width: int) -> int:
+    """The width of the tokens that queries or keys are made of, which differ in some cross-attention."""
+    attention = place.attention
+    if attention.kind != "cross" or attention.order != "apart":
+        return width
+    return int(source.shapes[place.names[role] + attention.weight][0 if attention.transposed else -1])
 
 
 def _norm(

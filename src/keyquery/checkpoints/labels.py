@@ -32,7 +32,7 @@ def _label(name: str, kind: str, several: bool) -> str:
     part, parts = PART.search(name), PART.sub("", name).split(".")
     block = next((part for part in parts if part.isdecimal()), "")
     stack = next((word for part in parts for word in STACKS if part.startswith(word)), kind)
-    words = (("cross" if kind == "cross" else stack) if several else "", block, part[1] if part else "")
+    words = ((stack if kind == "self" else kind) if several else "", block, part[1] if part else "")
     return " ".join(word for word in words if word)
 
 

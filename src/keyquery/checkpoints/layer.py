@@ -10,9 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
+from keyquery.forms.axial import AxialRope
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
+# Position terms that are no function of one offset, or depend on the content of one token.
+GRIDS = ("axial", "window", "window with class", "decomposed", "transformer-xl", "xlnet", "relative keys")
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 
@@ -37,8 +40,12 @@ class Projections:
         return self.form().with_bias(*biases)
 
     def apply(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of tokens x (..., n, d) and keys of y (..., m, d): (..., groups, shared or 1, n or m, r)."""
-        return _linear(x, self.query, self.query_bias), _linear(y, self.key, self.key_bias)
+        """Queries of tokens x (..., n, d) and keys of y (..., m, d): (..., groups, shared or 1, n or m, r).
+
+        Where queries and keys are of different widths, the weights of queries come first, and those of keys last.
+        """
+        query, key = self.query[..., : x.shape[-1]], self.key[..., -y.shape[-1] :]
+        return _linear(x, query, self.query_bias), _linear(y, key, self.key_bias)
 
     def __repr__(self) -> str:
         return f"Projections({self.query.shape[0]} × {self.query.shape[1]} heads, {_sized(self.query)})"
@@ -81,6 +88,8 @@ class Layer:
     weights: Projections
     scale: float
     rope: Rope | None = None
+    axial: AxialRope | None = None  # rotary positions of tokens on a grid, in place of `rope`
+    early_rope: Rope | None = None  # in place of `rope`, where queries and keys are rotated before they are normed
     window: int | None = None  # a query sees keys less than so many tokens away; None: all
     position: str = "none"
     norm: Norm | None = None  # feeds the queries, and in self-attention the keys
@@ -102,6 +111,19 @@ class Layer:
     def heads(self) -> int:
         """The number of query heads."""
         return self.weights.query.shape[0] * self.weights.query.shape[1]
+
+    @property
+    def on_data(self) -> bool:
+        """Whether its scores on data are divided into parts: keys are of the same tokens, and not normed when rotated.
+
+        XLNet's queries are made by no module whose input could be read.
+        """
+        return self.kind == "self" and self.early_rope is None and self.position != "xlnet"
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether positions enter its scores by the offset of two tokens alone, or not at all."""
+        return self.axial is None and self.early_rope is None and self.position not in GRIDS
 
     def head(self, index: int, view: str = "raw") -> Form:
         """The form of one query head, with the key head that it uses, also where several query heads share one.
@@ -137,22 +159,24 @@ class Layer:
         With query and key norms it is exact up to the positive factor 1/(rms q · rms k) of each pair of tokens.
         """
         weights = self.gained()
-        query, query_bias = _fold(weights.query, weights.query_bias, self.norm)
         memory = self.memory_norm if self.kind == "cross" else self.norm
-        key, key_bias = _fold(weights.key, weights.key_bias, memory)
+        first, last = (None if norm is None else norm.gain.shape[-1] for norm in (self.norm, memory))
+        query, query_bias = _fold(weights.query, weights.query_bias, self.norm, slice(first))
+        key, key_bias = _fold(weights.key, weights.key_bias, memory, slice(last and -last, None))
         return Projections(query, key, query_bias, self._seen_bias(key_bias)).biased()
 
     def _seen_bias(self, bias: Tensor | None) -> Tensor | None:
         """The key's constant as far as it differs from key to key."""
         if bias is None or self.key_norm is not None:
             return bias
-        if self.rope is None:
+        rope = self.rope if self.axial is None else self.axial.rope
+        if rope is None:
             return None
-        rotated = torch.arange(bias.shape[-1], device=bias.device) < self.rope.dims
+        rotated = torch.arange(bias.shape[-1], device=bias.device) < rope.dims
         return bias * rotated
 
     def project(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m e"] | None = None
     ) -> tuple[Float[Tensor, "*batch groups shared n r"], Float[Tensor, "*batch groups 1 m r"]]:
         """Queries of the tokens x and keys of y (x itself in self-attention), as the scores use them, but unrotated.
 
@@ -163,6 +187,28 @@ class Layer:
         """
         query, key = self.weights.apply(x, x if y is None else y)
         return _normed(query, self.query_norm), _normed(key, self.key_norm)
+
+    def rotated(
+        self, x: Tensor, y: Tensor, rope: Rope | None, queries: Tensor, keys: Tensor
+    ) -> tuple[Float[Tensor, "*batch groups shared n r"], Float[Tensor, "*batch groups 1 m r"]]:
+        """Queries of the tokens x and keys of y as the scores use them, rotated to positions by `rope`.
+
+        Where they are normed after that, the size of a query or key is the same before and after the rotation, and its
+        gain comes last.
+        """
+        if self.early_rope is None:
+            both = self.project(x, y)
+            return both if rope is None else (rope.rotate(both[0], queries), rope.rotate(both[1], keys))
+        assert self.query_norm is not None
+        assert self.key_norm is not None
+        ones = torch.ones(1, 1, self.weights.query.shape[2])
+        norms = (replace(norm, gain=ones.to(norm.gain)) for norm in (self.query_norm, self.key_norm))
+        query, key = (
+            self.early_rope.rotate(_normed(t, norm), at)
+            for t, norm, at in zip(self.weights.apply(x, y), norms, (queries, keys), strict=True)
+        )
+        gains = (norm.gain.unsqueeze(-2).to(x.dtype) for norm in (self.query_norm, self.key_norm))
+        return query * next(gains), key * next(gains)
 
     def gained(self) -> Projections:
         """diag(γ_q)·W_q and diag(γ_k)·W_k; norms that subtract the mean of q or k do so here too."""
@@ -184,15 +230,42 @@ class LatentLayer(Layer):
     eps: float = 1e-6
 
     def gained(self) -> Projections:
-        """The composed weights with the latent norms' gains."""
+        """The composed weights with the latent norms' gains, and those of query and key norms."""
         assert self.normed is not None
-        return self.normed
+        query, query_bias = _gain(self.normed.query, self.normed.query_bias, self.query_norm)
+        key, key_bias = _gain(self.normed.key, self.normed.key_bias, self.key_norm)
+        return Projections(query, key, query_bias, key_bias)
 
     def project(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys, each divided by the root mean square of its token's latent."""
+        assert self.normed is not None
         y = x if y is None else y
-        query, key = self.gained().apply(x, y)
-        return query / self._rms(x, self.query_down), key / self._rms(y, self.key_down)
+        query, key = self.normed.apply(x, y)
+        query, key = query / self._rms(x, self.query_down), key / self._rms(y, self.key_down)
+        return _normed(query, self.query_norm), _normed(key, self.key_norm)
+
+    def rolled(self, dims: int) -> LatentLayer:
+        """The same with the last `dims` dimensions of each head as the first, which leaves all scores as they are."""
+
+        def roll(tensor: Tensor | None, dim: int) -> Tensor | None:
+            return None if tensor is None else tensor.roll(dims, dim)
+
+        both = (
+            Projections(w.query.roll(dims, 2), w.key.roll(dims, 2), roll(w.query_bias, 2), roll(w.key_bias, 2))
+            for w in (self.weights, self.gained_latents())
+        )
+        norms = (
+            norm and replace(norm, gain=norm.gain.roll(dims, -1), shift=roll(norm.shift, -1))
+            for norm in (self.query_norm, self.key_norm)
+        )
+        weights, normed = both
+        query_norm, key_norm = norms
+        return replace(self, weights=weights, normed=normed, query_norm=query_norm, key_norm=key_norm)
+
+    def gained_latents(self) -> Projections:
+        """The composed weights with the latent norms' gains alone."""
+        assert self.normed is not None
+        return self.normed
 
     def _rms(self, x: Tensor, down: Tensor | None) -> Tensor:
         if down is None:
@@ -229,15 +302,17 @@ def _gain(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tenso
     return weight * gain.unsqueeze(-1), None if bias is None else bias * gain
 
 
-def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
-    """W·diag(γ), and W·β in the bias."""
+def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None, own: slice) -> tuple[Tensor, Tensor | None]:
+    """W·diag(γ), and W·β in the bias; `own` are the dimensions of the tokens that are normed."""
     if norm is None:
         return weight, bias
     wide, bias = torch.promote_types(weight.dtype, torch.float32), None if bias is None else _wide(bias)
     if norm.shift is not None:
-        shifted = (weight.double() @ norm.shift.double()).to(wide)
+        shifted = (weight[..., own].double() @ norm.shift.double()).to(wide)
         bias = shifted if bias is None else bias + shifted
-    return weight.to(wide, copy=True).mul_(norm.gain.to(wide)), bias  # in place: fresh memory costs more than sums
+    folded = weight.to(wide, copy=True)
+    folded[..., own].mul_(norm.gain.to(wide))  # in place: fresh memory costs more than sums
+    return folded, bias
 
 
 def _sized(tensor: Tensor) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from keyquery.checkpoints.family import ANCHORS, Attention, Place
 from keyquery.checkpoints.layer import Projections
@@ -25,6 +26,9 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     if place.attention.order == "heads":
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
+    if place.attention.order == "stacked":
+        name = place.names["fused"] + place.attention.weight
+        said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
     said["the module"] = _heads_of_module(place, source)
     said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
@@ -53,9 +57,19 @@ def _heads_of_module(place: Place, source: Source) -> int | None:
 
 def projections(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
     """Read query and key of one layer and cut them into heads."""
-    if place.attention.order in ("apart", "heads"):
+    if place.attention.order in ("apart", "heads", "columns"):
         return _apart(place, source, heads)
+    if place.attention.order == "stacked":
+        return _stacked(place, source)
     return _fused(place, source, heads, head_dim)
+
+
+def _stacked(place: Place, source: Source) -> Projections:
+    name = place.names["fused"] + place.attention.weight
+    if len(source.shapes[name]) != 4 or source.shapes[name][0] != 3:
+        raise ValueError(f"{name} has the shape {tuple(source.shapes[name])}, expected (3, heads, r, d)")
+    query, key = read_rows(source, name, 0, 2)
+    return Projections(query.unsqueeze(1), key.unsqueeze(1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +105,8 @@ def _carrier(place: Place) -> str:
 def _output(place: Place, source: Source) -> Tensor:
     """W_Oᵀ, (heads·r, width)."""
     name = place.names["output"] + place.attention.output_weight
+    if place.attention.order == "columns":  # (width, heads, r)
+        return read_rows(source, name).flatten(1).mT
     if place.attention.order == "heads":  # (heads, r, width)
         return read_rows(source, name).flatten(0, 1)
     return read_weight(source, name, place.attention).mT
@@ -120,12 +136,14 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
-    shape, dims = source.shapes[name], 3 if attention.order == "heads" else 2
+    shape, dims = source.shapes[name], 3 if attention.order in ("heads", "columns") else 2
     if len(shape) != dims:
         raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
     if attention.order == "heads":
         rows = read_rows(source, name)
         return (rows.mT if attention.transposed else rows).flatten(0, 1)
+    if attention.order == "columns":
+        return read_rows(source, name).flatten(1).mT
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
     return read_rows(source, name, start, stop)
@@ -137,10 +155,12 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     name = place.names["query"]
     if attention.gated:
         query = _ungated(query, heads, name)
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"{name}: keys of width {key.shape[-1]} beside queries of width {query.shape[-1]} have no form"
-        )
+    widths = query.shape[-1], key.shape[-1]
+    if widths[0] != widths[1]:
+        if attention.kind != "cross":
+            raise ValueError(f"{name}: keys of width {widths[1]} beside queries of width {widths[0]} have no form")
+        # Forms act on the sum of both spaces, which share no dimension.
+        query, key = pad(query, (0, widths[1])), pad(key, (widths[0], 0))
     rank = _divide(len(query), heads, f"{name}: {len(query)} rows are not {heads} heads of equal width")
     groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
     shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")
@@ -251,9 +271,27 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
             key = _compose(up, key_down[:rank], key_gain if gained else None).unsqueeze(1)
         else:  # one rotary key for all heads
             query, key = query.transpose(0, 1), key_down[rank:].reshape(1, 1, rope, -1)
+        if place.attention.latent_scales:  # each latent is multiplied by the root of how much narrower it is
+            query = query * (query.shape[-1] / (query.shape[-1] if query_down is None else len(query_down))) ** 0.5
+            key = key * (key.shape[-1] / rank) ** 0.5 if part == "nope" else key
         both.append(Projections(query, key))
     raw, normed = both
     return Latent(raw, normed, query_down, key_down[:rank] if part == "nope" else None)
+
+
+def query_latent(place: Place, source: Source, heads: int) -> Latent:
+    """Queries composed of down- and up-projections, and keys that pass by no latent."""
+    up, down, gain = (
+        read_rows(source, place.names[role] + ".weight") for role in ("query_up", "query_down", "query_latent_norm")
+    )
+    rank = _divide(len(up), heads, f"{place.names['query_up']}: {len(up)} rows are not {heads} heads of equal width")
+    key = read_rows(source, place.names["key"] + ".weight")
+    groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
+    raw, normed = (
+        Projections(_compose(up, down, own).reshape(groups, -1, rank, down.shape[-1]), key.reshape(groups, 1, rank, -1))
+        for own in (None, gain)
+    )
+    return Latent(raw, normed, down, None)
 
 
 def _compose(up: Tensor, down: Tensor | None, gain: Tensor | None) -> Tensor:

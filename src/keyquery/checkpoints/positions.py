@@ -21,6 +21,8 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
     match attention.scale:
         case "one":
             return 1.0
+        case "half head_dim":
+            return (head_dim / 2) ** -0.5
         case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value
             how, key = key.split(" ", 1)
             value = float(config[key])
@@ -48,17 +50,21 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
 
 def window_of(attention: Attention, config: Config, layer: int) -> int | None:
     """How far a layer sees: keys less than so many tokens away, or None where it sees all."""
-    size = config.get("sliding_window")
+    if attention.kind == "cross" and not attention.causal:
+        return None
+    size = config.get("sliding_window") or config.get("attention_window_size")
     if config.get("local_attention"):  # ModernBERT's counts both sides
-        size = int(config["local_attention"]) // 2 + 1
+        size = int(size or config["local_attention"] // 2) + (not attention.causal)
     elif size and config.get("use_bidirectional_attention") is True:  # likewise
         size = int(size) // 2 + 1
+    elif size and attention.window == "both sides":
+        size = int(size) + 1
     kind = _kind_of(config, layer)
     if kind is not None and attention.window != "all":
         local = kind == "sliding_attention"
     else:
         match attention.window:
-            case "all":
+            case "all" | "both sides":
                 local = True
             case "some":
                 local = bool(config.get("use_sliding_window")) and layer >= int(config.get("max_window_layers") or 0)
@@ -94,7 +100,7 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
         or (attention.alibi and config.get(attention.alibi))
         or (layer < len(turned) and not turned[layer])
     )
-    if attention.rope in (None, "unread", "before norm") or not config or without:
+    if attention.rope in (None, "unread") or attention.axes or not config or without:
         return None
     if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
         return None
@@ -111,7 +117,8 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     share = next((share for share in shares if share), 1.0)
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
-    dims = head_dim if whole else int(config.get("rotary_dim") or head_dim * share)
+    stated = None if shares[0] else config.get(attention.rotary_dim)
+    dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
     interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
@@ -120,7 +127,12 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     if whole:
         frequencies[int(share * head_dim // 2) :] = 0
     frequencies, factor = _rescaled(frequencies, base, parameters, config)
-    return Rope(dims, base, interleaved, frequencies, factor)
+    return Rope(2 * len(frequencies), base, interleaved, -frequencies if attention.rope_back else frequencies, factor)
+
+
+def rope_base(config: Config, layer: int) -> float:
+    """The base of the rotary frequencies."""
+    return float(_rope_parameters(config, layer)["rope_theta"])
 
 
 def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
@@ -130,6 +142,8 @@ def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
         raise ValueError(f"they must be an object, got {said!r:.60}")
     base = config.get("rope_theta") or config.get("global_rope_theta") or config.get("rotary_emb_base") or 10000.0
     kind = _kind_of(config, layer)
+    if {"main", "compress"} <= set(said):  # DeepSeek V4's
+        kind = "main" if kind == "sliding_attention" else "compress"
     if kind is not None and kind in said:
         own = dict(said[kind] or {})
     elif (local := _old_local_base(config, layer, kind)) is not None:

@@ -61,7 +61,7 @@ class Rotated(NamedTuple):
         if rope is None:
             return cls(*contents, *means, *contents)
         forward = (rope.rotate(x, positions) for x in (*contents, *means))
-        return cls(*forward, *(rope.rotate(x, -positions) for x in contents))
+        return cls(*forward, *(rope.back(x, positions) for x in contents))
 
     def swapped(self) -> Float[Tensor, "*batch n n"]:
         """q′ⱼ R(j−i) k′ᵢ, which is k′ᵢ R(i−j) q′ⱼ: the roles swapped, and rotated the other way."""

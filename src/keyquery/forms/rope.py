@@ -82,9 +82,24 @@ class Rope:
         >>> quarter.rotate(torch.tensor([1.0, 0.0, 5.0]), 1).round().tolist()
         [-0.0, 1.0, 5.0]
         """
+        return self._turned(x, self.angles(position))
+
+    def back(
+        self, x: Float[Tensor, "*#batch r"], position: float | Shaped[Tensor, "*#batch"]
+    ) -> Float[Tensor, "*out r"]:
+        """R(−t)·x, likewise.
+
+        >>> rope, x = kq.Rope(dims=2), torch.tensor([1.0, 0.0])
+        >>> torch.allclose(rope.back(rope.rotate(x, 3), 3), x)
+        True
+        """
+        return self._turned(x, -self.angles(position))
+
+    def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Pairs of dimensions turned by their angles."""
         if x.shape[-1] < self.dims:
             raise ValueError(f"rope rotates {self.dims} dimensions, but the head has {x.shape[-1]}")
-        angles = self.angles(position).to(x.device)
+        angles = angles.to(x.device)
         cos, sin = (self.factor * angles.cos()).to(x.dtype), (self.factor * angles.sin()).to(x.dtype)
         rotated, rest = x[..., : self.dims], x[..., self.dims :]
         if self.interleaved:

@@ -177,7 +177,8 @@ def _check_stamp(job: Job) -> None:
 def _check_same(job: Job, layers: Sequence[Mapping[str, Any]], heads: Heads, reread: Mapping[str, str]) -> None:
     """Read the measured tensors again: a file replaced in the meantime may have the same size and modification time."""
     for layer in heads:
-        heads.position_bias(layer, torch.zeros(1, dtype=torch.long))  # reads the table of relative biases, if any
+        first = torch.zeros(1, dtype=torch.long)  # tables of positions are read, if there are any
+        heads.pair_bias(layer, first, first), heads.relatives(layer, first, first)
     if any(reread.get(name) != digest for layer in layers for name, digest in layer["tensors"].items()):
         for index in range(len(layers)):
             _record(job, index).unlink(missing_ok=True)

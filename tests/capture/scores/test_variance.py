@@ -49,7 +49,7 @@ def head(part, sequences=64, n=12, rank=16):
     if part == "rope":
         return one.expand_as(x), one.flip(0).expand_as(x), kq.Rope(rank), None
     if part == "alibi":
-        return 0 * x, 0 * x, None, lambda offsets: -0.5 * offsets.abs()[None].double()
+        return 0 * x, 0 * x, None, lambda queries, keys: -0.5 * (keys - queries[:, None]).abs()[None].double()
     if part == "sink":
         key = torch.zeros_like(x)
         key[..., 0, :] = one

@@ -12,9 +12,10 @@ from keyquery.capture.hooks import Batch
 from keyquery.capture.scores.cross import CrossMeans, CrossPairs, CrossVariance, listen_cross
 from keyquery.capture.scores.pairs import ScoredPairs, watch_pairs
 from keyquery.capture.scores.position_means import LEAST, PositionMeans
-from keyquery.capture.scores.variance import FOLDS, ScoreVariance
+from keyquery.capture.scores.variance import FOLDS, ScoreVariance, Terms
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import OTHER_TOWERS
+from keyquery.forms import Rope
 
 SEQUENCES = 2 * FOLDS * LEAST  # needed for means by position: half of them for the means, in folds
 
@@ -72,14 +73,16 @@ def score_variances(
     with listen_cross(model, heads, hear_means) as announce:
         means = position_means(model, announced(first_turns, announce), heads, folds)
     sums: dict[int, ScoreVariance] = {
-        layer.index: ScoreVariance(means[layer.index], layer.rope, partial(heads.position_bias, layer))
+        layer.index: ScoreVariance(means[layer.index], rope, partial(heads.pair_bias, layer), _terms(heads, layer))
         for layer in heads
-        if layer.index in means
+        if layer.index in means and ((rope := rotation(layer, batches)) is not None or layer.axial is None)
     }
     crossed = {index: CrossVariance(own, heads[index].rope) for index, own in cross.items()}
     count = 0
 
     def hear(layer: Layer, pairs: ScoredPairs) -> None:
+        if layer.index not in sums:
+            return
         numbers = [count + row for row in range(len(pairs.query))]
         sums[layer.index].add(pairs.query, pairs.key, pairs.positions, pairs.visible, numbers)
 
@@ -90,6 +93,22 @@ def score_variances(
         for batch in announced(turns, announce):
             run(batch)
     return {**sums, **crossed}
+
+
+def rotation(layer: Layer, batches: Sequence[Batch]) -> Rope | None:
+    """The rotation of a layer's queries and keys by the numbers of tokens.
+
+    On a grid it is known where all images are of one size; otherwise the layer is left out.
+    """
+    if layer.axial is None:
+        return layer.rope
+    sizes = {tuple(layer.axial.layout.sizes(batch) or ()) for batch in batches}
+    return layer.axial.on(sizes.pop()) if len(sizes) == 1 and sizes != {()} else None
+
+
+def _terms(heads: Heads, layer: Layer) -> Terms:
+    """Terms of positions for queries that are scaled."""
+    return lambda queries, keys: [term.of_scaled(layer.scale) for term in heads.relatives(layer, queries, keys)]
 
 
 def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -120,7 +139,7 @@ def rows_of(batch: Batch) -> int:
 
 
 def _require_heard(heads: Heads, means: dict[int, PositionMeans]) -> None:
-    silent = [layer.name for layer in heads if layer.kind == "self" and layer.index not in means]
+    silent = [layer.name for layer in heads if layer.on_data and layer.index not in means]
     if means:  # a model that also sees or hears may be run on text alone
         silent = [name for name in silent if not any(word in name for word in OTHER_TOWERS)]
     if silent:

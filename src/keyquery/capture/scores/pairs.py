@@ -54,7 +54,7 @@ def watch_pairs(model: nn.Module, heads: Iterable[Layer], hear: Hear) -> Iterato
     arguments: dict[str, dict[str, Any]] = {}  # of the current call, by attention module
     masks: dict[str, Tensor] = {}
     paired = has_two_sides(model)
-    layers = [layer for layer in heads if layer.kind == "self"]
+    layers = [layer for layer in heads if layer.on_data]
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -75,6 +75,8 @@ def watch_pairs(model: nn.Module, heads: Iterable[Layer], hear: Hear) -> Iterato
             entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
             if getattr(module, "batch_first", True) is False and entered.ndim == 3:
                 entered = entered.transpose(0, 1)
+            if entered.ndim == 4 and not layer.by_offset:  # rows and columns of one sequence
+                entered = entered.flatten(1, 2)
             tokens = entered.detach().reshape(-1, *entered.shape[-2:]).float()
             real = mask_for(masks, tuple(tokens.shape[:2]), name, paired)
             hear(layer, _scored(layer, tokens, arguments.get(name, {}), real, modules.get(name)))

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from keyquery.capture.scores.position_means import PositionMeans
+from keyquery.checkpoints.relative import Relative
 from keyquery.forms.parts import PARTS, Rotated
 from keyquery.forms.rope import Rope
 
@@ -33,20 +34,25 @@ GROUPS = 8  # groups of sequences, for the jackknife of ranks
 SPLIT = torch.eye(len(PARTS), dtype=torch.float64)
 SPLIT[:2, :2] = torch.tensor([[0.5, 0.5], [0.5, -0.5]])
 POPULARITY, QUERY_ONLY, POSITION = (PARTS.index(part) for part in ("popularity", "query_only", "position"))
-Bias = Callable[[Int[Tensor, " offsets"]], Float[Tensor, "heads offsets"] | None]
+Positions = Int[Tensor, " n"]
+Bias = Callable[[Positions, Positions], Float[Tensor, "heads n n"] | None]
+Terms = Callable[[Positions, Positions], list[Relative]]
 Means = list[tuple[Float[Tensor, "heads n r"], Float[Tensor, "heads n r"]]]
 
 
 class ScoreVariance:
     """Second moments of the score parts of every head, per sequence.
 
-    `means` has four folds, or one: then parts are separated by the mean over all positions, with its noise.
+    `means` has four folds, or one: then parts are separated by the mean over all positions, with its noise. `bias` and
+    `terms` give what positions add to the scaled scores: biases, and vectors that meet queries or keys.
     """
 
-    def __init__(self, means: PositionMeans, rope: Rope | None = None, bias: Bias | None = None) -> None:
+    def __init__(
+        self, means: PositionMeans, rope: Rope | None = None, bias: Bias | None = None, terms: Terms | None = None
+    ) -> None:
         self.means = means
         self._rope = rope
-        self._bias = bias
+        self._bias, self._terms = bias, terms
         self.by_position = means.folds == FOLDS
         # By sequence: products of parts (2, heads, parts, parts) of whole and half window; squares due to the first
         # key (heads,); influence of the sequence on popularity and query-only through the means (2, heads).
@@ -134,9 +140,12 @@ class ScoreVariance:
         out[:, POPULARITY] = vectors.query_mean @ vectors.key.mT
         out[:, QUERY_ONLY] = vectors.query @ vectors.key_mean.mT
         out[:, POSITION] = vectors.query_mean @ vectors.key_mean.mT
-        bias = None if self._bias is None else self._bias((at - at[:, None]).flatten())
+        bias = None if self._bias is None else self._bias(at, at)
         if bias is not None:
-            out[:, POSITION] += bias[chosen].reshape(-1, n, n).to(out)
+            out[:, POSITION] += bias[chosen].to(out)
+        parts = dict(zip(PARTS, out.unbind(1), strict=True))  # views
+        for term in [] if self._terms is None else self._terms(at, at):
+            add_term(parts, term.of_heads(chosen), query, key, mean_query, mean_key)
         return out, vectors
 
     def _reserve(self, length: int, heads: int, rank: int, like: Tensor) -> None:
@@ -177,6 +186,18 @@ class ScoreVariance:
             self.contents = torch.zeros(GROUPS, *moment.shape, dtype=torch.float64)
         self.contents[group] += moment
         self.tokens[group] += query.shape[1]
+
+
+def add_term(
+    parts: dict[str, Tensor], term: Relative, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor
+) -> None:
+    """Add what vectors of positions give to the parts, in place: with a content, or with a mean."""
+    if term.side == "query":
+        parts["query_only"] += term.scores(query - mean_query, constant=False)
+        parts["position"] += term.scores(mean_query)
+    else:
+        parts["popularity"] += term.scores(key - mean_key)
+        parts["position"] += term.scores(mean_key)
 
 
 def products_of(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n m"]) -> Float64[Tensor, "2 heads p p"]:

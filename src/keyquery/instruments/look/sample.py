@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from keyquery.capture import Batch, queries_and_keys
 from keyquery.capture.encoding import token_text
 from keyquery.capture.scores.position_means import PositionMeans
+from keyquery.capture.scores.variance import add_term
 from keyquery.checkpoints import Heads, Layer
-from keyquery.forms.parts import PARTS, score_parts
+from keyquery.forms.parts import score_parts
 from keyquery.reading import short
 
 DIGITS = 4  # significant digits kept of a score
@@ -35,16 +36,18 @@ class Sample:
         """The parts of the scaled scores per head, query by key, as rounded lists."""
         query, key = (projected.double() for projected in self.projected[layer.index])
         positions = torch.arange(query.shape[-2])
-        bias = heads.position_bias(layer, (positions - positions[:, None]).flatten())
-        bias = None if bias is None else bias.reshape(len(query), len(positions), len(positions)).to(query)
+        bias = heads.pair_bias(layer, positions, positions)
+        bias = None if bias is None else bias.to(query)
         if by_position:
             mean_query, mean_key = (mean[0].to(query) for mean in means.at(positions[None]))
         else:
             mean_query, mean_key = (mean[:, None].to(query).expand_as(query) for mean in means.everywhere())
-        parts = score_parts(layer.scale * query, key, mean_query, mean_key, positions, layer.rope, bias)
+        scaled = layer.scale * query
+        parts = score_parts(scaled, key, mean_query, mean_key, positions, layer.rope, bias)._asdict()
+        for term in heads.relatives(layer, positions, positions):
+            add_term(parts, term.of_scaled(layer.scale), scaled, key, mean_query, mean_key)
         return [
-            {name: short(part[head].tolist(), DIGITS) for name, part in zip(PARTS, parts, strict=True)}
-            for head in range(len(query))
+            {name: short(part[head].tolist(), DIGITS) for name, part in parts.items()} for head in range(len(query))
         ]
 
 

@@ -255,8 +255,8 @@ def find_sites(model: nn.Module) -> dict[int, Site]:
     sites: dict[int, Site] = {}
     unrotated = 0
     for layer in heads:
-        if layer.kind != "self":
-            continue
+        if layer.kind != "self" or layer.axial is not None or layer.early_rope is not None:
+            continue  # nor can rotations on a grid, or before a norm, be undone
         if layer.name.endswith(" (nope)"):  # MLA: nope and rope dimensions are concatenated in one query and key
             unrotated = layer.weights.query.shape[2]
             continue

@@ -182,10 +182,14 @@ def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int
     return sorted(found, key=rank)
 
 
-def ropes(config: Mapping[Any, Any]) -> list[dict[str, Any]]:
-    """Rotations that a config could mean."""
+def ropes(config: Mapping[Any, Any], normed: bool) -> list[dict[str, Any]]:
+    """Rotations that a config could mean, before the norms of queries and keys or after them."""
     said = any("rope" in key or "rotary" in key for key in config)
-    both: list[dict[str, Any]] = [{"rope": "half"}, {"rope": "interleaved"}]
+    both: list[dict[str, Any]] = [{"rope": "half"}, {"rope": "interleaved"}, {"rope": "half", "rope_back": True}]
+    both += [{"rope": "half", "norm_after_rope": True}] if said and normed else []
+    if "patch_size" in config:  # tokens on a grid
+        grid = {"grid": {"merge": "spatial_merge_size"}} if "spatial_merge_size" in config else {}
+        both += [{"rope": kind, "axes": ["row", "column"], **grid} for kind in ("half", "interleaved")]
     return [*both, {}] if said else [{}, *both]
 
 

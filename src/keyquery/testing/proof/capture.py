@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,7 @@ class Capture:
 
     events: list[Event] = field(default_factory=list)
     calls: dict[str, list[Call]] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     stack: list[str] = field(default_factory=list)
     time: int = 0
 
@@ -137,6 +138,8 @@ class _Watch(TorchFunctionMode):
         if name == "softmax":
             self._softmax(args, kwargs)
             return func(*args, **kwargs)
+        if name == "relu" and (product := getattr(args[0], "_kq_product", None)) is not None:
+            self._record(args[0], product)  # scores of an indexer
         if name == "scaled_dot_product_attention":
             self._record(*_fused_scores(self.capture.tick(), *args, **kwargs))
         elif name == "multi_head_attention_forward":

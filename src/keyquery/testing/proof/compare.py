@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Bool, Int
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.forms.axial import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
 
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
-QUERY = ("query", "query_down", "module", "fused")
+QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
-UNTESTED = "only at position 0"
-CONTENT = ("unread", "rotary", "rotary before norm", "disentangled")  # terms of positions that are not read
+CONTENT = ("unread", "rotary")  # terms of positions that are not read
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
     return found
 
 
+def tied_modules(model: nn.Module) -> dict[str, list[str]]:
+    """Modules whose weights are those of another one, by the first of them."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name.rpartition(".")[0])
+    return {names[0]: names[1:] for names in owners.values() if len(names) > 1}
+
+
 def _rows(state: dict[str, Tensor]) -> dict[str, str]:
     """Modules by the rows of their matrices."""
     found: dict[str, str] = {}
@@ -69,8 +78,9 @@ def _digest(tensor: Tensor) -> str:
 class Comparison:
     """The layers of a checkpoint, grouped where their scores add up, and where the model keeps their projections."""
 
-    def __init__(self, heads: Heads, names: dict[str, str]) -> None:
-        self.heads = heads
+    def __init__(self, heads: Heads, names: dict[str, str], tied: dict[str, list[str]]) -> None:
+        """`names` are modules of tensors on disk, and `tied` other modules of the same weights, by the first."""
+        self.heads, self._tied = heads, tied
         self.groups: dict[str, list[Layer]] = {}
         self.seen: set[str] = set()
         for layer in heads:
@@ -91,9 +101,10 @@ class Comparison:
     def matches(self, capture: Capture, positions: Tensor | None) -> Iterator[Match]:
         """Every softmax, with the layer that explains it best."""
         for event in capture.events:
-            if event.scores.shape[-1] < 2:
+            formless = set(self.heads.family.formless) & set(event.owner.split("."))
+            if formless or not informative(event.scores):
                 continue
-            found = [self._match(event, name, capture, positions) for name in self._near(event, capture)]
+            found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
             best = min(found, key=lambda match: match.error, default=None)
             if best is None:
                 yield Match(event.owner, None, float("inf"), float("inf"), "not read")
@@ -101,75 +112,116 @@ class Comparison:
             self.seen.add(str(best.layer))
             yield best
 
-    def _near(self, event: Event, capture: Capture) -> list[str]:
-        """Layers whose projections are called under the owner of a softmax, or beside it."""
+    def _near(self, event: Event, capture: Capture) -> list[tuple[str, str, str]]:
+        """Layers, with their projections, whose queries are made under the owner of a softmax, or beside it."""
         shared = {}
-        for name, (query, key) in self.modules.items():
-            if capture.before(query, event.time) is None or capture.before(key, event.time) is None:
-                continue
-            shared[name] = min(_common(event.owner, query), _common(event.owner, key))
+        for name, (first, key) in self.modules.items():
+            for query in (first, *self._tied.get(first, [])):
+                keys = [k for k in (key, *self._tied.get(key, [])) if capture.before(k, event.time) is not None]
+                if keys and capture.before(query, event.time) is not None:
+                    nearest = max(keys, key=lambda k: _common(event.owner, k))  # may be those of another layer
+                    shared[name, query, nearest] = _common(event.owner, query)
         depth = len(event.owner.split(".")) if event.owner else 0
         best = max(shared.values(), default=-1)
         if best < max(depth - 1, 0):
             return []
-        return [name for name, common in shared.items() if common == best]
+        return [near for near, common in shared.items() if common == best]
 
-    def _match(self, event: Event, name: str, capture: Capture, positions: Tensor | None) -> Match:
-        layers, (query, key) = self.groups[name], self.modules[name]
-        x, y = entered(capture, query, event.time, 0), entered(capture, key, event.time, 1)
+    def _match(
+        self, event: Event, name: str, query: str, key: str, capture: Capture, positions: Tensor | None
+    ) -> Match:
+        layers = self.groups[name]
+        apart = layers[0].position == "disentangled"  # its projections are also called on distances
+        x, y = (entered(capture, m, event.time, i, event if apart else None) for i, m in enumerate((query, key)))
         bad = float("inf")
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         try:
-            both = torch.stack([scores(layer, *windows(x, y, event), positions) for layer in layers]).sum(0)
+            tokens = windows(x, y, event, layers[0].heads, capture, query)
+            both = torch.stack([scores(layer, tokens, positions, capture) for layer in layers]).sum(0)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
-            return closest(event, name, self._finished(layers[0], both), layers[0])
+            return closest(event, name, self._finished(layers[0], both, tokens), layers[0])
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
-    def _finished(self, layer: Layer, ours: Tensor) -> Tensor:
-        """With soft-cap and position bias."""
+    def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens) -> Tensor:
+        """With soft-cap and position terms."""
         cap = getattr(layer, "softcap", None)
         ours = ours if not cap else cap * torch.tanh(ours / cap)
-        n, m = ours.shape[-2:]
-        offsets = torch.arange(m) - torch.arange(n)[:, None]
-        bias = self.heads.position_bias(layer, offsets.flatten())
-        return ours if bias is None else ours + bias.reshape(-1, n, m).to(ours.dtype)
+        places = [torch.arange(count) for count in ours.shape[-2:]]
+        bias = self.heads.pair_bias(layer, *places)
+        ours = ours if bias is None else ours + bias.to(ours)
+        query, key = (t.expand(-1, -1, layer.weights.query.shape[1], -1, -1) for t in layer.project(tokens.x, tokens.y))
+        for term in self.heads.relatives(layer, *places):
+            ours = ours + term.scores((query if term.side == "query" else key).flatten(1, 2))
+        return ours
 
 
-def scores(layer: Layer, x: Tensor, y: Tensor, positions: Tensor | None) -> Tensor:
-    """Scaled scores (windows, heads, n, m) of tokens x and y, under RoPE at their positions."""
-    query, key = layer.project(x, y)
-    if layer.rope is not None:
-        rotated = []
-        for t in (query, key):
-            count = t.shape[-2]
-            place = positions if positions is not None and len(positions) == count else torch.arange(count)
-            rotated.append(layer.rope.rotate(t, place))
-        query, key = rotated
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a softmax: (windows, n, d) of queries and of keys, and the number of the first among all."""
+
+    x: Tensor
+    y: Tensor
+    first: int = 0
+
+
+def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capture) -> Tensor:
+    """Scaled scores (windows, heads, n, m) of tokens, under RoPE at their positions."""
+    windows, n, m = *tokens.x.shape[:2], tokens.y.shape[1]
+    rope = layer.rope
+    if layer.axial is not None:
+        rope = _on_grid(layer, capture)
+        at = torch.arange(windows * n).reshape(windows, 1, 1, n) + tokens.first
+        places = [at % len(rope.table)] * 2  # several images of one size
+    else:
+        known = positions is not None
+        places = [positions if known and len(positions) == count else torch.arange(count) for count in (n, m)]
+    query, key = layer.rotated(tokens.x, tokens.y, rope, *places)
     return layer.scale * (query @ key.mT).flatten(1, 2)
 
 
-def entered(capture: Capture, module: str, time: int, which: int) -> Tensor | None:
-    """Tokens that entered a projection; of a whole attention module, its queries or keys."""
+def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
+    """The rotation of tokens on the grid of a run's images."""
+    assert layer.axial is not None
+    sizes = layer.axial.layout.sizes(capture.inputs)
+    if sizes is None:
+        raise ValueError("the grid of its tokens is not known")
+    return layer.axial.on(sizes)
+
+
+def entered(capture: Capture, module: str, time: int, which: int, like: Event | None = None) -> Tensor | None:
+    """Tokens that entered a projection, as many as a softmax has keys; of an attention module, its queries or keys."""
     call = capture.before(module, time)
+    while like and call and call.inputs and call.inputs[0].shape[-2] != like.scores.shape[-1]:
+        call = capture.before(module, call.time)
     if call is None:
         return None
     values = [*call.inputs, *call.names.values()]
+    values = [value for value in values if value.ndim == values[0].ndim]  # no masks
     named = call.names.get("query" if which == 0 else "key")
     chosen = named if named is not None else values[min(which, len(values) - 1)] if len(values) > 2 else None
     return values[0] if chosen is None and values else chosen
 
 
-def windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
-    """Tokens (windows, n, d): as many windows as the softmax has rows of keys."""
+def windows(x: Tensor, y: Tensor, event: Event, heads: int, capture: Capture, module: str) -> Tokens:
+    """The tokens of a softmax that entered a projection, in windows where it has rows for all of them.
+
+    Otherwise they are part of the tokens, and follow those of the softmaxes since the projection was called.
+    """
     rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     m = event.scores.shape[-1]
+    n = event.scores.numel() // (m * heads)
+    if n == m < len(rows) == len(columns):
+        call = capture.before(module, event.time)
+        since = [e for e in capture.events if call and e.owner == event.owner and call.time < e.time < event.time]
+        first = sum(other.scores.shape[-1] for other in since)
+        return Tokens(rows[first : first + n][None], columns[first : first + n][None], first)
     count = len(columns) // m if len(columns) >= m and len(columns) % m == 0 else 1
     if len(rows) % count:
         count = 1
-    return rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1])
+    return Tokens(rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1]))
 
 
 def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
@@ -205,8 +257,6 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tens
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
     rotary = layer.position.startswith("rotary")
-    if layer.position == "rotary before norm" and not at_zero(positions):
-        return Match(event.owner, name, 0.0, 0.0, UNTESTED)
     theirs = event.scores if rotary or event.product is None else event.product.out.detach()
     for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
         if rotary:
@@ -238,6 +288,13 @@ def fitted(ours: Tensor, theirs: Tensor) -> float:
     return float((a * b).sum() / a.square().sum().clamp(min=1e-12))
 
 
+def informative(scores: Tensor) -> bool:
+    """Whether some query sees keys of different scores: otherwise any reading would agree."""
+    seen = scores > HIDDEN
+    low, high = scores.masked_fill(~seen, torch.inf).amin(-1), scores.masked_fill(~seen, -torch.inf).amax(-1)
+    return bool((high - low > 1e-6).any())
+
+
 def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
     """Largest difference at visible pairs relative to the largest score: up to a constant per query, and as it is."""
     seen = theirs > HIDDEN
@@ -252,7 +309,7 @@ def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 def _mask(theirs: Tensor, layer: Layer) -> str:
     """What is wrong about which keys a query sees, if anything."""
     n, m = theirs.shape[-2:]
-    if n != m or layer.kind == "cross":
+    if n != m or layer.kind != "self":
         return ""
     seen = (theirs > HIDDEN).any(0).any(0)
     future = torch.ones(n, n, dtype=torch.bool).triu(1)
@@ -260,7 +317,29 @@ def _mask(theirs: Tensor, layer: Layer) -> str:
         return "causal, but queries see later keys"
     if not layer.causal and n > 2 and not bool((seen & future).any()):
         return "not causal, but no query sees a later key"
+    size, far = sliding_window(seen), _distances(n)
+    if layer.window is not None and bool((seen & (far >= layer.window)).any()):
+        return f"window of {layer.window}, but queries see keys that are further away"
+    if size is not None and size != layer.window:
+        return f"window of {layer.window or 'all'}, but queries see only keys less than {size} tokens away"
     return ""
+
+
+def sliding_window(seen: Bool[Tensor, "n n"]) -> int | None:
+    """The size of a sliding window, if that is what a mask is: all keys less than so many tokens away, and no others.
+
+    >>> sliding_window(torch.ones(5, 5).tril().triu(-1).bool())
+    2
+    """
+    n, far = len(seen), _distances(len(seen))
+    size = int(far[seen].max()) + 1 if bool(seen.any()) else n
+    window = far < size
+    window = window if bool(seen.triu(1).any()) else window.tril()
+    return size if 1 < size < n - 1 and torch.equal(seen, window) else None
+
+
+def _distances(n: int) -> Int[Tensor, "n n"]:
+    return (torch.arange(n) - torch.arange(n)[:, None]).abs()
 
 
 def _rest(name: str, stem: str) -> bool:

@@ -34,7 +34,7 @@ class CannotBuildError(Exception):
 
 @cache
 def overrides() -> dict[str, dict[str, Any]]:
-    """Per config type, what the general rule does not find: `config`, `inputs`, `model`, `factor`; see tiny.toml."""
+    """Per config type, what the general rule does not find: `config`, `inputs`, `model`…; see tiny.toml."""
     text = files("keyquery.testing.proof").joinpath("tiny.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -70,9 +70,9 @@ def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
 
 
 def build(config: Any) -> Any:
-    """A model of a config with random weights, in float64, with the attention that transformers calls eager."""
+    """A model of a config with random weights, with the attention that transformers calls eager, unless tiny.toml says otherwise."""
     cls = model_class(config)
-    _set_eager(config)
+    _set_attention(config, overrides().get(config.model_type, {}).get("attention", "eager"))
     try:
         with torch.device("meta"):
             sizes = sum(p.numel() for p in _instance(cls, config).parameters())
@@ -90,12 +90,12 @@ def _instance(cls: Any, config: Any) -> Any:
     return cls(config) if cls.__name__ != "AutoModel" else cls.from_config(config)
 
 
-def _set_eager(config: Any) -> None:
-    config._attn_implementation = "eager"
+def _set_attention(config: Any, kind: str) -> None:
+    config._attn_implementation = kind
     config._experts_implementation = "eager"
     for name in getattr(config, "sub_configs", {}):
         if (part := getattr(config, name, None)) is not None and hasattr(part, "to_dict"):
-            _set_eager(part)
+            _set_attention(part, kind)
 
 
 def model_class(config: Any) -> Any:

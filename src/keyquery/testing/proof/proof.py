@@ -16,7 +16,7 @@ from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.checkpoints.sources import read_json
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
-from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
+from keyquery.testing.proof.compare import Comparison, Match, memory_names, tied_modules
 from keyquery.testing.proof.inputs import inputs_for
 from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
 
@@ -194,6 +194,7 @@ def _one_run(
     inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
     torch.manual_seed(3)
     with captured(model) as capture:
+        capture.inputs = inputs
         part(**inputs)
     positions = inputs.get("position_ids")
     return capture, None if positions is None else positions[0]
@@ -227,7 +228,7 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
             return Proof(status="cannot be built", reason=f"it cannot be saved: {brief(error)}", **about)
         try:
             heads = read_recognised(open_path(Path(folder)), trusted=True)
-            compared = Comparison(heads, memory_names(model, Path(folder)))
+            compared = Comparison(heads, memory_names(model, Path(folder)), tied_modules(model))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = str(error).replace(folder, "the checkpoint")
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -250,18 +251,18 @@ def save(model: Any, folder: str) -> None:
 
 def _mask_differs(whys: list[str]) -> bool:
     """Whether a layer's mask is read wrongly: sees what it should not once, or never what it should."""
-    return any(why.startswith("causal") for why in whys) or all(why.startswith("not causal") for why in whys)
+    once = any(why.startswith(("causal", "window")) for why in whys)
+    return once or all(why.startswith("not causal") for why in whys)
 
 
 def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about: dict[str, Any]) -> Proof:
     family = compared.heads.family.name
     errors: dict[str, float] = {}
     for match in matches:
-        if match.layer is not None and match.why != UNTESTED:
+        if match.layer is not None:
             errors[match.owner] = max(errors.get(match.owner, 0.0), match.error)
     missing = sorted({match.owner for match in matches if match.layer is None} - set(errors))
     untested = sorted({name for name in compared.groups if name not in compared.seen})
-    untested += sorted({match.owner for match in matches if match.why == UNTESTED} - set(errors))
     untested += [name for name in idle if not any(name in other or other in name for other in untested)]
     why = dict.fromkeys(match.why for match in matches if match.why and match.layer is not None)
     worst = max(errors.values(), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,14 @@ from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import (
     HIDDEN,
     arrangements,
-    at_zero,
     content,
     entered,
     errors,
     fitted,
+    informative,
     memory_names,
     scores,
+    sliding_window,
 )
 from keyquery.testing.proof.compare import windows as in_windows
 from keyquery.testing.proof.proof import Run, save, tiny_run
@@ -48,6 +49,8 @@ ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
 KEY = ("key", "key_down", "fused")
 CLOSE = 3e-6  # relative error of a reading that is found: well below what a proof allows
+WINDOWS = ("all", "some", "alternate", "pattern", "but every", "listed", "both sides")
+UNREAD = ({"rope": "unread"}, {"position": "unread"})
 NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -64,6 +67,7 @@ class Finding:
     rotated: bool = False
     kind: str = ""  # of the layer, as `layer_types` says
     depth: int = 0  # layers of its stack in the file, with attention or not
+    window: int | None = None  # of its mask
 
 
 def sought(model_type: str) -> tuple[list[Finding], list[str]]:
@@ -79,7 +83,7 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
         owners: dict[str, list[tuple[Event, Capture, Tensor | None]]] = {}
         for capture, positions in runs:
             for event in capture.events:
-                if event.scores.shape[-1] > 1:
+                if informative(event.scores):
                     owners.setdefault(event.owner, []).append((event, capture, positions))
         found, lost = [], []
         for owner, events in owners.items():
@@ -88,6 +92,7 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
                 lost.append(owner)
             else:
                 found.append(finding)
+        seeker.find_windows(found)
     return found, lost
 
 
@@ -109,11 +114,24 @@ class _Seeker:
                 tried += 1
                 if tried > 3000:
                     return None
-                usable = events if facts.get("rope") != "before norm" else [e for e in events if at_zero(e[2])]
-                finding = self._try(names, facts, usable[-1], exactly) if usable else None
-                if finding is not None and self._error(finding, usable[0], exactly)[0] <= CLOSE:
+                finding = self._try(names, facts, events[-1], exactly)
+                if finding is not None and self._error(finding, events[0], exactly)[0] <= CLOSE:
                     return self._finished(finding, near, events)
         return None
+
+    def find_windows(self, found: list[Finding]) -> None:
+        """Say which layers of each stack have a sliding window, where the kinds of layers in the config do not."""
+        stacks: dict[str, list[Finding]] = {}
+        for finding in found:
+            stacks.setdefault(anchor(finding.names), []).append(finding)
+        for stack in stacks.values():
+            for option in (None, *WINDOWS):
+                facts = [{**f.facts, **({"window": option} if option else {})} for f in stack]
+                layers = [self._layers(replace(f, facts=own)) for f, own in zip(stack, facts, strict=True)]
+                if all(own and own[0].window == f.window for own, f in zip(layers, stack, strict=True)):
+                    for finding, own in zip(stack, facts, strict=True):
+                        finding.facts = own
+                    break
 
     def _readings(
         self, near: list[Weight], event: Event, owner: str, exactly: bool
@@ -128,12 +146,7 @@ class _Seeker:
                     seen.add(tuple(numbers))
                     own: dict[str, Any] = {**shape, "heads": key, **({"config": path} if path else {})}
                     for norm_names, norm_facts in qk_norms(near):
-                        turned = (
-                            ropes(config)
-                            if exactly
-                            else [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
-                        )
-                        for rope in turned:
+                        for rope in ropes(config, bool(norm_names)) if exactly else UNREAD:
                             yield {**names, **norm_names}, {**own, **norm_facts, **rope}
 
     def _try(self, names: Names, facts: dict[str, Any], item: Any, exactly: bool) -> Finding | None:
@@ -183,7 +196,8 @@ class _Seeker:
         if x is None or y is None:
             return bad
         try:
-            ours = torch.stack([scores(one, *in_windows(x, y, event), positions) for one in layers]).sum(0)
+            tokens = in_windows(x, y, event, layer.heads, capture, modules[0])
+            ours = torch.stack([scores(part, tokens, positions, capture) for part in layers]).sum(0)
         except (RuntimeError, ValueError):
             return bad
         if not exactly:
@@ -216,6 +230,7 @@ class _Seeker:
         n, m = event.scores.shape[-2:]
         if n == m and n > 2 and finding.facts.get("kind") != "cross":
             seen = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
+            finding.window = sliding_window(seen)
             if not bool((seen & torch.ones(n, n, dtype=torch.bool).triu(1)).any()):
                 own = self._section(finding.facts.get("config"))
                 finding.facts["causal"] = "always" if own.get("use_bidirectional_attention") is True else True
@@ -276,6 +291,11 @@ class _Seeker:
                 finding.facts |= {"norm_kind": "rms"} if kind == "rms" else {}
                 finding.facts |= {"gain_offset": offset} if offset else {}
                 return
+
+
+def anchor(names: Names) -> str:
+    """The name that places of a layer are found by."""
+    return next(names[role] for role in ANCHORS if role in names)
 
 
 def _relative(pattern: str, number: int, stem: str, layer: int) -> str:

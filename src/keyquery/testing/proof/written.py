@@ -19,8 +19,11 @@ ORDER = (
     "heads",
     "scale",
     "softcap",
+    "window",
     "rope",
     "rope_kinds",
+    "axes",
+    "grid",
 )
 ROLES: tuple[str, ...] = (
     "query",
@@ -146,6 +149,8 @@ def as_toml(tables: dict[str, Any], comment: str) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_literal(own)}" for key, own in value.items()) + " }"
     return _list(value) if isinstance(value, list) else f'"{value}"' if isinstance(value, str) else repr(value)
 
 

@@ -1,0 +1,184 @@
+"""What an architecture adds to q·k by where two tokens stand: tables of biases, and vectors that meet queries or keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from keyquery.checkpoints.layer import Layer
+from keyquery.checkpoints.layouts import read_rows
+from keyquery.checkpoints.sources import Source
+
+Config = Mapping[str, Any]
+Positions = Int[Tensor, " n"]
+TABLES = ("window", "window with class")  # biases by rows and columns
+VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys")
+
+
+@dataclass(frozen=True, eq=False)
+class Relative:
+    """A term c·v of the scaled score, c the content of one token and v a vector for where the two stand.
+
+    Where `side` is "query", it is scale·(q_i + bias)·v[index_ij], else scale·k_j·v[index_ij].
+    """
+
+    side: str
+    vectors: Float[Tensor, "heads count r"]
+    index: Int[Tensor, "n m"]
+    scale: float
+    bias: Float[Tensor, "heads r"] | None = None
+
+    def scores(
+        self, content: Float[Tensor, "*batch heads tokens r"], constant: bool = True
+    ) -> Float[Tensor, "*batch heads n m"]:
+        """The term for queries (..., heads, n, r), or for keys (..., heads, m, r); its bias is left out on request."""
+        content = content + self.bias.to(content)[:, None] if constant and self.bias is not None else content
+        products = self.scale * content @ self.vectors.to(content).mT
+        index = self.index if self.side == "query" else self.index.mT
+        chosen = products.gather(-1, index.to(content.device).expand(*products.shape[:-1], -1))
+        return chosen if self.side == "query" else chosen.mT
+
+    def of_heads(self, chosen: slice) -> Relative:
+        """The same for some heads."""
+        vectors = self.vectors if len(self.vectors) == 1 else self.vectors[chosen]
+        return replace(self, vectors=vectors, bias=None if self.bias is None else self.bias[chosen])
+
+    def of_scaled(self, scale: float) -> Relative:
+        """The same for queries that are multiplied by `scale` already."""
+        if self.side == "key":
+            return self
+        return replace(self, scale=self.scale / scale, bias=None if self.bias is None else self.bias * scale)
+
+
+def table_bias(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Float[Tensor, "heads n m"]:
+    """Biases of tokens of a square window, by the differences of their rows and columns; a class token has its own."""
+    table = read_rows(source, layer.modules["window_table"]).double()
+    classes = 3 if layer.position == "window with class" else 0
+    width = math.isqrt(len(table) - classes)
+    if width**2 != len(table) - classes or not width % 2:
+        raise ValueError(f"{layer.name}: a table of {len(table)} biases is not that of a square window")
+    side = (width + 1) // 2
+    first = 1 if classes else 0
+    rows, columns = (
+        _differences(
+            torch.div(queries - first, side, rounding_mode="floor"),
+            torch.div(keys - first, side, rounding_mode="floor"),
+        ),
+        _differences((queries - first) % side, (keys - first) % side),
+    )
+    index = (rows + side - 1) * width + columns + side - 1
+    if classes:  # from the class token, to it, and to itself
+        own, other = (queries == 0)[:, None], (keys == 0)[None]
+        for holds, row in ((own, -3), (other, -2), (own & other, -1)):
+            index = torch.where(holds, len(table) + row, index)
+    return table[index].permute(2, 0, 1)
+
+
+def relatives(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> list[Relative]:
+    """The terms of a layer that depend on the content of one token and on where both stand."""
+    match layer.position:
+        case "decomposed":
+            return _decomposed(layer, source, queries, keys)
+        case "disentangled":
+            return _disentangled(layer, source, config, queries, keys)
+        case "transformer-xl" | "xlnet":
+            return [_transformer_xl(layer, source, queries, keys)]
+        case "relative keys":
+            return [_relative_keys(layer, source, config, queries, keys)]
+    return []
+
+
+def _differences(queries: Tensor, keys: Tensor) -> Int[Tensor, "n m"]:
+    return queries[:, None] - keys
+
+
+def _decomposed(layer: Layer, source: Source, queries: Positions, keys: Positions) -> list[Relative]:
+    """A vector for the difference of rows, and one for that of columns."""
+    tables = [read_rows(source, layer.modules[role]) for role in ("row_table", "column_table")]
+    sizes = [(len(table) + 1) // 2 for table in tables]
+    places = [[torch.div(at, sizes[1], rounding_mode="floor"), at % sizes[1]] for at in (queries, keys)]
+    if int(queries.max()) >= sizes[0] * sizes[1]:
+        raise ValueError(f"{layer.name}: positions are known for a grid of {sizes[0]} × {sizes[1]} tokens")
+    return [
+        Relative("query", table[None], _differences(of_query, of_key) + size - 1, 1.0)
+        for table, size, of_query, of_key in zip(tables, sizes, *places, strict=True)
+    ]
+
+
+def _disentangled(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> list[Relative]:
+    """DeBERTa's vectors: embeddings of distances, projected as keys ("c2p") and as queries ("p2c")."""
+    if not config.get("relative_attention"):
+        return []
+    embeddings = read_rows(source, layer.modules["distances"] + ".weight")
+    if "layer_norm" in str(config.get("norm_rel_ebd") or ""):
+        shape, name = embeddings.shape[-1:], layer.modules["distance_norm"]
+        gain, shift = (read_rows(source, f"{name}.{part}") for part in ("weight", "bias"))
+        eps = float(config.get("layer_norm_eps", 1e-7))
+        embeddings = torch.nn.functional.layer_norm(embeddings.float(), shape, gain.float(), shift.float(), eps)
+    furthest = int(config.get("max_relative_positions", -1))
+    furthest = furthest if furthest >= 1 else int(config["max_position_embeddings"])
+    buckets = int(config.get("position_buckets", -1))
+    span = buckets if buckets > 0 else furthest
+    far = _differences(queries, keys)
+    far = _log_buckets(far, buckets, furthest) if buckets > 0 else far
+    index = (far + span).clamp(0, 2 * span - 1)
+    terms = []
+    for kind, side, role in (("c2p", "query", "distance_key"), ("p2c", "key", "distance_query")):
+        if kind in (config.get("pos_att_type") or []):
+            projected = _projected(layer, source, embeddings[: 2 * span], role)
+            terms.append(Relative(side, projected, index, layer.scale))
+    return terms
+
+
+def _log_buckets(far: Tensor, buckets: int, furthest: int) -> Tensor:
+    middle = buckets // 2
+    distance = torch.where(far.abs() < middle, middle - 1, far.abs()).double()
+    log = torch.ceil(torch.log(distance / middle) / math.log((furthest - 1) / middle) * (middle - 1)) + middle
+    return torch.where(distance <= middle, far, (log * far.sign()).long())
+
+
+def _projected(layer: Layer, source: Source, embeddings: Tensor, role: str) -> Float[Tensor, "heads count r"]:
+    """Embeddings of distances as keys or queries: by a projection of their own, or by the layer's."""
+    if role in layer.modules:
+        name = layer.modules[role]
+        rows = embeddings @ _weight(source, name).to(embeddings).mT
+        if f"{name}.bias" in source.shapes:
+            rows = rows + read_rows(source, f"{name}.bias").to(rows)
+        return rows.unflatten(-1, (layer.heads, -1)).transpose(0, 1)
+    query, key = layer.weights.apply(embeddings, embeddings)
+    return (key if role == "distance_key" else query).flatten(0, 1)
+
+
+def _weight(source: Source, name: str) -> Float[Tensor, "out d"]:
+    """A weight as nn.Linear keeps it; XLNet's are (d, heads, r)."""
+    linear = f"{name}.weight" in source.shapes
+    return read_rows(source, f"{name}.weight") if linear else read_rows(source, name).flatten(1).mT
+
+
+def _transformer_xl(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Relative:
+    """A projection of the sines and cosines of the distance meets the query and a bias of its own."""
+    far = _differences(queries, keys)
+    least = int(far.min())
+    width = layer.weights.query.shape[-1]
+    frequencies = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(least, int(far.max()) + 1, dtype=torch.float64)[:, None] * frequencies
+    parts = (angles.sin(), angles.cos())
+    waves = torch.cat(parts, -1) if layer.position == "xlnet" else torch.stack(parts, -1).flatten(1)
+    vectors = _projected(layer, source, waves, "distance_key")
+    bias = read_rows(source, layer.modules["distance_bias"]).reshape(layer.heads, -1)
+    # The layer's queries hold the bias of the content's term: it is taken off again.
+    own = read_rows(source, layer.modules["content_bias"]).reshape(layer.heads, -1)
+    return Relative("query", vectors, far - least, layer.scale, bias - own)
+
+
+def _relative_keys(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> Relative:
+    """A vector for each distance of a key, up to a furthest one on either side, the same for all heads."""
+    left, right = (int(config[f"{side}_max_position_embeddings"]) for side in ("left", "right"))
+    index = (-_differences(queries, keys)).clamp(-left, right) + left
+    return Relative("query", read_rows(source, layer.modules["distances"] + ".weight")[None], index, layer.scale)
