@@ -60,6 +60,7 @@ class Capture:
     events: list[Event] = field(default_factory=list)
     calls: dict[str, list[Call]] = field(default_factory=dict)
     stack: list[str] = field(default_factory=list)
+    ran: set[str] = field(default_factory=set)  # names of all modules that ran
     time: int = 0
 
     def tick(self) -> int:
@@ -98,6 +99,7 @@ def _hooked(capture: Capture, name: str, module: nn.Module) -> list[Any]:
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         capture.stack.append(name)
+        capture.ran.add(name)
         if own:
             with torch._C.DisableTorchFunctionSubclass():
                 named = {key: value.detach().clone() for key, value in kwargs.items() if _dense(value)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -120,18 +122,18 @@ def model_class(config: Any) -> Any:
 
 
 def _classes_of(config: type) -> Iterator[Any]:
-    package = config.__module__.rpartition(".")[0]
-    name = config.__module__.rpartition(".")[2].replace("configuration_", "modeling_")
-    module = optional(f"{package}.{name}", "prove")
+    package = import_module(config.__module__.rpartition(".")[0])
     base = optional("transformers", "prove").PreTrainedModel
-    for value in vars(module).values():
-        if not isinstance(value, type) or not issubclass(value, base) or value.__module__ != module.__name__:
-            continue
-        taken = vars(value)["__init__"].__annotations__.get("config") if "__init__" in vars(value) else None
-        named = value.__name__ == config.__name__.replace("Config", "Model")
-        fits = getattr(value, "config_class", None) is config or taken in (config, config.__name__) or named
-        if fits and "PreTrained" not in value.__name__:
-            yield value
+    names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("modeling_")]
+    for module in (import_module(f"{package.__name__}.{name}") for name in names):
+        for value in vars(module).values():
+            if not isinstance(value, type) or not issubclass(value, base) or value.__module__ != module.__name__:
+                continue
+            taken = vars(value)["__init__"].__annotations__.get("config") if "__init__" in vars(value) else None
+            named = value.__name__ == config.__name__.replace("Config", "Model")
+            fits = getattr(value, "config_class", None) is config or taken in (config, config.__name__) or named
+            if fits and "PreTrained" not in value.__name__:
+                yield value
 
 
 def randomise(model: Any) -> None:

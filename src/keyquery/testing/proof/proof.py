@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,44 +160,59 @@ def _as(model: Any, dtype: torch.dtype) -> Any:
 
 def _idle(model: Any, runs: list[Run]) -> list[str]:
     """Attention modules that no run has reached."""
-    owners = {event.owner for capture, _ in runs for event in capture.events}
-    return [name for name in attention_modules(model) if not _touched(name, owners)]
+    ran = {name for capture, _ in runs for name in capture.ran}
+    return [name for name in attention_modules(model) if name not in ran]
 
 
 def _runs(model: Any, dtype: torch.dtype, length: int, spread: int, shift: int) -> list[Run]:
-    known = overrides().get(model.config.model_type, {}).get("inputs", {})
-    found, failed = [], None
-    try:
-        found.append(_one_run(model, model, dtype, length, spread, shift, known))
-    except Exception as error:
-        failed = error
-    reached = {event.owner for capture, _ in found for event in capture.events}
-    base = optional("transformers", "prove").PreTrainedModel
-    for name, part in model.named_modules():
-        if not name or not isinstance(part, base):
+    """Runs of the model, and of those of its parts that the others do not reach."""
+    found, failed, reached = [], None, set[str]()
+    for name, part in _parts(model):
+        lonely = [a for a in attention_modules(part, name) if a not in reached]
+        if name and not lonely:
             continue
-        lonely = [a for a in attention_modules(part, name) if not _touched(a, reached)]
-        if lonely:
-            try:
-                found.append(_one_run(model, part, dtype, length, spread, shift, {}))
-                reached |= {event.owner for event in found[-1][0].events}
-            except Exception:
-                continue
-    if not found or (failed is not None and not reached):
+        try:
+            found.append(_one_run(model, name, dtype, length, spread, shift))
+            reached |= found[-1][0].ran
+        except Exception as error:
+            failed = failed or error
+    if not found or (failed is not None and not any(capture.events for capture, _ in found)):
         raise failed if failed is not None else RuntimeError("nothing ran")
     return found
 
 
-def _one_run(
-    model: Any, part: Any, dtype: torch.dtype, length: int, spread: int, shift: int, known: Mapping[str, Any]
-) -> Run:
-    inputs = inputs_for(part, length, spread, shift, known)
-    inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
-    torch.manual_seed(3)
-    with captured(model) as capture:
-        part(**inputs)
-    positions = inputs.get("position_ids")
-    return capture, None if positions is None else positions[0]
+def _parts(model: Any) -> Iterator[tuple[str, Any]]:
+    """The model, its sub-models, then whatever else can run alone: it needs no positions and no causal mask."""
+    base = optional("transformers", "prove").PreTrainedModel
+    modules = dict(model.named_modules())
+    yield from ((name, part) for name, part in modules.items() if isinstance(part, base))
+    for name, part in modules.items():
+        names = inspect.signature(part.forward).parameters
+        placed = any(word in name for name in names for word in ("position", "rotary", "rope", "freqs", "cos", "cache"))
+        causal = any(getattr(inner, "is_causal", False) for inner in part.modules())
+        if not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal:
+            yield name, part
+
+
+def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int, shift: int) -> Run:
+    """A run of a part of a model, with the first arguments under which its attention runs."""
+    part, failed = model.get_submodule(name), None
+    config = getattr(part, "config", None)
+    known = overrides().get(config.model_type, {}).get("inputs", {}) if hasattr(config, "model_type") else {}
+    wanted = attention_modules(part, name)
+    for inputs in inputs_for(part, length, spread, shift, known, model.config):
+        inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
+        torch.manual_seed(3)
+        try:
+            with captured(model) as capture:
+                part(**inputs)
+        except Exception as error:
+            failed = failed or error
+            continue
+        positions = inputs.get("position_ids")
+        if not wanted or capture.ran & set(wanted):
+            return capture, None if positions is None else positions[0]
+    raise failed or RuntimeError(f"no input reaches the attention of {name or 'the model'}")
 
 
 def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
@@ -209,10 +225,6 @@ def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
         if looks and not inside and sum(p.ndim > 1 for p in module.parameters()) >= 2:
             found.append(name)
     return found
-
-
-def _touched(name: str, owners: set[str]) -> bool:
-    return any(owner == name or owner.startswith(f"{name}.") for owner in owners)
 
 
 def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:

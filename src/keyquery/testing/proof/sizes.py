@@ -39,6 +39,7 @@ CAPPED = {"max_position_embeddings": 512, "n_positions": 512, "max_source_positi
 CAPPED |= {"max_target_positions": 64, "image_size": 256, "num_position_embeddings": 1024, "num_queries": 12}
 CAPPED |= {"sliding_window": 5, "attention_window": 4, "vocab_size_per_layer_input": 99, "codebook_size": 64}
 CAPPED |= {"num_frames": 4, "max_2d_position_embeddings": 128, "index_topk": 16, "attention_chunk_size": 6}
+CAPPED |= {"encoder_hash_byte_group_vocab": 99, "num_embeddings": 64, "base_channels": 32, "num_res_blocks": 1}
 CAPPED |= {"max_text_length": 64, "expert_capacity": 32, "max_seq_length": 512, "max_seq_len": 512}
 VOCAB = 99
 
@@ -104,6 +105,8 @@ def _value(key: str, value: Any, factor: int, by_heads: int, layers: tuple[int, 
         return min(value, 2)
     if key == "topk_group":
         return 1
+    if key == "upsample_groups":
+        return max(1, value // factor)
     if value >= 32 and WIDTH.match(key) and not NOT_WIDTH.match(key):
         return value // factor if value % factor == 0 else value
     return value
@@ -192,11 +195,18 @@ def _rope(parameters: Mapping[Any, Any], by: int) -> Any:
     return changed
 
 
+UNSAID = {"vocab_size": VOCAB, "prediction_length": 8, "num_experts": 4, "top_k_experts": 2, "num_experts_per_tok": 2}
+UNSAID |= {"moe_intermediate_size": 32}
+
+
 def _completed(facts: dict[Any, Any]) -> None:
     """Give values to what is None in a default config and in no released one."""
     heads, width = facts.get("num_attention_heads"), facts.get("hidden_size")
-    if "vocab_size" in facts and facts["vocab_size"] is None:
-        facts["vocab_size"] = VOCAB
+    for key, value in UNSAID.items():
+        if key in facts and facts[key] is None:
+            facts[key] = value
+    if "mlp_layer_types" in facts and facts["mlp_layer_types"] is None:
+        facts["mlp_layer_types"] = ["sparse"] * int(facts.get("num_hidden_layers") or 0)
     if not _count(heads) or not _count(width) or not heads:
         return
     if "head_dim" in facts and facts["head_dim"] is None and width % heads == 0:
