@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from keyquery.checkpoints.sources import OTHER_TOWERS
+from keyquery.checkpoints.towers import towers
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query")
@@ -80,6 +81,7 @@ class Attention:
     latent_eps: float | None = None  # of the norms of MLA's latents, if not that of the others
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
+    gaps: bool = False  # whether layers may have no such attention
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Family:
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
     gaps: bool = False  # whether layers may have no attention, or attention of another kind
     by_names: bool = True  # whether it can be recognised without a config
+    composite: bool = False  # whether its towers are read as the types of their sections of the config
     defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)
 
@@ -148,9 +151,10 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
     for attention, own in _entries(family, tensors, config):
-        if any(config.get(key, value) != value for key, value in attention.only_if.items()):
+        own_config = section(config, attention.config)
+        if any(own_config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
-        kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
+        kinds = own_config.get("layer_types") if attention.kinds else None
         for place in _places_of(attention, own):
             if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
                 continue
@@ -163,6 +167,8 @@ def _entries(
     family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
     """Attentions and the tensors they may be of; those of another architecture where a tower is of another type."""
+    if family.composite:
+        yield from _composed(tensors, config)
     replaced: set[str] = set()
     for attention in family.attention:
         path = attention.config or ""
@@ -176,6 +182,17 @@ def _entries(
             own = {n: t for n, t in tensors.items() if sight == any(word in n for word in OTHER_TOWERS)}
             for other in (other for f in families().values() if f.goes_by(actual) for other in f.attention):
                 yield replace(other, config=".".join(part for part in (path, other.config) if part)), own
+
+
+def _composed(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
+    """The attentions of each section of a config, by its model type, and the tensors of its tower."""
+    for path, own in towers(tensors, config).items():
+        inner = config[path]
+        known = [family for family in families().values() if family.goes_by(inner["model_type"])]
+        family = next((family for family in known if places(family, own, inner)), families()["composite"])
+        for attention, found in _entries(family, own, inner):
+            full = ".".join(part for part in (path, attention.config) if part)
+            yield replace(attention, config=full, gaps=attention.gaps or family.gaps), found
 
 
 def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
@@ -220,7 +237,7 @@ def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
     stacks: dict[tuple[int, str], list[Place]] = {}
     for place in found:
         stacks.setdefault((id(place.attention), place.prefix), []).append(place)
-    for stack in stacks.values():
+    for stack in (stack for stack in stacks.values() if not stack[0].attention.gaps):
         layers = {place.layer for place in stack}
         one = stack[0]
         anchor = next(role for role in ANCHORS if role in one.wanted)

@@ -106,7 +106,7 @@ def read_recognised(opened: Source, heads: int | None = None, partial: bool = Fa
     """Heads of a source whose architecture is recognised; `trusted`: as if that were proven, to prove it."""
     if _family_by_type(opened) is None:
         _check_supported(opened)
-    tower, notes = _language_tower(opened)
+    tower, notes = (opened, ()) if _composite(opened) else _language_tower(opened)
     family = _family_of(tower)
     unproven = () if trusted else _unproven(tower, family)
     lacking = formless(tower.shapes, places(family, tower.shapes, tower.config))
@@ -226,6 +226,15 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
     return Tower(source, {**defaults_of(text.get("model_type")), **text}), ("the language tower only",)
 
 
+def _composite(source: Source) -> Family | None:
+    """The architecture of a model whose towers are all of known types."""
+    family = families()["composite"]
+    if _family_by_type(source) is not None or isinstance(source, Live):
+        return None
+    covering = places(family, source.shapes, source.config)
+    return family if covering and not uncovered(source.shapes, covering) else None
+
+
 def _unproven(source: Source, family: Family) -> tuple[str, ...]:
     """A note if the model type of the config is not known to be read exactly as this architecture."""
     model_type = source.config.get("model_type")
@@ -287,7 +296,7 @@ def _check_supported(source: Source) -> None:
 
 def _family_of(source: Source) -> Family:
     model_type = source.config.get("model_type")
-    if (family := _family_by_type(source)) is not None:
+    if (family := _family_by_type(source) or _composite(source)) is not None:
         return family
     _check_supported(source)
     if isinstance(model_type, str) and model_type.startswith("gguf-"):

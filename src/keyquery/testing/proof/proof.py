@@ -17,7 +17,7 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
-from keyquery.testing.proof.compare import UNTESTED, Comparison, Match, memory_names
+from keyquery.testing.proof.compare import CONTENT, UNTESTED, Comparison, Match, memory_names
 from keyquery.testing.proof.inputs import inputs_for
 from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
 
@@ -41,6 +41,7 @@ class Proof:
     modules: dict[str, float] = field(default_factory=dict)  # error by attention module
     missing: list[str] = field(default_factory=list)  # attention modules that are not read
     untested: list[str] = field(default_factory=list)  # layers that are read, and that no input reaches
+    content: list[str] = field(default_factory=list)  # layers that are read without their term of positions
     transformers: str = ""
     factor: int | None = None
 
@@ -284,4 +285,5 @@ def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about:
     if status == "cannot be built":
         reason = f"no input reaches {len(untested)} attention modules"
     rest: dict[str, Any] = {"error": worst, "modules": errors, "missing": missing, "untested": untested}
+    rest["content"] = [name for name, layers in compared.groups.items() if layers[0].position in CONTENT]
     return Proof(status=status, reason=reason, family=family, **rest, **about)
