@@ -95,7 +95,6 @@ class Family:
     gaps: bool = False  # whether layers may have no attention, or attention of another kind
     by_names: bool = True  # whether it can be recognised without a config
     composite: bool = False  # whether its towers are read as the types of their sections of the config
-    defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
     tiny: dict[str, Any] = field(default_factory=dict)
 
     def goes_by(self, model_type: Any) -> bool:
@@ -201,19 +200,6 @@ def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
     for part in path.split(".") if path else ():
         found = found.get(part) or found
     return found if isinstance(found, Mapping) else config
-
-
-def tower_config(config: Mapping[str, Any], attention: Attention) -> Mapping[str, Any]:
-    """The config of an attention's tower; files on the hub leave out values that are the defaults of its type."""
-    own = section(config, attention.config)
-    if not attention.config:
-        return own
-    return {**defaults_of(own.get("model_type") or attention.of), **own}
-
-
-def defaults_of(model_type: Any) -> dict[str, Any]:
-    """What a nested config of a type may leave out."""
-    return next((family.defaults for family in families().values() if family.goes_by(model_type)), {})
 
 
 def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:

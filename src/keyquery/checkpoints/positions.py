@@ -96,7 +96,9 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
     )
     if attention.rope in (None, "unread", "before norm") or not config or without:
         return None
-    if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
+    if attention.rope_kinds and (kind := _kind_of(config, layer)) not in attention.rope_kinds:
+        if kind is None:
+            raise ValueError("the config has no layer_types, which say what layers have rotary positions")
         return None
     try:
         return _rope(attention, config, layer, head_dim)

@@ -13,7 +13,8 @@ from torch import nn
 
 from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family
-from keyquery.checkpoints.family import Family, defaults_of, families, places, recognise
+from keyquery.checkpoints.defaults import completed
+from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
@@ -156,7 +157,7 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, 
         raise ValueError(f"{file} is a device or a pipe, not a file")
     near = beside(file.parent, "config.json")
     facts = _config(config) if config is not None else read_json(near) if near.is_file() else {}
-    label = label or str(path)
+    facts, label = completed(facts), label or str(path)
     if file.name.endswith(".index.json"):
         return _sharded(file, label, facts)
     if file.suffix == ".safetensors":
@@ -223,7 +224,7 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
         return source, ()
     if own:  # the only tower with attention
         return Tower(source, text), ()
-    return Tower(source, {**defaults_of(text.get("model_type")), **text}), ("the language tower only",)
+    return Tower(source, text), ("the language tower only",)
 
 
 def _composite(source: Source) -> Family | None:

@@ -170,6 +170,19 @@ def _merged(facts: dict[str, Any], changes: Mapping[Any, Any]) -> dict[str, Any]
     return merged
 
 
+def sparse(config: Any) -> dict[str, Any]:
+    """The fewest values of a config from which its class makes the same one, as files on the hub hold them."""
+    whole, kept = config.to_dict(), {}
+    sections = {k: sparse(v) for k in getattr(config, "sub_configs", {}) if hasattr(v := getattr(config, k, None), "to_dict")}
+    for _ in range(5):
+        again = type(config)(**sections, **kept).to_dict()
+        differing = {k: v for k, v in whole.items() if k not in sections and (k not in again or again[k] != v)}
+        if not differing.keys() - kept.keys():
+            break
+        kept |= differing
+    return {**kept, **sections, "model_type": config.model_type}
+
+
 def brief(error: BaseException) -> str:
     """An error as one short line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

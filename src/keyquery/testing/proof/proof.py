@@ -19,7 +19,7 @@ from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
 from keyquery.testing.proof.compare import CONTENT, UNTESTED, Comparison, Match, memory_names
 from keyquery.testing.proof.inputs import inputs_for
-from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
+from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, sparse, tiny_configs
 
 TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
@@ -246,7 +246,18 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return Proof(status="refused", reason=kind + reason, missing=sorted(owners), **about)
         matches = [match for capture, positions in runs for match in compared.matches(capture, positions)]
+        matches += _left_out(model, runs, Path(folder))
     return _verdict(matches, compared, idle, about)
+
+
+def _left_out(model: Any, runs: list[Run], folder: Path) -> list[Match]:
+    """The comparison once more, with a config that leaves out what is a default; none where that is refused."""
+    try:
+        source = open_path(folder, sparse(model.config))
+        compared = Comparison(read_recognised(source, trusted=True), memory_names(model, folder))
+    except Exception:  # configs that their class cannot make of few values
+        return []
+    return [match for capture, positions in runs for match in compared.matches(capture, positions)]
 
 
 def save(model: Any, folder: str) -> None:
