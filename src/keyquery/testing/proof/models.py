@@ -154,11 +154,12 @@ def randomise(model: Any) -> None:
 
 
 def _bare(facts: Mapping[Any, Any]) -> dict[str, Any]:
-    """Without what a config derives from the rest."""
+    """Without what a config derives from the rest; the stages of convolutional backbones stay."""
+    staged = any(key in facts for key in ("depths", "stage_num_blocks", "stage_out_channels"))
     return {
         key: _bare(value) if isinstance(value, Mapping) else value
         for key, value in facts.items()
-        if key not in DERIVED and not str(key).startswith("_out")
+        if (key not in DERIVED or (staged and key in ("out_features", "out_indices"))) and not str(key).startswith("_out")
     }
 
 

@@ -29,7 +29,7 @@ NOT_WIDTH = re.compile(
     r".*(?:vocab|image|patch|window|kernel|bucket|position|^max|token|batch|chunk|block_size|codebook_size|ratio|mult"
     r"|^num_(?!filters|pos_feats)|stride|crop|pool_s|act|drop|_rate|range|eps|layer_id|layers|length|factor|scale|input_size"
     r"|stage|grid|context_size|memory_size|feature_size|groups|in_channels|audio_channels|num_channels|levels|mel"
-    r"|temperature|_step|norm|type|merge_size|temporal|sample_size|tubelet|hidden_act|interpol|vision_feature"
+    r"|temperature|_step|norm|stem|type|merge_size|temporal|sample_size|tubelet|hidden_act|interpol|vision_feature"
     r"|backbone_feature|queue|cache|base_channels|latent_channels|in_chans|index_topk|d_state|d_conv|conv_dim_head|pretrain)"
 )
 EXPERTS = re.compile(r".*(?:num|n)_?(?:local|routed|moe|real)?_?experts$|moe_num_experts|num_experts")
@@ -69,7 +69,7 @@ def shrink(facts: Mapping[Any, Any], factor: int) -> dict[Any, Any]:
             chosen[key] = _value(key, value, factor, by_heads, layers)
     _completed(chosen)
     _sectioned(chosen)
-    vocab = next((v for k, v in chosen.items() if "vocab_size" in k and isinstance(v, int)), VOCAB)
+    vocab = next((v for k, v in chosen.items() if "vocab_size" in str(k) and isinstance(v, int)), VOCAB)
     return _tokens(chosen, vocab if vocab > 8 else VOCAB)
 
 
