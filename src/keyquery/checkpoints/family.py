@@ -32,7 +32,7 @@ ENDINGS = {
 }
 # Biases that are not named after their weights: full names.
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
-WHOLE = {*OWN_BIASES, "rotary"}
+WHOLE = {*OWN_BIASES, "rotary", "query_shift"}  # the last: what is added to the queries of each head
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 # Required roles; one of each group.

@@ -15,6 +15,7 @@ QUERY_WORDS = {"q", "query", "queries", "wq", "toq", "query1"}
 KEY_WORDS = {"k", "key", "keys", "wk", "tok"}
 VALUE_WORDS = {"v", "value", "values", "wv"}
 FUSED_WORDS = {"qkv", "c_attn", "wqkv", "in", "kqv", "qkvs"}
+SHIFT = re.compile(r"(?:pos_)?bias_u|r_w_bias")  # what Transformer-XL adds to queries before they meet keys
 ENDINGS = (".weight", "_weight", "")
 TOWERS = {"text": ("text", "language", "llm", "decoder", "lm"), "vision": ("vision", "visual", "image", "vit")}
 TOWERS |= {"audio": ("audio", "speech", "encoder"), "encoder": ("encoder",), "decoder": ("decoder",)}
@@ -74,8 +75,9 @@ def projections(near: list[Weight]) -> Iterator[tuple[Names, dict[str, Any]]]:
     keys = [w for w in matrices if w.words & KEY_WORDS and not w.words & (QUERY_WORDS | VALUE_WORDS)]
     fused = [w for w in matrices if w.words & FUSED_WORDS or {"query", "key"} <= w.words]
     yield from _latent(near)
+    shift = next(({"query_shift": w.stem} for w in near if SHIFT.fullmatch(w.stem.rpartition(".")[2])), {})
     for query, key in product(queries, keys):
-        yield from _pair(query, key)
+        yield from (({**names, **shift}, facts) for names, facts in _pair(query, key))
     for weight in fused or ([] if queries and keys else matrices):
         yield from _whole(weight)
     if not (queries and keys) and not fused:

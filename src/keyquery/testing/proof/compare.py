@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -207,8 +208,9 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tens
     rotary = layer.position.startswith("rotary")
     if layer.position == "rotary before norm" and not at_zero(positions):
         return Match(event.owner, name, 0.0, 0.0, UNTESTED)
-    theirs = event.scores if rotary or event.product is None else event.product.out.detach()
-    for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
+    products = [event.scores] if rotary or not event.products else [product.out.detach() for product in event.products]
+    pairs = [zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False) for theirs in products]
+    for arranged, whole in chain.from_iterable(pairs):
         if rotary:
             mine, other = ours.double(), arranged.double()
             if not at_zero(positions):

@@ -157,6 +157,15 @@ class _Seeker:
         finding.error = error
         return finding if error <= CLOSE else None
 
+    def _seen(self, event: Event) -> Tensor | None:
+        """Which keys some head sees, (n, n); sinks stand behind the keys or before them."""
+        n, m = event.scores.shape[-2:]
+        if n < 3 or m < n:
+            return None
+        visible = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
+        first, last = visible[:, :n], visible[:, -n:]
+        return first if int(first.sum()) <= int(last.sum()) else last
+
     def _section(self, name: str | None) -> Mapping[str, Any]:
         return section(self.source.config, name)
 
@@ -213,9 +222,9 @@ class _Seeker:
         inputs = [entered(capture, self.modules[stem], event.time, i) for i, stem in enumerate(self._stems(finding))]
         if not _same(*inputs):
             finding.facts["kind"] = "cross"
-        n, m = event.scores.shape[-2:]
-        if n == m and n > 2 and finding.facts.get("kind") != "cross":
-            seen = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
+        seen = self._seen(event)
+        if seen is not None and finding.facts.get("kind") != "cross":
+            n = len(seen)
             if not bool((seen & torch.ones(n, n, dtype=torch.bool).triu(1)).any()):
                 own = self._section(finding.facts.get("config"))
                 finding.facts["causal"] = "always" if own.get("use_bidirectional_attention") is True else True
