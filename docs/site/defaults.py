@@ -1,6 +1,6 @@
 """src/keyquery/checkpoints/defaults.toml from transformers' config classes: `python docs/site/defaults.py`.
 
-Of every config type that is read: the defaults of the keys that the reader uses, and the types of its sections. Values
+Of every config type: the defaults of the keys that the reader uses, and the types of its sections. Values
 that a class derives from others (a head's width from that of the model) are left out.
 """
 
@@ -90,8 +90,6 @@ def lines() -> Iterator[str]:
 
     keys = used()
     for model_type in sorted(CONFIG_MAPPING.keys()):
-        if not any(family.goes_by(model_type) for family in families().values()):
-            continue
         try:
             chosen = defaults_of(CONFIG_MAPPING[model_type], keys)
         except Exception as error:  # a class without a default config, or one that needs another package
