@@ -93,6 +93,7 @@ class Family:
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
     gaps: bool = False  # whether layers may have no attention, or attention of another kind
+    formless: str | None = None  # a part of the names of modules whose queries and keys meet in no softmax: a pattern
     by_names: bool = True  # whether it can be recognised without a config
     composite: bool = False  # whether its towers are read as the types of their sections of the config
     tiny: dict[str, Any] = field(default_factory=dict)
