@@ -118,7 +118,7 @@ def _pair(query: Weight, key: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
 def _whole(weight: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
     ending = {} if weight.ending == ".weight" else {"weight": "_weight", "bias": "_bias"}
     names = {"fused": weight.stem}
-    if weight.ending == "_weight":
+    if weight.ending == "_weight" and weight.module == weight.stem.rpartition(".")[0]:  # nn.MultiheadAttention
         names["module"] = weight.module
     for order in ("blocks", "groups"):
         yield names, {**ending, "order": order}

@@ -18,7 +18,7 @@ from keyquery.testing.proof.capture import Capture, Event
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
 QUERY = ("query", "query_down", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
-UNTESTED = "only at position 0"
+UNTESTED = "only at position 0, or behind a mask"
 CONTENT = ("unread", "rotary", "rotary before norm", "disentangled")  # terms of positions that are not read
 
 
@@ -119,6 +119,8 @@ class Comparison:
         layers, (query, key) = self.groups[name], self.modules[name]
         x, y = entered(capture, query, event.time, 0), entered(capture, key, event.time, 1)
         bad = float("inf")
+        if not bool((event.scores > HIDDEN).any()):
+            return Match(event.owner, name, 0.0, 0.0, UNTESTED)
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         try:

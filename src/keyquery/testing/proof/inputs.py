@@ -144,7 +144,11 @@ class _Maker:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def of_shape(self, shape: Any) -> Any:
-        """Random values of a shape; ["ids", 1, 8, 60]: whole numbers below 60; or "values", "zeros", "ones" of a shape."""
+        """Random values of a shape; ["ids", 1, 8, 60]: whole numbers below 60; or "values", "zeros", "ones" of a shape.
+
+        "n" in a shape is the number of tokens.
+        """
+        shape = [self.length if size == "n" else size for size in shape] if isinstance(shape, list) else shape
         match shape:
             case ["ids", *rest]:
                 return torch.randint(0, rest[-1], tuple(rest[:-1]), generator=self.generator)

@@ -79,7 +79,7 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
         owners: dict[str, list[tuple[Event, Capture, Tensor | None]]] = {}
         for capture, positions in runs:
             for event in capture.events:
-                if event.scores.shape[-1] > 1:
+                if event.scores.shape[-1] > 1 and bool((event.scores > HIDDEN).any()):
                     owners.setdefault(event.owner, []).append((event, capture, positions))
         found, lost = [], []
         for owner, events in owners.items():
