@@ -21,10 +21,10 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
     match attention.scale:
         case "one":
             return 1.0
-        case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value
+        case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value; "scaled KEY": the value/√r
             how, key = key.split(" ", 1)
             value = float(config[key])
-            return value if how == "times" else value**-0.5
+            return {"times": value, "root": value**-0.5, "scaled": value * head_dim**-0.5}[how]
         case "query_pre_attn_scalar":
             return float(config.get("query_pre_attn_scalar", head_dim)) ** -0.5
         case "gpt2":

@@ -125,6 +125,7 @@ class Comparison:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         try:
             both = torch.stack([scores(layer, *windows(x, y, event), positions) for layer in layers]).sum(0)
+            both = own_window(event, both)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
             return closest(event, name, self._finished(layers[0], both), layers[0])
@@ -173,6 +174,18 @@ def windows(x: Tensor, y: Tensor, event: Event) -> tuple[Tensor, Tensor]:
     if len(rows) % count:
         count = 1
     return rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1])
+
+
+def own_window(event: Event, ours: Tensor) -> Tensor:
+    """Of scores in several windows, those of the window that a softmax is of, where each has a softmax of its own."""
+    count = len(ours)
+    if count == 1 or event.scores.numel() * count != ours.numel():
+        return ours
+    theirs = event.scores.reshape(ours.shape[1:]).double()
+    theirs = theirs - theirs.mean(-1, keepdim=True)
+    distances = [(theirs - (own - own.mean(-1, keepdim=True))).abs().max() for own in ours.double()]
+    best = int(torch.stack(distances).argmin())
+    return ours[best : best + 1]
 
 
 def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:

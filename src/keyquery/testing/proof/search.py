@@ -39,6 +39,7 @@ from keyquery.testing.proof.compare import (
     errors,
     fitted,
     memory_names,
+    own_window,
     scores,
 )
 from keyquery.testing.proof.compare import windows as in_windows
@@ -48,6 +49,9 @@ ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
 KEY = ("key", "key_down", "fused")
 CLOSE = 3e-6  # relative error of a reading that is found: well below what a proof allows
+# Readings without the term of positions, the likeliest first.
+UNREAD: list[dict[str, Any]] = [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
+UNREAD += [{"rope": "unread", "scale": "one"}]
 NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -131,7 +135,7 @@ class _Seeker:
                         turned = (
                             ropes(config)
                             if exactly
-                            else [{"rope": "unread"}, {"position": "unread"}, {"rope": "before norm"}]
+                            else UNREAD
                         )
                         for rope in turned:
                             yield {**names, **norm_names}, {**own, **norm_facts, **rope}
@@ -147,7 +151,8 @@ class _Seeker:
             error, factor = self._error(finding, item, exactly)
         if error <= CLOSE and exactly and abs(factor - 1) > 1e-6:
             layers = self._layers(finding)
-            name = scale_name(config, factor * layers[0].scale) if layers else None
+            usual = layers[0].weights.query.shape[2] ** -0.5 if layers else 1.0
+            name = scale_name(config, factor * layers[0].scale, usual) if layers else None
             if name is None:
                 return None
             finding.facts["scale"] = name
@@ -193,6 +198,7 @@ class _Seeker:
             return bad
         try:
             ours = torch.stack([scores(one, *in_windows(x, y, event), positions) for one in layers]).sum(0)
+            ours = own_window(event, ours)
         except (RuntimeError, ValueError):
             return bad
         if not exactly:
