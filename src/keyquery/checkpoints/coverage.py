@@ -51,14 +51,18 @@ FORMLESS = {
 SHOWN = 4
 
 
-def uncovered(shapes: Mapping[str, Any], places: Iterable[Place]) -> list[str]:
-    """Modules with query and key weights, or fused ones, that belong to none of the places."""
+def uncovered(shapes: Mapping[str, Any], places: Iterable[Place], formless: str | None = None) -> list[str]:
+    """Modules with query and key weights, or fused ones, that belong to none of the places.
+
+    Those whose names have the pattern `formless` have no softmax over queries and keys.
+    """
     leaves: dict[str, set[str]] = {}
     for name in shapes:
         stem = name.removesuffix(".weight")
         module, _, leaf = stem.rpartition(".")
         weight = leaf in QUERIES | KEYS | FUSED and (stem != name or leaf == "in_proj_weight")
         linear = LINEAR.search(module) or f"{module}.A_log" in shapes  # a decay of states, and no softmax
+        linear = linear or (formless and re.search(formless, name))
         if weight and not linear and len(shapes[name]) == 2:  # shapes of other tensors may be unknown
             leaves.setdefault(module, set()).add(leaf)
     shown = {module for module, own in leaves.items() if (own & QUERIES and own & KEYS) or own & FUSED}

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from keyquery.checkpoints.sources import OTHER_TOWERS
+from keyquery.checkpoints.towers import towers
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query", "query_up")
@@ -34,6 +35,7 @@ ENDINGS = {
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
 WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
+WHOLE.add("query_shift")  # what is added to the queries of each head
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
@@ -100,6 +102,7 @@ class Attention:
     note: str | None = None  # what is not read
     only_if: dict[str, Any] = field(default_factory=dict)  # config values under which this applies
     kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) to which it applies; none: all
+    gaps: bool = False  # whether layers may have no such attention
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ class Family:
     attention: list[Attention]
     marks: list[str] = field(default_factory=list)  # substrings that tensor names of this architecture must contain
     gaps: bool = False  # whether layers may have no attention, or attention of another kind
-    formless: list[str] = field(default_factory=list)  # modules whose keys are no linear map of tokens
+    formless: str | None = None  # a part of the names of modules whose queries and keys meet in no softmax: a pattern
     by_names: bool = True  # whether it can be recognised without a config
-    defaults: dict[str, Any] = field(default_factory=dict)  # defaults of a nested config
+    composite: bool = False  # whether its towers are read as the types of their sections of the config
     tiny: dict[str, Any] = field(default_factory=dict)
 
     def goes_by(self, model_type: Any) -> bool:
@@ -169,11 +172,12 @@ def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
     found: dict[str, Place] = {}
     for attention, own in _entries(family, tensors, config):
-        if any(config.get(key, value) != value for key, value in attention.only_if.items()):
+        own_config = section(config, attention.config)
+        if any(own_config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
-        kinds = section(config, attention.config).get("layer_types") if attention.kinds else None
+        kinds = own_config.get("layer_types") if attention.kinds else None
         crossed = replace(attention, kind="cross")
-        for place in _with_shared_keys(list(_places_of(attention, own)), tower_config(config, attention), crossed):
+        for place in _with_shared_keys(list(_places_of(attention, own)), own_config, crossed):
             if "reduction" in place.names:  # keys of fewer tokens than there are queries
                 place = replace(place, attention=crossed)
             if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
@@ -212,6 +216,8 @@ def _entries(
     family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
     """Attentions and the tensors they may be of; those of another architecture where a tower is of another type."""
+    if family.composite:
+        yield from _composed(tensors, config)
     replaced: set[str] = set()
     for attention in family.attention:
         path = attention.config or ""
@@ -227,25 +233,23 @@ def _entries(
                 yield replace(other, config=".".join(part for part in (path, other.config) if part)), own
 
 
+def _composed(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
+    """The attentions of each section of a config, by its model type, and the tensors of its tower."""
+    for path, own in towers(tensors, config).items():
+        inner = config[path]
+        known = [family for family in families().values() if family.goes_by(inner["model_type"])]
+        family = next((family for family in known if places(family, own, inner)), families()["composite"])
+        for attention, found in _entries(family, own, inner):
+            full = ".".join(part for part in (path, attention.config) if part)
+            yield replace(attention, config=full, gaps=attention.gaps or family.gaps), found
+
+
 def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
     """A section of a config, as far as the config has it."""
     found: Any = config
     for part in path.split(".") if path else ():
         found = found.get(part) or found
     return found if isinstance(found, Mapping) else config
-
-
-def tower_config(config: Mapping[str, Any], attention: Attention) -> Mapping[str, Any]:
-    """The config of an attention's tower; files on the hub leave out values that are the defaults of its type."""
-    own = section(config, attention.config)
-    if not attention.config:
-        return own
-    return {**defaults_of(own.get("model_type") or attention.of), **own}
-
-
-def defaults_of(model_type: Any) -> dict[str, Any]:
-    """What a nested config of a type may leave out."""
-    return next((family.defaults for family in families().values() if family.goes_by(model_type)), {})
 
 
 def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:
@@ -269,7 +273,7 @@ def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
     stacks: dict[tuple[int, str], list[Place]] = {}
     for place in found:
         stacks.setdefault((id(place.attention.names), place.prefix), []).append(place)  # also where kinds differ
-    for stack in stacks.values():
+    for stack in (stack for stack in stacks.values() if not stack[0].attention.gaps):
         layers = {place.layer for place in stack}
         one = stack[0]
         anchor = next(role for role in ANCHORS if role in one.wanted)

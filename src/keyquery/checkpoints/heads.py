@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints.axial import axial_of
-from keyquery.checkpoints.family import Attention, Family, Place, gap, places, tower_config
+from keyquery.checkpoints.family import Attention, Family, Place, gap, places, section
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
@@ -266,7 +266,7 @@ class Heads:
         return Rope(2 * len(frequencies), interleaved=place.attention.rope == "interleaved", frequencies=frequencies)
 
     def _config_of(self, place: Place) -> Mapping[str, Any]:
-        return tower_config(self.config, place.attention)
+        return section(self.config, place.attention.config)
 
     def values(self, index: int) -> Values:
         """Value and output weights of layer `index`, with biases.

@@ -179,6 +179,14 @@ def _ungated(query: Tensor, heads: int, name: str) -> Tensor:
 
 
 def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
+    bias = _own_bias(source, place, role, shape)
+    if role != "query" or "query_shift" not in place.names:
+        return bias
+    shift = _shaped(read_rows(source, place.names["query_shift"]), shape, place.names["query_shift"])
+    return shift if bias is None else bias + shift
+
+
+def _own_bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
     name, count = place.bias(role), math.prod(shape)
     if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
         first, name = 0 if role == "query" else count, place.names["packed_bias"] + place.attention.bias

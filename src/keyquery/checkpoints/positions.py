@@ -23,10 +23,10 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
             return 1.0
         case "half head_dim":
             return (head_dim / 2) ** -0.5
-        case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value
+        case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value; "scaled KEY": the value/√r
             how, key = key.split(" ", 1)
             value = float(config[key])
-            return value if how == "times" else value**-0.5
+            return {"times": value, "root": value**-0.5, "scaled": value * head_dim**-0.5}[how]
         case "query_pre_attn_scalar":
             return float(config.get("query_pre_attn_scalar", head_dim)) ** -0.5
         case "gpt2":
@@ -102,7 +102,9 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
     )
     if attention.rope in (None, "unread") or attention.axes or not config or without:
         return None
-    if attention.rope_kinds and _kind_of(config, layer) not in attention.rope_kinds:
+    if attention.rope_kinds and (kind := _kind_of(config, layer)) not in attention.rope_kinds:
+        if kind is None:
+            raise ValueError("the config has no layer_types, which say what layers have rotary positions")
         return None
     try:
         return _rope(attention, config, layer, head_dim)

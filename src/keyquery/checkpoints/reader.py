@@ -13,7 +13,8 @@ from torch import nn
 
 from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family
-from keyquery.checkpoints.family import Family, defaults_of, families, places, recognise
+from keyquery.checkpoints.defaults import completed
+from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
@@ -106,7 +107,7 @@ def read_recognised(opened: Source, heads: int | None = None, partial: bool = Fa
     """Heads of a source whose architecture is recognised; `trusted`: as if that were proven, to prove it."""
     if _family_by_type(opened) is None:
         _check_supported(opened)
-    tower, notes = _language_tower(opened)
+    tower, notes = (opened, ()) if _composite(opened) else _language_tower(opened)
     family = _family_of(tower)
     unproven = () if trusted else _unproven(tower, family)
     lacking = formless(tower.shapes, places(family, tower.shapes, tower.config))
@@ -156,7 +157,7 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, 
         raise ValueError(f"{file} is a device or a pipe, not a file")
     near = beside(file.parent, "config.json")
     facts = _config(config) if config is not None else read_json(near) if near.is_file() else {}
-    label = label or str(path)
+    facts, label = completed(facts), label or str(path)
     if file.name.endswith(".index.json"):
         return _sharded(file, label, facts)
     if file.suffix == ".safetensors":
@@ -223,7 +224,16 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
         return source, ()
     if own:  # the only tower with attention
         return Tower(source, text), ()
-    return Tower(source, {**defaults_of(text.get("model_type")), **text}), ("the language tower only",)
+    return Tower(source, text), ("the language tower only",)
+
+
+def _composite(source: Source) -> Family | None:
+    """The architecture of a model whose towers are all of known types."""
+    family = families()["composite"]
+    if _family_by_type(source) is not None or isinstance(source, Live):
+        return None
+    covering = places(family, source.shapes, source.config)
+    return family if covering and not uncovered(source.shapes, covering) else None
 
 
 def _unproven(source: Source, family: Family) -> tuple[str, ...]:
@@ -252,7 +262,7 @@ def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tu
     """A note if attention modules of a file are not read, which must be allowed."""
     if isinstance(whole, Live):
         return ()
-    left = uncovered(whole.shapes, places(family, source.shapes, source.config))
+    left = uncovered(whole.shapes, places(family, source.shapes, source.config), family.formless)
     if not left:
         return ()
     count = f"{len(left)} attention module{'s are' if len(left) > 1 else ' is'} not read"
@@ -287,7 +297,7 @@ def _check_supported(source: Source) -> None:
 
 def _family_of(source: Source) -> Family:
     model_type = source.config.get("model_type")
-    if (family := _family_by_type(source)) is not None:
+    if (family := _family_by_type(source) or _composite(source)) is not None:
         return family
     _check_supported(source)
     if isinstance(model_type, str) and model_type.startswith("gguf-"):

@@ -1,4 +1,4 @@
-"""What an architecture adds to q·k by where two tokens stand: tables of biases, and vectors that meet queries or keys."""
+"""What positions add to q·k: tables of biases, and vectors that meet queries or keys."""
 
 from __future__ import annotations
 

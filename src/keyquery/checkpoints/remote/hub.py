@@ -14,6 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.checkpoints.defaults import completed
 from keyquery.checkpoints.remote.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
 from keyquery.support.bounded_json import parse_json
@@ -37,7 +38,7 @@ class Hub:
     def __init__(self, name: str) -> None:
         self.label, self.fetched = name, 0  # bytes so far
         self._places: dict[str, tuple[str, bool]] = {}  # where files were found, and whether by the hub alone
-        self.config: Mapping[str, Any] = self._object("config.json", self._whole("config.json") or b"{}")
+        self.config: Mapping[str, Any] = completed(self._object("config.json", self._whole("config.json") or b"{}"))
         self._entries = {
             tensor: (file, start, self._checked(file, tensor, entry))
             for file in self._files()

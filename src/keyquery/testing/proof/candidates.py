@@ -15,6 +15,7 @@ QUERY_WORDS = {"q", "query", "queries", "wq", "toq", "query1"}
 KEY_WORDS = {"k", "key", "keys", "wk", "tok"}
 VALUE_WORDS = {"v", "value", "values", "wv"}
 FUSED_WORDS = {"qkv", "c_attn", "wqkv", "in", "kqv", "qkvs"}
+SHIFT = re.compile(r"(?:pos_)?bias_u|r_w_bias")  # what Transformer-XL adds to queries before they meet keys
 ENDINGS = (".weight", "_weight", "")
 TOWERS = {"text": ("text", "language", "llm", "decoder", "lm"), "vision": ("vision", "visual", "image", "vit")}
 TOWERS |= {"audio": ("audio", "speech", "encoder"), "encoder": ("encoder",), "decoder": ("decoder",)}
@@ -33,7 +34,7 @@ class Weight:
     @property
     def words(self) -> set[str]:
         """The words of the last parts of its name."""
-        leaf = self.stem.split(".")[-1]
+        leaf = self.stem.removesuffix(".linear").split(".")[-1]
         return {*re.split(r"[_\d]+", leaf.lower()), leaf.lower()}
 
     def under(self, module: str) -> bool:
@@ -46,7 +47,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], modules: Mapping[str, str]) -
     found = []
     for name, shape in shapes.items():
         ending = next(ending for ending in ENDINGS if name.endswith(ending))
-        if name in modules and not name.endswith(("bias", "_scale")):
+        if name in modules and (not name.endswith(("bias", "_scale")) or name.endswith(".q_bias")):
             found.append(Weight(name.removesuffix(ending), ending, modules[name], tuple(shape)))
     return found
 
@@ -74,8 +75,10 @@ def projections(near: list[Weight]) -> Iterator[tuple[Names, dict[str, Any]]]:
     keys = [w for w in matrices if w.words & KEY_WORDS and not w.words & (QUERY_WORDS | VALUE_WORDS)]
     fused = [w for w in matrices if w.words & FUSED_WORDS or {"query", "key"} <= w.words]
     yield from _latent(near)
+    shift = next(({"query_shift": w.stem} for w in near if SHIFT.fullmatch(w.stem.rpartition(".")[2])), {})
+    shift |= next(({"query_bias": w.stem} for w in near if w.stem.endswith(".q_bias")), {})
     for query, key in product(queries, keys):
-        yield from _pair(query, key)
+        yield from (({**names, **shift}, facts) for names, facts in _pair(query, key))
     for weight in fused or ([] if queries and keys else matrices):
         yield from _whole(weight)
     if not (queries and keys) and not fused:
@@ -116,7 +119,7 @@ def _pair(query: Weight, key: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
 def _whole(weight: Weight) -> Iterator[tuple[Names, dict[str, Any]]]:
     ending = {} if weight.ending == ".weight" else {"weight": "_weight", "bias": "_bias"}
     names = {"fused": weight.stem}
-    if weight.ending == "_weight":
+    if weight.ending == "_weight" and weight.module == weight.stem.rpartition(".")[0]:  # nn.MultiheadAttention
         names["module"] = weight.module
     for order in ("blocks", "groups"):
         yield names, {**ending, "order": order}
@@ -133,7 +136,8 @@ def qk_norms(near: list[Weight]) -> list[tuple[Names, dict[str, Any]]]:
         return bare
     names = {"query_norm": query[0].stem, "key_norm": key[0].stem}
     kinds = product(("rms", "layer"), (0.0, 1.0))
-    return [(names, _known({"qk_norm_kind": kind, "gain_offset": offset})) for kind, offset in kinds] + bare
+    known = [(names, _known({"qk_norm_kind": kind, "gain_offset": offset})) for kind, offset in kinds]
+    return known + bare + [(names, {**_known({"qk_norm_kind": kind}), "eps": 1e-5}) for kind in ("rms", "layer")]
 
 
 def _known(facts: dict[str, Any]) -> dict[str, Any]:
@@ -193,15 +197,15 @@ def ropes(config: Mapping[Any, Any], normed: bool) -> list[dict[str, Any]]:
     return [*both, {}] if said else [{}, *both]
 
 
-def scale_name(config: Mapping[Any, Any], value: float) -> str | None:
-    """How a config says a factor on the scores."""
+def scale_name(config: Mapping[Any, Any], value: float, usual: float) -> str | None:
+    """How a config says a factor on the scores; `usual` is one over the root of a head's width."""
     if not value > 0:
         return None
     if abs(value - 1) < 1e-6:
         return "one"
     for key, number in config.items():
         if isinstance(number, (int, float)) and not isinstance(number, bool) and number > 0:
-            for how, meant in (("times", float(number)), ("root", float(number) ** -0.5)):
+            for how, meant in (("times", float(number)), ("root", float(number) ** -0.5), ("scaled", number * usual)):
                 if abs(meant / value - 1) < 1e-6:
                     return f"{how} {key}"
     return None

@@ -35,12 +35,12 @@ class Product:
 
 @dataclass(eq=False)
 class Event:
-    """One softmax over scores: its owner, when it ran, its input, and the product that the input came from."""
+    """One softmax over scores: its owner, when it ran, its input, and the products that the input came from."""
 
     owner: str
     time: int
     scores: Tensor
-    product: Product | None = None
+    products: tuple[Product, ...] = ()
 
 
 @dataclass(eq=False)
@@ -61,6 +61,7 @@ class Capture:
     calls: dict[str, list[Call]] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     stack: list[str] = field(default_factory=list)
+    ran: set[str] = field(default_factory=set)  # names of all modules that ran
     time: int = 0
 
     def tick(self) -> int:
@@ -99,6 +100,7 @@ def _hooked(capture: Capture, name: str, module: nn.Module) -> list[Any]:
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         capture.stack.append(name)
+        capture.ran.add(name)
         if own:
             with torch._C.DisableTorchFunctionSubclass():
                 named = {key: value.detach().clone() for key, value in kwargs.items() if _dense(value)}
@@ -138,12 +140,12 @@ class _Watch(TorchFunctionMode):
         if name == "softmax":
             self._softmax(args, kwargs)
             return func(*args, **kwargs)
-        if name == "relu" and (product := getattr(args[0], "_kq_product", None)) is not None:
-            self._record(args[0], product)  # scores of an indexer
+        if name == "relu" and (products := getattr(args[0], "_kq_products", ())):
+            self._record(args[0], *products)  # scores of an indexer
         if name == "scaled_dot_product_attention":
             self._record(*_fused_scores(self.capture.tick(), *args, **kwargs))
         elif name == "multi_head_attention_forward":
-            self._record(_packed_scores(func, args, kwargs), None)
+            self._record(_packed_scores(func, args, kwargs))
         out = func(*args, **kwargs)
         if name in PRODUCTS:
             self._product(args, kwargs, out)
@@ -151,16 +153,16 @@ class _Watch(TorchFunctionMode):
             self._follow(name, args, kwargs, out)
         return out
 
-    def _record(self, scores: Tensor, product: Product | None) -> None:
+    def _record(self, scores: Tensor, *products: Product) -> None:
         owner = self.capture.stack[-1] if self.capture.stack else ""
-        self.capture.events.append(Event(owner, self.capture.tick(), scores.detach().clone(), product))
+        self.capture.events.append(Event(owner, self.capture.tick(), scores.detach().clone(), products))
 
     def _softmax(self, args: Any, kwargs: Any) -> None:
         scores = args[0] if args else kwargs["input"]
-        product = getattr(scores, "_kq_product", None)
+        products = getattr(scores, "_kq_products", ())
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-        if product is not None and scores.ndim >= 2 and isinstance(dim, int):
-            self._record(scores.movedim(dim, -1), product)
+        if products and scores.ndim >= 2 and isinstance(dim, int):
+            self._record(scores.movedim(dim, -1), *products)
 
     def _product(self, args: Any, kwargs: Any, out: Any) -> None:
         operands = list(_tensors([*args, *kwargs.values()]))
@@ -168,18 +170,17 @@ class _Watch(TorchFunctionMode):
             return
         left, right = operands[-2:]
         if not (_weight(left) or _weight(right)) and isinstance(out, Tensor) and out.ndim >= 2:
-            out._kq_product = Product(left, right, out, self.capture.tick())  # type: ignore[attr-defined]
+            out._kq_products = (Product(left, right, out, self.capture.tick()),)  # type: ignore[attr-defined]
 
     def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         given = list(_tensors([*args, *kwargs.values()]))
-        products = [p for t in given if (p := getattr(t, "_kq_product", None)) is not None]
+        products = tuple(dict.fromkeys(p for t in given for p in getattr(t, "_kq_products", ())))
         weight = name in VIEWS and bool(given) and _weight(given[0])
         if not products and not weight:
             return
-        first = min(products, key=lambda product: product.time) if products else None
         for tensor in _tensors([out]):
-            if first is not None and tensor.is_floating_point():
-                tensor._kq_product = first  # type: ignore[attr-defined]
+            if products and tensor.is_floating_point():
+                tensor._kq_products = products  # type: ignore[attr-defined]
             if weight and not isinstance(tensor, nn.Parameter):
                 tensor._kq_weight = True  # type: ignore[attr-defined]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from keyquery.testing.proof.capture import Capture, Event
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
 QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
+UNTESTED = "only at position 0, or behind a mask"
 CONTENT = ("unread", "rotary")  # terms of positions that are not read
 
 
@@ -101,8 +104,8 @@ class Comparison:
     def matches(self, capture: Capture, positions: Tensor | None) -> Iterator[Match]:
         """Every softmax, with the layer that explains it best."""
         for event in capture.events:
-            formless = set(self.heads.family.formless) & set(event.owner.split("."))
-            if formless or not informative(event.scores):
+            formless = self.heads.family.formless
+            if (formless and re.search(formless, event.owner)) or not informative(event.scores):
                 continue
             found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
             best = min(found, key=lambda match: match.error, default=None)
@@ -134,11 +137,14 @@ class Comparison:
         apart = layers[0].position == "disentangled"  # its projections are also called on distances
         x, y = (entered(capture, m, event.time, i, event if apart else None) for i, m in enumerate((query, key)))
         bad = float("inf")
+        if not bool((event.scores > HIDDEN).any()):
+            return Match(event.owner, name, 0.0, 0.0, UNTESTED)
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         try:
             tokens = windows(x, y, event, layers[0].heads, capture, query)
             both = torch.stack([scores(layer, tokens, positions, capture) for layer in layers]).sum(0)
+            both = own_window(event, both)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
             return closest(event, name, self._finished(layers[0], both, tokens), layers[0])
@@ -224,6 +230,18 @@ def windows(x: Tensor, y: Tensor, event: Event, heads: int, capture: Capture, mo
     return Tokens(rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1]))
 
 
+def own_window(event: Event, ours: Tensor) -> Tensor:
+    """Of scores in several windows, those of the window that a softmax is of, where each has a softmax of its own."""
+    count = len(ours)
+    if count == 1 or event.scores.numel() * count != ours.numel():
+        return ours
+    theirs = event.scores.reshape(ours.shape[1:]).double()
+    theirs = theirs - theirs.mean(-1, keepdim=True)
+    distances = [(theirs - (own - own.mean(-1, keepdim=True))).abs().max() for own in ours.double()]
+    best = int(torch.stack(distances).argmin())
+    return ours[best : best + 1]
+
+
 def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
     """The match of a softmax with scores of ours."""
     bad = float("inf")
@@ -257,8 +275,9 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tens
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
     rotary = layer.position.startswith("rotary")
-    theirs = event.scores if rotary or event.product is None else event.product.out.detach()
-    for arranged, whole in zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False):
+    products = [event.scores] if rotary or not event.products else [product.out.detach() for product in event.products]
+    pairs = [zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False) for theirs in products]
+    for arranged, whole in chain.from_iterable(pairs):
         if rotary:
             mine, other = ours.double(), arranged.double()
             if not at_zero(positions):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "width", "encoder_hidden_size")
 
@@ -17,24 +18,66 @@ class NoInputsError(Exception):
 
 
 def inputs_for(
-    model: Any, length: int, spread: int = 1, shift: int = 0, known: Mapping[Any, Any] = {}
-) -> dict[str, Any]:
+    model: Any, length: int, spread: int = 1, shift: int = 0, known: Mapping[Any, Any] = {}, config: Any = None
+) -> Iterator[dict[str, Any]]:
     """Arguments of a model's forward: `length` tokens at the positions shift + spread·i where it takes positions.
 
-    `known` are shapes of arguments by name; "none" leaves one out.
+    The likeliest come first; then other shapes of what enters its first layer, and optional arguments that say more
+    about it. `known` are shapes of arguments by name; "none" leaves one out. `config` is that of a part without one.
     """
     signature = inspect.signature(model.forward)
-    maker = _Maker(model.config, length, spread, shift)
     names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     needed = [name for name in names if signature.parameters[name].default is inspect.Parameter.empty]
+    known = {name: shape for name, shape in known.items() if name in names}
     main = getattr(model, "main_input_name", "input_ids")
     wanted: list[str] = [name for name in ([main] if main in names else []) + needed if name in names]
     if not wanted:
-        usual: tuple[str, ...] = ("input_ids", "pixel_values", "input_features", "input_values")
+        usual: tuple[str, ...] = ("input_ids", "pixel_values", "input_features", "input_values", *names[:1])
         wanted = [name for name in usual if name in names][:1]
-    wanted += [name for name in WITH if name in names and WITH[name](wanted, model)]
-    made = {name: maker(name) for name in dict.fromkeys(wanted) if name not in known}
-    return made | {name: maker.of_shape(shape) for name, shape in known.items() if shape != "none"}
+    wanted = list(dict.fromkeys(wanted + [name for name in WITH if name in names and WITH[name](wanted, model)]))
+    more = [name for name in DESCRIBING if name in names and name not in wanted]
+    config = getattr(model, "config", config)
+    dense = next((name for name in wanted if name in DENSE and name not in known), None)
+    failed: NoInputsError | None = None
+    for shape in [None, *(entry_shapes(model) if dense is not None else ())]:
+        for chosen in [wanted, [*wanted, *more]] if more else [wanted]:
+            maker = _Maker(config, length, spread, shift)
+            start = {} if shape is None or dense is None else {dense: maker.randn(*shape)}
+            try:
+                made = start | {name: maker(name) for name in chosen if name not in known and name not in start}
+            except (NoInputsError, TypeError, AttributeError) as error:
+                failed = failed or (error if isinstance(error, NoInputsError) else NoInputsError(str(error)))
+                continue
+            yield made | {name: maker.of_shape(shape) for name, shape in known.items() if shape != "none"}
+    if failed is not None:
+        raise failed
+
+
+# Arguments whose shape is that of what enters the first layer.
+DENSE = ("pixel_values", "input_features", "input_values", "hidden_states", "inputs_embeds", "audio_mel", "spectrogram")
+DENSE += ("latents", "image", "input_embeds", "patch_embeds", "x", "audio_features", "features", "audio_input_features")
+# Optional arguments that say how the others are to be read.
+DESCRIBING = ("grid_thw", "image_grid_thw", "target_sizes", "spatial_shapes", "pixel_attention_mask", "attention_mask")
+DESCRIBING += ("input_features_mask", "pixel_position_ids", "flattened_patches", "encoder_hidden_states")
+
+
+def entry_shapes(model: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes that the first layer of a model could take."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    first: Any = next((module for module in model.modules() if isinstance(module, kinds)), None)
+    if isinstance(first, nn.Linear):
+        yield from ((1, 24, first.in_features), (24, first.in_features))
+    if isinstance(first, nn.Conv1d):
+        frames = [getattr(model.config, "max_source_positions", None) if hasattr(model, "config") else None]
+        lengths = [128, 100, *(int(2 * f) for f in frames if f), 3840]
+        for length in lengths:
+            yield from ((1, first.in_channels, length), (1, length, first.in_channels), (first.in_channels, length))
+    if isinstance(first, (nn.Conv2d, nn.Conv3d)):
+        channels, kernel = first.in_channels, first.kernel_size
+        inside, side = channels * math.prod(kernel), 8 * max(kernel[-1], 4)
+        yield from ((24, inside), (1, 24, inside), (24, channels, *kernel), (1, 24, channels, *kernel))
+        yield from ((1, channels, side, side), (1, 2, channels, side, side), (1, channels, 2, side, side))
+        yield from ((1, 64, 80), (1, 1, 64, 80), (2, channels, side, side))
 
 
 def _textual(wanted: list[str], model: Any) -> bool:
@@ -43,7 +86,8 @@ def _textual(wanted: list[str], model: Any) -> bool:
 
 def _crossed(wanted: list[str], model: Any) -> bool:
     facts = model.config.to_dict()
-    return "encoder_hidden_size" in facts and bool({"query_embeds", "input_ids"} & set(wanted))
+    known = {"encoder_hidden_size", "cross_hidden_size", "cross_num_attention_heads"} & set(facts)
+    return bool(known) and bool({"query_embeds", "input_ids"} & set(wanted))
 
 
 # Optional arguments that are passed where the condition holds.
@@ -56,6 +100,8 @@ WITH: dict[str, Callable[[list[str], Any], bool]] = {
     "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip", "idefics"),
     "bbox": _textual,
     "encoder_hidden_states": _crossed,
+    "future_values": lambda wanted, model: "past_observed_mask" in wanted,
+    "future_time_features": lambda wanted, model: "past_observed_mask" in wanted,
     "query_embeds": lambda wanted, model: "qformer" in model.config.model_type,
     "input_points": lambda wanted, model: "pixel_values" in wanted,
     "feature_lens": lambda wanted, model: "input_features" in wanted,
@@ -74,7 +120,7 @@ class _Maker:
     def __init__(self, config: Any, length: int, spread: int, shift: int) -> None:
         self.config, self.length, self.spread, self.shift = config, length, spread, shift
         self.generator = torch.Generator().manual_seed(2)
-        self.facts: Mapping[Any, Any] = config.to_dict()
+        self.facts: Mapping[Any, Any] = {} if config is None else config.to_dict()
 
     def __call__(self, name: str) -> Any:
         made = getattr(self, f"_{name}", None)
@@ -98,12 +144,21 @@ class _Maker:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def of_shape(self, shape: Any) -> Any:
-        """Random values of a shape; whole numbers if the shape ends in the number of them, as "ids 1 8 60"."""
-        if not isinstance(shape, list):
-            return shape
-        if shape and shape[0] == "ids":
-            return torch.randint(0, shape[-1], tuple(shape[1:-1]), generator=self.generator)
-        return torch.tensor(shape[1:]) if shape and shape[0] == "values" else self.randn(*shape)
+        """Random values of a shape; ["ids", 1, 8, 60]: whole numbers below 60; or "values", "zeros", "ones" of a shape.
+
+        "n" in a shape is the number of tokens.
+        """
+        shape = [self.length if size == "n" else size for size in shape] if isinstance(shape, list) else shape
+        match shape:
+            case ["ids", *rest]:
+                return torch.randint(0, rest[-1], tuple(rest[:-1]), generator=self.generator)
+            case ["values", *rest]:
+                return torch.tensor(rest)
+            case ["zeros" | "ones" as kind, *rest]:
+                return torch.full(rest, kind == "ones")
+            case [*_]:
+                return self.randn(*shape)
+        return shape
 
     def _input_ids(self) -> Tensor:
         vocab = int(self.get("vocab_size", "text_vocab_size", default=60))
@@ -177,7 +232,8 @@ class _Maker:
         return torch.ones(1, self._input_features().shape[-1], dtype=torch.long)
 
     def _encoder_hidden_states(self) -> Tensor:
-        return self.randn(1, 7, int(self.get("encoder_hidden_size", "cross_attention_hidden_size", *WIDTHS)))
+        names = ("encoder_hidden_size", "cross_attention_hidden_size", "cross_hidden_size", *WIDTHS)
+        return self.randn(1, 7, int(self.get(*names)))
 
     def _query_embeds(self) -> Tensor:
         return self.randn(1, self.length, int(self.get("hidden_size")))
@@ -203,6 +259,27 @@ class _Maker:
         if self.get("temporal_patch_size") is not None and self.get("spatial_merge_size") is not None:
             return self._pixel_values()
         return self.randn(1, self.length, int(self.get(*WIDTHS, default=32)))
+
+    def _past_observed_mask(self) -> Tensor:
+        return torch.ones_like(self._past_values())
+
+    def _past_time_features(self) -> Tensor:
+        return self.randn(1, self._past_values().shape[1], int(self.get("num_time_features", default=0)))
+
+    def _future_values(self) -> Tensor:
+        return self._past_values()[:, : int(self.get("prediction_length"))]
+
+    def _future_time_features(self) -> Tensor:
+        return self.randn(1, int(self.get("prediction_length")), int(self.get("num_time_features", default=0)))
+
+    def _latents(self) -> Tensor:
+        return self.randn(1, int(self.get(*WIDTHS)), self.length)
+
+    def _pixel_position_ids(self) -> Tensor:
+        return torch.tensor([[[row, column] for row in range(6) for column in range(6)]])
+
+    def _target_sizes(self) -> Tensor:
+        return torch.tensor([[4, 6]])
 
     def _grid_thw(self) -> Tensor:
         merge = int(self.get("spatial_merge_size", default=2))

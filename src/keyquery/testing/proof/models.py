@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -70,7 +72,7 @@ def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
 
 
 def build(config: Any) -> Any:
-    """A model of a config with random weights, with the attention that transformers calls eager, unless tiny.toml says otherwise."""
+    """A model of a config with random weights and transformers' eager attention, unless tiny.toml names another."""
     cls = model_class(config)
     _set_attention(config, overrides().get(config.model_type, {}).get("attention", "eager"))
     try:
@@ -120,18 +122,18 @@ def model_class(config: Any) -> Any:
 
 
 def _classes_of(config: type) -> Iterator[Any]:
-    package = config.__module__.rpartition(".")[0]
-    name = config.__module__.rpartition(".")[2].replace("configuration_", "modeling_")
-    module = optional(f"{package}.{name}", "prove")
+    package = import_module(config.__module__.rpartition(".")[0])
     base = optional("transformers", "prove").PreTrainedModel
-    for value in vars(module).values():
-        if not isinstance(value, type) or not issubclass(value, base) or value.__module__ != module.__name__:
-            continue
-        taken = vars(value)["__init__"].__annotations__.get("config") if "__init__" in vars(value) else None
-        named = value.__name__ == config.__name__.replace("Config", "Model")
-        fits = getattr(value, "config_class", None) is config or taken in (config, config.__name__) or named
-        if fits and "PreTrained" not in value.__name__:
-            yield value
+    names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("modeling_")]
+    for module in (import_module(f"{package.__name__}.{name}") for name in names):
+        for value in vars(module).values():
+            if not isinstance(value, type) or not issubclass(value, base) or value.__module__ != module.__name__:
+                continue
+            taken = vars(value)["__init__"].__annotations__.get("config") if "__init__" in vars(value) else None
+            named = value.__name__ == config.__name__.replace("Config", "Model")
+            fits = getattr(value, "config_class", None) is config or taken in (config, config.__name__) or named
+            if fits and "PreTrained" not in value.__name__:
+                yield value
 
 
 def randomise(model: Any) -> None:
@@ -152,11 +154,13 @@ def randomise(model: Any) -> None:
 
 
 def _bare(facts: Mapping[Any, Any]) -> dict[str, Any]:
-    """Without what a config derives from the rest."""
+    """Without what a config derives from the rest; the stages of convolutional backbones stay."""
+    staged = any(key in facts for key in ("depths", "stage_num_blocks", "stage_out_channels"))
     return {
         key: _bare(value) if isinstance(value, Mapping) else value
         for key, value in facts.items()
-        if key not in DERIVED and not str(key).startswith("_out")
+        if (key not in DERIVED or (staged and key in ("out_features", "out_indices")))
+        and not str(key).startswith("_out")
     }
 
 
@@ -166,6 +170,20 @@ def _merged(facts: dict[str, Any], changes: Mapping[Any, Any]) -> dict[str, Any]
         inner = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
         merged[key] = _merged(dict(merged[key]), value) if inner else None if value == "none" else value
     return merged
+
+
+def sparse(config: Any) -> dict[str, Any]:
+    """The fewest values of a config from which its class makes the same one, as files on the hub hold them."""
+    whole, kept = config.to_dict(), {}
+    nested = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", {})}
+    sections = {key: sparse(section) for key, section in nested.items() if hasattr(section, "to_dict")}
+    for _ in range(5):
+        again = type(config)(**sections, **kept).to_dict()
+        differing = {k: v for k, v in whole.items() if k not in sections and (k not in again or again[k] != v)}
+        if not differing.keys() - kept.keys():
+            break
+        kept |= differing
+    return {**kept, **sections, "model_type": config.model_type}
 
 
 def brief(error: BaseException) -> str:

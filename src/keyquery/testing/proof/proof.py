@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.checkpoints.sources import read_json
 from keyquery.support.extras import optional
 from keyquery.testing.proof.capture import Capture, captured
-from keyquery.testing.proof.compare import Comparison, Match, memory_names, tied_modules
+from keyquery.testing.proof.compare import CONTENT, Comparison, Match, memory_names, tied_modules
 from keyquery.testing.proof.inputs import inputs_for
-from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, tiny_configs
+from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, sparse, tiny_configs
 
 TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
@@ -40,6 +41,7 @@ class Proof:
     modules: dict[str, float] = field(default_factory=dict)  # error by attention module
     missing: list[str] = field(default_factory=list)  # attention modules that are not read
     untested: list[str] = field(default_factory=list)  # layers that are read, and that no input reaches
+    content: list[str] = field(default_factory=list)  # layers that are read without their term of positions
     transformers: str = ""
     factor: int | None = None
 
@@ -159,45 +161,62 @@ def _as(model: Any, dtype: torch.dtype) -> Any:
 
 def _idle(model: Any, runs: list[Run]) -> list[str]:
     """Attention modules that no run has reached."""
-    owners = {event.owner for capture, _ in runs for event in capture.events}
-    return [name for name in attention_modules(model) if not _touched(name, owners)]
+    ran = {name for capture, _ in runs for name in capture.ran}
+    return [name for name in attention_modules(model) if name not in ran]
 
 
 def _runs(model: Any, dtype: torch.dtype, length: int, spread: int, shift: int) -> list[Run]:
-    known = overrides().get(model.config.model_type, {}).get("inputs", {})
-    found, failed = [], None
-    try:
-        found.append(_one_run(model, model, dtype, length, spread, shift, known))
-    except Exception as error:
-        failed = error
-    reached = {event.owner for capture, _ in found for event in capture.events}
-    base = optional("transformers", "prove").PreTrainedModel
-    for name, part in model.named_modules():
-        if not name or not isinstance(part, base):
+    """Runs of the model, and of those of its parts that the others do not reach."""
+    found, failed, reached = [], None, set[str]()
+    for name, part in _parts(model):
+        lonely = [a for a in attention_modules(part, name) if a not in reached]
+        if name and not lonely:
             continue
-        lonely = [a for a in attention_modules(part, name) if not _touched(a, reached)]
-        if lonely:
-            try:
-                found.append(_one_run(model, part, dtype, length, spread, shift, {}))
-                reached |= {event.owner for event in found[-1][0].events}
-            except Exception:
-                continue
-    if not found or (failed is not None and not reached):
+        try:
+            found.append(_one_run(model, name, dtype, length, spread, shift))
+            reached |= found[-1][0].ran
+        except Exception as error:
+            failed = failed or error
+    if not found or (failed is not None and not any(capture.events for capture, _ in found)):
         raise failed if failed is not None else RuntimeError("nothing ran")
     return found
 
 
-def _one_run(
-    model: Any, part: Any, dtype: torch.dtype, length: int, spread: int, shift: int, known: Mapping[str, Any]
-) -> Run:
-    inputs = inputs_for(part, length, spread, shift, known)
-    inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
-    torch.manual_seed(3)
-    with captured(model) as capture:
-        capture.inputs = inputs
-        part(**inputs)
-    positions = inputs.get("position_ids")
-    return capture, None if positions is None else positions[0]
+def _parts(model: Any) -> Iterator[tuple[str, Any]]:
+    """The model, its sub-models, then whatever else can run alone: it needs no positions and no causal mask."""
+    base = optional("transformers", "prove").PreTrainedModel
+    modules = dict(model.named_modules())
+    yield from ((name, part) for name, part in modules.items() if isinstance(part, base))
+    for name, part in modules.items():
+        names = inspect.signature(part.forward).parameters
+        placed = any(word in name for name in names for word in ("position", "rotary", "rope", "freqs", "cos", "cache"))
+        causal = any(getattr(inner, "is_causal", False) for inner in part.modules())
+        if not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal:
+            yield name, part
+
+
+def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int, shift: int) -> Run:
+    """A run of a part of a model, with the first arguments under which its attention runs."""
+    part, failed = model.get_submodule(name), None
+    config = getattr(part, "config", None)
+    known = overrides().get(config.model_type, {}).get("inputs", {}) if hasattr(config, "model_type") else {}
+    wanted = attention_modules(part, name)
+    for inputs in inputs_for(part, length, spread, shift, known, model.config):
+        inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
+        torch.manual_seed(3)
+        try:
+            with captured(model) as capture:
+                capture.inputs = inputs
+                part(**inputs)
+            if any(bool(event.scores.isnan().any()) for event in capture.events):
+                raise ArithmeticError("its scores are NaN")  # masks of float32 that overflow in float64
+        except Exception as error:
+            failed = failed or error
+            continue
+        positions = inputs.get("position_ids")
+        if not wanted or capture.ran & set(wanted):
+            return capture, None if positions is None else positions[0]
+    raise failed or RuntimeError(f"no input reaches the attention of {name or 'the model'}")
 
 
 def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
@@ -210,10 +229,6 @@ def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
         if looks and not inside and sum(p.ndim > 1 for p in module.parameters()) >= 2:
             found.append(name)
     return found
-
-
-def _touched(name: str, owners: set[str]) -> bool:
-    return any(owner == name or owner.startswith(f"{name}.") for owner in owners)
 
 
 def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
@@ -234,7 +249,18 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return Proof(status="refused", reason=kind + reason, missing=sorted(owners), **about)
         matches = [match for capture, positions in runs for match in compared.matches(capture, positions)]
+        matches += _left_out(model, runs, Path(folder))
     return _verdict(matches, compared, idle, about)
+
+
+def _left_out(model: Any, runs: list[Run], folder: Path) -> list[Match]:
+    """The comparison once more, with a config that leaves out what is a default; none where that is refused."""
+    try:
+        source = open_path(folder, sparse(model.config))
+        compared = Comparison(read_recognised(source, trusted=True), memory_names(model, folder))
+    except Exception:  # configs that their class cannot make of few values
+        return []
+    return [match for capture, positions in runs for match in compared.matches(capture, positions)]
 
 
 def save(model: Any, folder: str) -> None:
@@ -273,4 +299,5 @@ def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about:
     if status == "cannot be built":
         reason = f"no input reaches {len(untested)} attention modules"
     rest: dict[str, Any] = {"error": worst, "modules": errors, "missing": missing, "untested": untested}
+    rest["content"] = [name for name, layers in compared.groups.items() if layers[0].position in CONTENT]
     return Proof(status=status, reason=reason, family=family, **rest, **about)

@@ -39,6 +39,7 @@ from keyquery.testing.proof.compare import (
     fitted,
     informative,
     memory_names,
+    own_window,
     scores,
     sliding_window,
 )
@@ -50,7 +51,8 @@ QUERY = ("query", "query_down", "fused")
 KEY = ("key", "key_down", "fused")
 CLOSE = 3e-6  # relative error of a reading that is found: well below what a proof allows
 WINDOWS = ("all", "some", "alternate", "pattern", "but every", "listed", "both sides")
-UNREAD = ({"rope": "unread"}, {"position": "unread"})
+# Readings without the term of positions, the likeliest first.
+UNREAD: list[dict[str, Any]] = [{"rope": "unread"}, {"position": "unread"}, {"rope": "unread", "scale": "one"}]
 NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -83,7 +85,7 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
         owners: dict[str, list[tuple[Event, Capture, Tensor | None]]] = {}
         for capture, positions in runs:
             for event in capture.events:
-                if informative(event.scores):
+                if informative(event.scores) and bool((event.scores > HIDDEN).any()):
                     owners.setdefault(event.owner, []).append((event, capture, positions))
         found, lost = [], []
         for owner, events in owners.items():
@@ -160,7 +162,8 @@ class _Seeker:
             error, factor = self._error(finding, item, exactly)
         if error <= CLOSE and exactly and abs(factor - 1) > 1e-6:
             layers = self._layers(finding)
-            name = scale_name(config, factor * layers[0].scale) if layers else None
+            usual = layers[0].weights.query.shape[2] ** -0.5 if layers else 1.0
+            name = scale_name(config, factor * layers[0].scale, usual) if layers else None
             if name is None:
                 return None
             finding.facts["scale"] = name
@@ -169,6 +172,15 @@ class _Seeker:
                 return None
         finding.error = error
         return finding if error <= CLOSE else None
+
+    def _seen(self, event: Event) -> Tensor | None:
+        """Which keys some head sees, (n, n); sinks stand behind the keys or before them."""
+        n, m = event.scores.shape[-2:]
+        if n < 3 or m < n:
+            return None
+        visible = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
+        first, last = visible[:, :n], visible[:, -n:]
+        return first if int(first.sum()) <= int(last.sum()) else last
 
     def _section(self, name: str | None) -> Mapping[str, Any]:
         return section(self.source.config, name)
@@ -198,6 +210,7 @@ class _Seeker:
         try:
             tokens = in_windows(x, y, event, layer.heads, capture, modules[0])
             ours = torch.stack([scores(part, tokens, positions, capture) for part in layers]).sum(0)
+            ours = own_window(event, ours)
         except (RuntimeError, ValueError):
             return bad
         if not exactly:
@@ -227,9 +240,9 @@ class _Seeker:
         inputs = [entered(capture, self.modules[stem], event.time, i) for i, stem in enumerate(self._stems(finding))]
         if not _same(*inputs):
             finding.facts["kind"] = "cross"
-        n, m = event.scores.shape[-2:]
-        if n == m and n > 2 and finding.facts.get("kind") != "cross":
-            seen = (event.scores > HIDDEN).reshape(-1, n, m).any(0)
+        seen = self._seen(event)
+        if seen is not None and finding.facts.get("kind") != "cross":
+            n = len(seen)
             finding.window = sliding_window(seen)
             if not bool((seen & torch.ones(n, n, dtype=torch.bool).triu(1)).any()):
                 own = self._section(finding.facts.get("config"))

@@ -29,7 +29,7 @@ NOT_WIDTH = re.compile(
     r".*(?:vocab|image|patch|window|kernel|bucket|position|^max|token|batch|chunk|block_size|codebook_size|ratio|mult"
     r"|^num_(?!filters|pos_feats)|stride|crop|pool_s|act|drop|_rate|range|eps|layer_id|layers|length|factor|scale|input_size"
     r"|stage|grid|context_size|memory_size|feature_size|groups|in_channels|audio_channels|num_channels|levels|mel"
-    r"|temperature|_step|norm|type|merge_size|temporal|sample_size|tubelet|hidden_act|interpol|vision_feature"
+    r"|temperature|_step|norm|stem|type|merge_size|temporal|sample_size|tubelet|hidden_act|interpol|vision_feature"
     r"|backbone_feature|queue|cache|base_channels|latent_channels|in_chans|index_topk|d_state|d_conv|conv_dim_head|pretrain)"
 )
 EXPERTS = re.compile(r".*(?:num|n)_?(?:local|routed|moe|real)?_?experts$|moe_num_experts|num_experts")
@@ -40,6 +40,7 @@ CAPPED |= {"max_target_positions": 64, "image_size": 256, "num_position_embeddin
 CAPPED |= {"sliding_window": 5, "local_attention": 6, "attention_window_size": 5, "sliding_window_size": 5}
 CAPPED |= {"attention_window": 4, "vocab_size_per_layer_input": 99, "codebook_size": 64}
 CAPPED |= {"num_frames": 4, "max_2d_position_embeddings": 128, "index_topk": 16, "attention_chunk_size": 6}
+CAPPED |= {"encoder_hash_byte_group_vocab": 99, "num_embeddings": 64, "base_channels": 32, "num_res_blocks": 1}
 CAPPED |= {"max_text_length": 64, "expert_capacity": 32, "max_seq_length": 512, "max_seq_len": 512}
 VOCAB = 99
 
@@ -69,7 +70,7 @@ def shrink(facts: Mapping[Any, Any], factor: int) -> dict[Any, Any]:
             chosen[key] = _value(key, value, factor, by_heads, layers)
     _completed(chosen)
     _sectioned(chosen)
-    vocab = next((v for k, v in chosen.items() if "vocab_size" in k and isinstance(v, int)), VOCAB)
+    vocab = next((v for k, v in chosen.items() if "vocab_size" in str(k) and isinstance(v, int)), VOCAB)
     return _tokens(chosen, vocab if vocab > 8 else VOCAB)
 
 
@@ -105,6 +106,8 @@ def _value(key: str, value: Any, factor: int, by_heads: int, layers: tuple[int, 
         return min(value, 2)
     if key == "topk_group":
         return 1
+    if key == "upsample_groups":
+        return max(1, value // factor)
     if value >= 32 and WIDTH.match(key) and not NOT_WIDTH.match(key):
         return value // factor if value % factor == 0 else value
     return value
@@ -193,11 +196,18 @@ def _rope(parameters: Mapping[Any, Any], by: int) -> Any:
     return changed
 
 
+UNSAID = {"vocab_size": VOCAB, "prediction_length": 8, "num_experts": 4, "top_k_experts": 2, "num_experts_per_tok": 2}
+UNSAID |= {"moe_intermediate_size": 32}
+
+
 def _completed(facts: dict[Any, Any]) -> None:
     """Give values to what is None in a default config and in no released one."""
     heads, width = facts.get("num_attention_heads"), facts.get("hidden_size")
-    if "vocab_size" in facts and facts["vocab_size"] is None:
-        facts["vocab_size"] = VOCAB
+    for key, value in UNSAID.items():
+        if key in facts and facts[key] is None:
+            facts[key] = value
+    if "mlp_layer_types" in facts and facts["mlp_layer_types"] is None:
+        facts["mlp_layer_types"] = ["sparse"] * int(facts.get("num_hidden_layers") or 0)
     if not _count(heads) or not _count(width) or not heads:
         return
     if "head_dim" in facts and facts["head_dim"] is None and width % heads == 0:
