@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 
 import pytest
@@ -264,11 +265,30 @@ def test_odd_model_types_start_no_process(model_type, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cache_that_is_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "proofs.jsonl")
+    with pytest.raises(ValueError, match="is a device or a pipe; expected a regular file"):
+        sweep(["gpt2"], tmp_path / "proofs.jsonl", again=True)
+
+
 @pytest.mark.usefixtures("quick_proofs")
 def test_where_no_cache_can_be_written_nothing_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").touch()
     assert proof_of("xlnet").reason == "for a test"
+
+
+@pytest.mark.parametrize(("config", "words"), [({"model_type": 5}, "has no model_type"), ([], "is not a JSON object")])
+def test_a_config_without_a_type_is_not_proven(config, words, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=words):
+        prove(tmp_path)
+
+
+def test_a_config_of_any_depth_ends():
+    proof = prove({"model_type": "llama", "num_hidden_layers": 10**12})
+    assert proof.status == "cannot be built"
+    assert "a config with 1000000000000 layers is not proven" in proof.reason
 
 
 def test_the_command(tmp_path):

@@ -43,6 +43,7 @@ CAPPED |= {"num_frames": 4, "max_2d_position_embeddings": 128, "index_topk": 16,
 CAPPED |= {"encoder_hash_byte_group_vocab": 99, "num_embeddings": 64, "base_channels": 32, "num_res_blocks": 1}
 CAPPED |= {"max_text_length": 64, "expert_capacity": 32, "max_seq_length": 512, "max_seq_len": 512}
 VOCAB = 99
+DEEPEST = 10_000  # layers of a config
 
 
 def shrink(facts: Mapping[Any, Any], factor: int) -> dict[Any, Any]:
@@ -165,6 +166,8 @@ def _kept_layers(facts: Mapping[Any, Any]) -> tuple[int, list[int]]:
     depth = next((facts[name] for name in names if _count(facts.get(name))), 0)
     if depth <= 2:
         return depth, list(range(depth))
+    if depth > DEEPEST:
+        raise ValueError(f"a config with {depth} layers is not proven; the limit is {DEEPEST}")
     lists = [v for v in facts.values() if isinstance(v, (list, tuple)) and len(v) == depth]
     tables = [v for v in facts.values() if isinstance(v, Mapping) and _by_layer(v)]
     kinds: dict[tuple[str, ...], int] = {}

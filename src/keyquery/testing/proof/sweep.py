@@ -19,7 +19,7 @@ from typing import Any
 
 from keyquery.checkpoints.proven import OFF
 from keyquery.support.extras import optional
-from keyquery.support.files import append_line
+from keyquery.support.files import append_line, regular
 from keyquery.testing.proof.models import model_types
 from keyquery.testing.proof.proof import STATUSES, Proof, prove
 
@@ -39,6 +39,8 @@ def sweep(
     `cache` is a file of JSON lines: what it holds for this version of transformers and these readers is not proven
     again, unless `again`.
     """
+    if cache is not None and cache.exists():
+        regular(cache)
     wanted = list(model_types() if types is None else types)
     known = {} if cache is None or again else cached(cache)
     found = {name: known[name] for name in wanted if name in known}
