@@ -40,7 +40,7 @@ class Tokens:
 
 def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
     """A text and an image, two texts, or an image alone, processed into model inputs."""
-    if image is not None and (text is None or not len(text)):
+    if image is not None and (text is None or text in ([], ())):
         return _image_alone(model, image, processor)
     texts: list[Any] = [text] if isinstance(text, str) or text is None else list(text)
     for text_part in texts:
