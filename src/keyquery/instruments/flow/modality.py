@@ -144,7 +144,7 @@ def _image_alone(model: nn.Module, image: Any, processor: Any) -> Tokens:
         device = next(model.parameters()).device
         out: Any = getattr(model, "base_model", model)(pixel_values=batch["pixel_values"].to(device))
     hidden = getattr(out, "last_hidden_state", None)
-    size: Any = getattr(model.config, "patch_size", None)  # type: ignore[union-attr]
+    size: Any = getattr(model.config, "patch_size", None)
     tall, wide = batch["pixel_values"].shape[-2:]
     patches = (tall // size) * (wide // size) if isinstance(size, int) else 0
     more = hidden.shape[1] - patches if isinstance(hidden, Tensor) and hidden.ndim == 3 and patches else -1
