@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.balance import balanced
-from keyquery.forms.core import Core, product_svd, restored, span
+from keyquery.forms.core import Core, balanced, product_svd, restored, span
 from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
 from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor

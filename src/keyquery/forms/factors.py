@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.balance import balance
-from keyquery.forms.core import weighted, widened
+from keyquery.forms.core import balance, weighted, widened
 from keyquery.forms.rope import Rope
 from keyquery.support.checks import (
     broadcast,

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from keyquery.forms import display
-from keyquery.forms.balance import halved, row_exponents, times
-from keyquery.forms.core import Core, core
+from keyquery.forms.core import Core, core, halved, row_exponents, times
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.directions import Directions
 from keyquery.forms.matrix import Matrix

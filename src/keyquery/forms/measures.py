@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from keyquery.forms.balance import balanced, row_exponents, times
-from keyquery.forms.core import Core, restored, span
+from keyquery.forms.core import Core, balanced, restored, row_exponents, span, times
 from keyquery.forms.derivatives import refuse_nan
 from keyquery.forms.display import brief
 from keyquery.support.checks import check_choice

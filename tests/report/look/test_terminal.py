@@ -10,7 +10,7 @@ from rich.console import Console
 import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.report.kit import terminal
-from keyquery.report.look.shares import bar_shares, leading, window
+from keyquery.report.look.shares import BARS, bar_shares, leading, window
 from keyquery.report.look.terminal import MARKS, Bar
 from tests.report.look.test_triangle import look
 from tests.report.readings import crowd
@@ -23,9 +23,9 @@ def shown(reading, width=100):
 
 
 def test_every_part_has_a_mark_of_its_own():
-    assert list(MARKS) == list(PARTS)
-    assert len({mark for mark, _ in MARKS.values()}) == len(PARTS)
-    assert len({colour for _, colour in MARKS.values()}) == len(PARTS)
+    assert list(MARKS) == list(BARS)
+    assert len({mark for mark, _ in MARKS.values()}) == len(BARS)
+    assert len({colour for _, colour in MARKS.values()}) == len(BARS)
 
 
 @pytest.mark.parametrize(("width", "letters"), [(100, 24), (20, 20)])

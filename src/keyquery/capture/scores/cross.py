@@ -64,16 +64,9 @@ def listen_cross(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callabl
     paired = has_two_sides(model)
 
     def emit(layer: Layer, x: Tensor, y: Tensor) -> None:
-        query, key = layer.project(x.float(), y.float())
-        query = (query * layer.scale).flatten(1, 2)
-        key = key.expand(*key.shape[:2], layer.heads // key.shape[1], *key.shape[3:]).flatten(1, 2)
         # Keys are of the encoder, although their projection is in the decoder.
         real = [mask_for(masks, tuple(t.shape[:2]), name, paired) for t, name in ((x, layer.name), (y, ""))]
-        ones = (torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in (x, y))
-        hear(
-            layer,
-            CrossPairs(query, key, *(o if r is None else r.to(o.device) for r, o in zip(real, ones, strict=True))),
-        )
+        hear(layer, _paired(layer, x, y, real))
 
     def enter(layer: Layer, side: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,6 +103,16 @@ def listen_cross(model: nn.Module, heads: Heads, hear: Hear) -> Iterator[Callabl
 
     with temporarily(model, listening):
         yield announce
+
+
+def _paired(layer: Layer, x: Tensor, y: Tensor, real: list[Tensor | None]) -> CrossPairs:
+    """Queries of tokens x and keys of tokens y, with one key per query head."""
+    query, key = layer.project(x.float(), y.float())
+    query = (query * layer.scale).flatten(1, 2)
+    key = key.expand(*key.shape[:2], layer.heads // key.shape[1], *key.shape[3:]).flatten(1, 2)
+    everything = (torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in (x, y))
+    masks = (ones if mask is None else mask.to(ones.device) for mask, ones in zip(real, everything, strict=True))
+    return CrossPairs(query, key, *masks)
 
 
 class CrossMeans:

@@ -122,7 +122,7 @@ def _dialling(
     about = Means(model, batches, means) if on == "data" else None
     options_of: Any = {"directions": dict.fromkeys(heads.split(","), numbers), "of": of, "gain": gain, "on": on}
     changed = partial(dial, model, **dict(gains), data=about, **options_of)  # type: ignore[arg-type]
-    return changed, about and about.kind, {f"{of} direction {number}": gain for number in numbers}
+    return changed, None if about is None else about.kind, {f"{of} direction {number}": gain for number in numbers}
 
 
 def _outputs(

@@ -146,8 +146,8 @@ class Crossing:
         pairs = [(q, k) for k in range(len(groups)) for q in range(len(groups)) if q != k]
         pairs += [(at, at) for at, number_of_class in enumerate(counted) if number_of_class == self.within]
         maps = [(k, q, attention[groups[q]][:, groups[k]].float().cpu()) for q, k in pairs]
-        found = maps, popularity_of(attention, groups)
-        (heappush if len(self.kept) < self.keep else heapreplace)(self.kept, (above, number, head, found))
+        entry = (above, number, head, (maps, popularity_of(attention, groups)))
+        (heappush if len(self.kept) < self.keep else heapreplace)(self.kept, entry)
 
 
 def popularity_of(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, " _"]]) -> list[float | None]:

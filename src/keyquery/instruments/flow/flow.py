@@ -126,7 +126,7 @@ class Flow(Reading, kind="flow"):
         >>> block["from"], block["to"], [[round(share, 3) for share in row] for row in block["map"]]
         ('a', 'b', [[0.488, 0.488], [0.488, 0.488]])
         """
-        kept = next((one for one in self.maps if (one["layer"], one["head"]) == (layer, head)), None)
+        kept = next((maps for maps in self.maps if (maps["layer"], maps["head"]) == (layer, head)), None)
         if kept is None:
             raise ValueError(f"the maps of head {layer}.{head} were not kept: raise keep")
         places = {name: [i for i, label in enumerate(self.labels) if label == name] for name in self.modalities}

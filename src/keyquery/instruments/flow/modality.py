@@ -40,7 +40,7 @@ class Tokens:
 
 def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
     """A text and an image, two texts, or an image alone, processed into model inputs."""
-    if image is not None and (text is None or not len(text)):
+    if image is not None and (text is None or text in ([], ())):
         return _image_alone(model, image, processor)
     texts: list[Any] = [text] if isinstance(text, str) or text is None else list(text)
     for text_part in texts:
@@ -144,7 +144,7 @@ def _image_alone(model: nn.Module, image: Any, processor: Any) -> Tokens:
         device = next(model.parameters()).device
         out: Any = getattr(model, "base_model", model)(pixel_values=batch["pixel_values"].to(device))
     hidden = getattr(out, "last_hidden_state", None)
-    size: Any = getattr(model.config, "patch_size", None)  # type: ignore[union-attr]
+    size: Any = getattr(model.config, "patch_size", None)
     tall, wide = batch["pixel_values"].shape[-2:]
     patches = (tall // size) * (wide // size) if isinstance(size, int) else 0
     more = hidden.shape[1] - patches if isinstance(hidden, Tensor) and hidden.ndim == 3 and patches else -1

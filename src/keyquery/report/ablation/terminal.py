@@ -84,7 +84,7 @@ def _name(model: Mapping[str, Any], layer: int | None, head: int | None) -> str:
     return "all" if layer is None else name_of(model, layer, head).replace(" rope", " nope+rope")
 
 
-def _change(row: dict[str, Any]) -> Text:
+def _change(row: Mapping[str, Any]) -> Text:
     half = (row["high"] - row["low"]) / 2
     sure = row["low"] > 0 or row["high"] < 0
     return Text(f"{row['change']:+z.4f} ±{half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from keyquery.forms.parts import PARTS
@@ -38,11 +39,12 @@ def bar_shares(head: Mapping[str, Any]) -> list[float]:
     Parts that covary negatively can sum to more than 1; they are then normalised.
 
     >>> bar_shares({"on_data": None, "raw": {"symmetry": 0.5}})
-    [0.75, 0.25, 0.0, 0.0, 0.0, 0.0]
+    [0.75, 0.25, 0.0, 0.0, 0.0]
     """
     data = head["on_data"]
     symmetric = (1 + head["raw"]["symmetry"]) / 2
-    shares = [data.get(part, 0.0) for part in BARS] if data else [symmetric, 1 - symmetric, 0.0, 0.0, 0.0, 0.0]
+    parts = BARS if "pairwise" in (data or {}) else PARTS
+    shares = [data.get(part, 0.0) for part in parts] if data else [symmetric, 1 - symmetric, 0.0, 0.0, 0.0]
     shares = [max(share, 0.0) for share in shares]
     return [share / max(sum(shares), 1.0) for share in shares]
 
@@ -51,9 +53,9 @@ def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
     """The mean of the bars of several heads.
 
     >>> mean_shares([{"on_data": None, "raw": {"symmetry": symmetry}} for symmetry in (1.0, 0.0)])
-    [0.75, 0.25, 0.0, 0.0, 0.0, 0.0]
+    [0.75, 0.25, 0.0, 0.0, 0.0]
     """
-    return [sum(values) / len(heads) for values in zip(*map(bar_shares, heads), strict=True)]
+    return [sum(values) / len(heads) for values in zip_longest(*map(bar_shares, heads), fillvalue=0.0)]
 
 
 def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:

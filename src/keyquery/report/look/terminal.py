@@ -129,7 +129,7 @@ class Bar:
         ends = list(
             accumulate((round(wide * min(max(at, 0.0), 1.0)) for at in sums), max)
         )  # negative shares count as 0
-        pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=True)
+        pieces = zip([0, *ends[:-1]], ends, MARKS.values(), strict=False)
         yield Text.assemble(*((mark * (end - start), colour) for start, end, (mark, colour) in pieces))
 
 
@@ -281,7 +281,7 @@ def _counts(reading: Look) -> str:
 
 def _in_short(look: Look) -> str:
     """One line: labels, mean shares, and symmetry of the weights."""
-    shares = zip(BARS, mean_shares(with_bars(look)), strict=True)
+    shares = zip(BARS, mean_shares(with_bars(look)), strict=False)
     listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
     middle = median(row["raw"]["symmetry"] for row in look.layers)
     of = f"mean shares, {window(look)}" if has_data(look) else OF_WEIGHTS

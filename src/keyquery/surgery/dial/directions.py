@@ -76,7 +76,7 @@ def basis_of(kind: str, gram: Float[Tensor, "n n"], rope: Rope | None, count: in
         curves = [[there, back], [(a, b, -weight) for a, b, weight in (there, back)]]
     functionals = inverse(torch.cat((query, key)))  # components of a token from its [q; k]
     left, right = (torch.stack([pair[side].mT @ functionals for pair in pairs_of], 1) for side in (0, 1))
-    terms = [sum(w * _curve(query @ a, key @ b, rope) for a, b, w in curve) for curve in curves]
+    terms = [torch.stack([w * _curve(query @ a, key @ b, rope) for a, b, w in curve]).sum(0) for curve in curves]
     whole = {"singular": form, "symmetric": form.symmetric, "skew": form.skew}[kind].norm2
     energy = values.square() * (2 if kind == "skew" else 1)
     return Basis(values, energy / torch.where(whole > 0, whole, 1.0), left, right, torch.stack(terms, 1))
