@@ -283,9 +283,8 @@ def test_a_dialled_model_is_refused():
 
 
 def test_a_look_has_the_roles_of_roles_itself():
-    options = {"length": 40}
-    look = kq.look(kq.models.DECODER, layers=[2, 3], roles=True, **options)
-    own = kq.roles(kq.models.DECODER, **options)
+    look = kq.look(kq.models.DECODER, layers=[2, 3], roles=True, length=33)
+    own = kq.roles(kq.models.DECODER, length=33)
     by_place = {(row["layer"], row["head"]): row for row in own.heads}
     assert {head["layer"] for head in look.heads} == {2, 3}
     for head in look.heads:
@@ -296,6 +295,7 @@ def test_a_look_has_the_roles_of_roles_itself():
     assert kq.Reading.load(look.to_json()) == look
 
 
+@pytest.mark.slow
 def test_a_look_on_a_text_measures_roles_on_it_too():
     look = kq.look(kq.models.ENCODER, kq.models.TEXT, roles=True, length=40, tokens=800)
     scores = look.heads[0]["roles"]["scores"]
@@ -319,6 +319,7 @@ def test_the_command_line_writes_all_files(tmp_path):
     assert files["html"].read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_look_shows_a_column_of_roles_and_writes_it(tmp_path):
     table = tmp_path / "look.csv"
     words = ["look", str(kq.models.DECODER), "--roles", "--length", "40", "--csv", str(table)]
