@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.capture import attention_maps
 from keyquery.capture.attention_stream import stream_maps
+from keyquery.capture.batches import with_decoder_ids
 from keyquery.cli import app
 from keyquery.instruments.roles.measure import Place, copied, measure, places_of
 from keyquery.instruments.roles.naming import estimate, named
@@ -93,15 +94,27 @@ def test_scores_are_explicit_sums_over_the_models_own_maps(name):
                         assert (score, null) == pytest.approx(expected, abs=1e-5)
 
 
-def test_padding_counts_neither_as_query_nor_as_key():
-    model = tiny_model("llama")
+@pytest.mark.parametrize("name", ["llama", "bert", "bart"])
+def test_padding_counts_neither_as_query_nor_as_key(name):
+    model = tiny_model(name)
     short = {"input_ids": torch.randint(3, 9, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.long)}
     padded = {"input_ids": torch.cat((short["input_ids"], torch.full((1, 4), 5)), 1)}
     padded["attention_mask"] = torch.tensor([[1] * 9 + [0] * 4])
+    batches = with_decoder_ids([short, padded]) if name == "bart" else [short, padded]
     places = places_of(kq.read(model))
-    alone, beside = (measure(model, [batch], places, window=3) for batch in (short, padded))
+    alone, beside = (measure(model, [batch], places, window=3) for batch in batches)
+    assert ("alignment" in {role for _, _, role in alone}) == (name == "bart")
     for key, scores in alone.items():
-        assert torch.allclose(torch.stack(scores), torch.stack(beside[key]), atol=1e-5)
+        assert torch.allclose(torch.stack(scores), torch.stack(beside[key]), atol=1e-5), key
+
+
+def test_long_sequences_are_run_in_smaller_parts_with_the_same_scores():
+    model, ids = tiny_model("gpt2", n_positions=300), torch.randint(3, 60, (5, 256))
+    places = places_of(kq.read(model))
+    whole = measure(model, [{"input_ids": ids}], places, window=8)
+    single = measure(model, [{"input_ids": row[None]} for row in ids], places, window=8)
+    for key, scores in whole.items():
+        assert torch.allclose(torch.stack(scores), torch.stack(single[key]), atol=1e-5)
 
 
 def test_an_encoder_attends_to_its_last_special_token_as_to_a_sink():
