@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.capture import attention_maps
 from keyquery.capture.attention_stream import stream_maps
+from keyquery.capture.batches import with_decoder_ids
 from keyquery.cli import app
 from keyquery.instruments.roles.measure import Place, copied, measure, places_of
 from keyquery.instruments.roles.naming import estimate, named
@@ -93,15 +94,27 @@ def test_scores_are_explicit_sums_over_the_models_own_maps(name):
                         assert (score, null) == pytest.approx(expected, abs=1e-5)
 
 
-def test_padding_counts_neither_as_query_nor_as_key():
-    model = tiny_model("llama")
+@pytest.mark.parametrize("name", ["llama", "bert", "bart"])
+def test_padding_counts_neither_as_query_nor_as_key(name):
+    model = tiny_model(name)
     short = {"input_ids": torch.randint(3, 9, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.long)}
     padded = {"input_ids": torch.cat((short["input_ids"], torch.full((1, 4), 5)), 1)}
     padded["attention_mask"] = torch.tensor([[1] * 9 + [0] * 4])
+    batches = with_decoder_ids([short, padded]) if name == "bart" else [short, padded]
     places = places_of(kq.read(model))
-    alone, beside = (measure(model, [batch], places, window=3) for batch in (short, padded))
+    alone, beside = (measure(model, [batch], places, window=3) for batch in batches)
+    assert ("alignment" in {role for _, _, role in alone}) == (name == "bart")
     for key, scores in alone.items():
-        assert torch.allclose(torch.stack(scores), torch.stack(beside[key]), atol=1e-5)
+        assert torch.allclose(torch.stack(scores), torch.stack(beside[key]), atol=1e-5), key
+
+
+def test_long_sequences_are_run_in_smaller_parts_with_the_same_scores():
+    model, ids = tiny_model("gpt2", n_positions=300), torch.randint(3, 60, (5, 256))
+    places = places_of(kq.read(model))
+    whole = measure(model, [{"input_ids": ids}], places, window=8)
+    single = measure(model, [{"input_ids": row[None]} for row in ids], places, window=8)
+    for key, scores in whole.items():
+        assert torch.allclose(torch.stack(scores), torch.stack(single[key]), atol=1e-5)
 
 
 def test_an_encoder_attends_to_its_last_special_token_as_to_a_sink():
@@ -283,9 +296,8 @@ def test_a_dialled_model_is_refused():
 
 
 def test_a_look_has_the_roles_of_roles_itself():
-    options = {"length": 40}
-    look = kq.look(kq.models.DECODER, layers=[2, 3], roles=True, **options)
-    own = kq.roles(kq.models.DECODER, **options)
+    look = kq.look(kq.models.DECODER, layers=[2, 3], roles=True, length=33)
+    own = kq.roles(kq.models.DECODER, length=33)
     by_place = {(row["layer"], row["head"]): row for row in own.heads}
     assert {head["layer"] for head in look.heads} == {2, 3}
     for head in look.heads:
@@ -296,6 +308,7 @@ def test_a_look_has_the_roles_of_roles_itself():
     assert kq.Reading.load(look.to_json()) == look
 
 
+@pytest.mark.slow
 def test_a_look_on_a_text_measures_roles_on_it_too():
     look = kq.look(kq.models.ENCODER, kq.models.TEXT, roles=True, length=40, tokens=800)
     scores = look.heads[0]["roles"]["scores"]
@@ -319,6 +332,7 @@ def test_the_command_line_writes_all_files(tmp_path):
     assert files["html"].read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_look_shows_a_column_of_roles_and_writes_it(tmp_path):
     table = tmp_path / "look.csv"
     words = ["look", str(kq.models.DECODER), "--roles", "--length", "40", "--csv", str(table)]

@@ -164,7 +164,7 @@ def test_a_score_colours_the_map_from_0_to_1_and_the_head_shows_interval_and_nul
 
 
 @in_browser
-@pytest.mark.parametrize("wide", [360, 1300])
+@pytest.mark.parametrize("wide", [360, pytest.param(1300, marks=pytest.mark.slow)])
 def test_the_page_of_roles_fits_and_walks(visit, reading, wide):
     tab = visit(reading, "#0.3")
     tab.set_viewport_size({"width": wide, "height": 900})

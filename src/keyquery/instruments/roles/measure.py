@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -13,12 +13,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from keyquery.capture.attention_stream import Heard, stream_maps
+from keyquery.capture.batches import LENGTH, SIZE
 from keyquery.capture.hooks import Batch, has_two_sides, mask_for, masks_of
 from keyquery.capture.probe import device_of
 from keyquery.checkpoints import Heads
 from keyquery.checkpoints.labels import PART
 from keyquery.instruments.roles.patterns import Patterns, Scores, alignment, keys_of
 from keyquery.instruments.roles.sequences import VALUE, Needles
+from keyquery.support.progress import Progress
 
 ANSWERED = 0.5  # share of a needle's tokens that the model must predict
 Measured = dict[tuple[int, int, str], Scores]  # by layer, head and role: one value per sequence
@@ -129,12 +131,40 @@ def measure(
 ) -> Measured:
     """Scores of every role but retrieval; `closed`: sequences end with a special token, which counts as a sink."""
     parts: list[Measured] = []
-    for batch in batches:
+    for batch in (part for whole in batches for part in in_parts(whole)):
         on_device = {name: value.to(device_of(model)) for name, value in batch.items()}
         listener = _Listener(places, model, on_device, window, closed)
         stream_maps(model, {**on_device, **_fewest_logits(model, 1)}, listener.hear)
         parts.append(listener.mean())
     return joined(parts)
+
+
+def in_parts(batch: Batch) -> Iterator[Batch]:
+    """A batch in parts, of fewer sequences the longer they are: maps grow with the square of the length.
+
+    The decoder of an encoder-decoder that reads the ids of the encoder gets its mask as well.
+
+    >>> [len(part["input_ids"]) for part in in_parts({"input_ids": torch.zeros(5, 256)})]
+    [4, 1]
+    """
+    if batch.get("decoder_input_ids") is batch.get("input_ids", 0) and "attention_mask" in batch:
+        batch = {"decoder_attention_mask": batch["attention_mask"], **batch}
+    rows = {len(value) for value in batch.values()}
+    longest = max((value.shape[1] for value in batch.values() if value.ndim == 2), default=LENGTH)
+    if len(rows) > 1:  # not all of them are by sequence
+        yield batch
+        return
+    for start in range(0, max(rows), at_once(longest)):
+        yield {name: value[start : start + at_once(longest)] for name, value in batch.items()}
+
+
+def at_once(length: int) -> int:
+    """How many sequences of a length are run at once.
+
+    >>> at_once(128), at_once(1024)
+    (16, 1)
+    """
+    return max(1, SIZE * LENGTH**2 // max(length, LENGTH) ** 2)
 
 
 def joined(parts: Sequence[Measured]) -> Measured:
@@ -147,10 +177,10 @@ def joined(parts: Sequence[Measured]) -> Measured:
 
 
 def retrieval(
-    model: nn.Module, needles: Needles, places: Sequence[Place], size: int, watching: Any
+    model: nn.Module, needles: Needles, places: Sequence[Place], watching: Progress
 ) -> tuple[Measured, float] | None:
     """Retrieval scores, and how often the model gives the right token; None for a model without logits."""
-    parts, right = [], []
+    parts, right, size = [], [], at_once(needles.ids.shape[1])
     for start in watching(range(0, len(needles.ids), size), "needles", -(-len(needles.ids) // size)):
         rows = slice(start, start + size)
         tops: dict[tuple[int, int], Tensor] = {}

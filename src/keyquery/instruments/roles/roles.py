@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from keyquery.capture.batches import LENGTH, SIZE, read_lines, text_batches, with_decoder_ids
+from keyquery.capture.batches import LENGTH, read_lines, text_batches, with_decoder_ids
 from keyquery.capture.hooks import Batch, has_two_sides
 from keyquery.capture.load import has_lm_head, load_model
 from keyquery.checkpoints import read
@@ -168,8 +168,7 @@ def roles(
         raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
     data: dict[str, list[Batch]] = {} if batches is None else {"inputs": batches}
     if lines is not None:
-        size = max(1, SIZE * LENGTH // length)
-        cut: list[Batch] = list(text_batches(lines, tokenizer, length, sequences * length, size))
+        cut: list[Batch] = list(text_batches(lines, tokenizer, length, sequences * length))
         data = {"text": with_decoder_ids(cut) if has_two_sides(live) else cut}
     heads = read(live)
     rows, facts, notes = run(live, heads, tokenizer, data, options, progress or silent)

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.capture.batches import LENGTH, SIZE, with_decoder_ids
+from keyquery.capture.batches import LENGTH, with_decoder_ids
 from keyquery.capture.hooks import Batch, has_two_sides
 from keyquery.checkpoints import Heads
-from keyquery.instruments.roles.measure import Measured, Place, measure, places_of, retrieval
+from keyquery.instruments.roles.measure import Measured, Place, at_once, measure, places_of, retrieval
 from keyquery.instruments.roles.naming import ERROR, FEWEST, named
 from keyquery.instruments.roles.sequences import Vocabulary, needles, repeated
 from keyquery.support.checks import check_count, check_number
@@ -36,11 +36,6 @@ class Options:
         check_count("window", self.window)
         check_number("least", self.least)
         check_count("seed", self.seed, least=0)
-
-    @property
-    def size(self) -> int:
-        """Sequences per batch: fewer if they are long, since maps grow with the square of the length."""
-        return max(1, SIZE * LENGTH**2 // max(self.length, LENGTH) ** 2)
 
 
 def run(
@@ -81,7 +76,7 @@ def _on_random_tokens(
 ) -> tuple[dict[str, Measured], dict[str, Any], list[str]]:
     """Scores on repeated random tokens and, for decoders, on needles."""
     ids = repeated(vocabulary, options.sequences, options.length, options.seed)
-    batches: list[Batch] = [{"input_ids": part} for part in ids.split(options.size)]
+    batches: list[Batch] = [{"input_ids": part} for part in ids.split(at_once(options.length))]
     decoder = all(place.causal for place in places)
     needle = needles(vocabulary, options.sequences, options.length, options.seed + 1) if decoder else None
     batches = with_decoder_ids(batches) if has_two_sides(model) else batches
@@ -90,7 +85,7 @@ def _on_random_tokens(
     measured = {"random": measure(model, seen, places, options.window, closed)}
     if needle is None:
         return measured, {}, []
-    copied = retrieval(model, needle, places, options.size, watching)
+    copied = retrieval(model, needle, places, watching)
     if copied is None:
         return measured, {}, [f"retrieval is not measured: {type(model).__name__} has no LM head"]
     scores, accuracy = copied
