@@ -88,9 +88,7 @@ def rotation(layer: Layer, batches: Sequence[Batch]) -> Rope | None:
 
 def _terms(heads: Heads, layer: Layer) -> Terms:
     """Terms of positions for queries that are scaled."""
-    return lambda queries, keys: [
-        term.of_scaled(layer.scale) for term in heads.relatives(layer, queries, keys)
-    ]
+    return lambda queries, keys: [term.of_scaled(layer.scale) for term in heads.relatives(layer, queries, keys)]
 
 
 def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:

@@ -46,8 +46,7 @@ class Sample:
         for term in heads.relatives(layer, positions, positions):
             add_term(parts, term.of_scaled(layer.scale), scaled, key, mean_query, mean_key)
         return [
-            {name: short(part[head].tolist(), DIGITS) for name, part in parts.items()}
-            for head in range(len(query))
+            {name: short(part[head].tolist(), DIGITS) for name, part in parts.items()} for head in range(len(query))
         ]
 
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.forms.axial import PlacedRope
+from keyquery.forms.rope import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
 
 HIDDEN = -60.0  # masks lie below, scores of tiny models above

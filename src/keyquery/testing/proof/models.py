@@ -70,7 +70,7 @@ def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
 
 
 def build(config: Any) -> Any:
-    """A model of a config with random weights, with the attention that transformers calls eager, unless tiny.toml says otherwise."""
+    """A model of a config with random weights, and with eager attention, unless tiny.toml names another."""
     cls = model_class(config)
     _set_attention(config, overrides().get(config.model_type, {}).get("attention", "eager"))
     try:

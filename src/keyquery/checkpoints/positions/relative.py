@@ -1,4 +1,4 @@
-"""What an architecture adds to q·k by where two tokens stand: tables of biases, and vectors that meet queries or keys."""
+"""What is added to q·k by where two tokens stand: tables of biases, and vectors that meet queries or keys."""
 
 from __future__ import annotations
 
@@ -65,9 +65,13 @@ def table_bias(layer: Layer, source: Source, queries: Positions, keys: Positions
         raise ValueError(f"{layer.name}: a table of {len(table)} biases is not that of a square window")
     side = (width + 1) // 2
     first = 1 if classes else 0
-    rows, columns = (_differences(torch.div(queries - first, side, rounding_mode="floor"),
-                                  torch.div(keys - first, side, rounding_mode="floor")),
-                     _differences((queries - first) % side, (keys - first) % side))
+    rows, columns = (
+        _differences(
+            torch.div(queries - first, side, rounding_mode="floor"),
+            torch.div(keys - first, side, rounding_mode="floor"),
+        ),
+        _differences((queries - first) % side, (keys - first) % side),
+    )
     index = (rows + side - 1) * width + columns + side - 1
     if classes:  # from the class token, to it, and to itself
         own, other = (queries == 0)[:, None], (keys == 0)[None]
@@ -107,9 +111,7 @@ def _decomposed(layer: Layer, source: Source, queries: Positions, keys: Position
     ]
 
 
-def _disentangled(
-    layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions
-) -> list[Relative]:
+def _disentangled(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> list[Relative]:
     """DeBERTa's vectors: embeddings of distances, projected as keys ("c2p") and as queries ("p2c")."""
     if not config.get("relative_attention"):
         return []
