@@ -40,8 +40,8 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
         elif attention.unit_norm:
-            size = 1.0 if attention.unit_norm == "rms" else rank**-0.5
-            norms[role] = Norm("rms", weights.query.new_full((1, 1, rank), size), None, epsilon(attention, config))
+            gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
+            norms[role] = Norm("rms", gain, None, epsilon(attention, config))
     return norms
 
 
