@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("transformers", reason="the spy needs the extra hf")
 
 from keyquery.checkpoints.family import families, recognise
-from keyquery.checkpoints.positions import t5_bias
+from keyquery.checkpoints.positions.sequence import t5_bias
 from keyquery.testing import check_family
 from keyquery.testing.families import tiny_model
 

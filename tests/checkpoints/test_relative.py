@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery.checkpoints.layer import Norm
-from keyquery.checkpoints.relative import Relative
+from keyquery.checkpoints.positions.relative import Relative
 
 
 def write(folder, tensors, **config):
@@ -19,8 +19,11 @@ def write(folder, tensors, **config):
 
 
 def attention(prefix, width, *roles):
-    return {f"{prefix}{role}.{part}": torch.randn(width, width)[0 if part == "bias" else slice(None)].clone()
-            for role in roles for part in ("weight", "bias")}
+    return {
+        f"{prefix}{role}.{part}": torch.randn(width, width)[0 if part == "bias" else slice(None)].clone()
+        for role in roles
+        for part in ("weight", "bias")
+    }
 
 
 def test_tables_of_windows(tmp_path):
@@ -29,7 +32,10 @@ def test_tables_of_windows(tmp_path):
     table = torch.randn((2 * side - 1) ** 2 + 3, heads)
     name = f"{prefix}relative_position_bias.relative_position_bias_table"
     found = write(
-        tmp_path, {**attention(prefix, 8, "query", "key", "value"), name: table}, model_type="beit", num_attention_heads=2
+        tmp_path,
+        {**attention(prefix, 8, "query", "key", "value"), name: table},
+        model_type="beit",
+        num_attention_heads=2,
     )
     at = torch.arange(side**2 + 1)
     bias = found.pair_bias(found[0], at, at)
@@ -86,8 +92,10 @@ def test_keys_of_another_width(tmp_path):
     folded = normed.folded[0]
     scores = torch.nn.functional.pad(normed.norm.gain * x, (0, 6)), torch.nn.functional.pad(gain * y, (8, 0))
     width = folded.dim - 14  # one dimension for the bias, if any
-    a, b = (torch.nn.functional.pad(torch.nn.functional.pad(t, side), (0, width), value=1.0)
-            for t, side in ((x, (0, 6)), (y, (8, 0))))
+    a, b = (
+        torch.nn.functional.pad(torch.nn.functional.pad(t, side), (0, width), value=1.0)
+        for t, side in ((x, (0, 6)), (y, (8, 0)))
+    )
     torch.testing.assert_close(
         folded.scores(a[:, None], b[None]), layer.form[0].scores(scores[0][:, None], scores[1][None])
     )
@@ -112,7 +120,9 @@ def test_layers_with_keys_of_earlier_layers(tmp_path):
 
 
 def test_tabpfn_v2_has_attention_between_features_and_between_rows(tmp_path):
-    names = [f"transformer_encoder.layers.{n}.self_attn_between_{part}" for part in ("features", "items") for n in (0, 1)]
+    names = [
+        f"transformer_encoder.layers.{n}.self_attn_between_{part}" for part in ("features", "items") for n in (0, 1)
+    ]
     tensors = {f"{name}._w_qkv": torch.randn(3, 2, 4, 8) for name in names}
     save_file(tensors, tmp_path / "model.safetensors")
     heads = kq.read(tmp_path)
@@ -122,13 +132,18 @@ def test_tabpfn_v2_has_attention_between_features_and_between_rows(tmp_path):
     expected = torch.einsum("nd,hrd,hre,me->hnm", x, query, key, x)
     torch.testing.assert_close(torch.einsum("hsnr,htmr->hnm", *heads[2].project(x)), expected)
     assert heads[2].notes == ("rows to be predicted see the keys of head 0 in all heads",)
+    save_file({f"{name}._w_qkv": torch.randn(2, 2, 4, 8) for name in names}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"expected \(3, heads, r, d\)"):
-        save_file({f"{name}._w_qkv": torch.randn(2, 2, 4, 8) for name in names}, tmp_path / "model.safetensors")
         kq.read(tmp_path)[0]
 
 
 def test_tabicl_keeps_its_frequencies_in_its_file(tmp_path):
-    places = ["tf_col.blocks.0.multihead_attn1", "tf_col.blocks.0.multihead_attn2", "tf_row.blocks.0", "tf_icl.blocks.0"]
+    places = [
+        "tf_col.blocks.0.multihead_attn1",
+        "tf_col.blocks.0.multihead_attn2",
+        "tf_row.blocks.0",
+        "tf_icl.blocks.0",
+    ]
     tensors = {f"{place}.attn.in_proj_weight": torch.randn(24, 8) for place in places}
     tensors |= {f"{place}.attn.out_proj.weight": torch.randn(8, 8) for place in places}
     tensors |= {f"{place}.norm1.weight": torch.ones(8) for place in places[2:]}

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.forms.axial import AxialRope, Layout
+from keyquery.forms.rope import AxialRope, Layout
 
 
 def axial(layout, pairs=4, **unplaced):
     frequencies = torch.linspace(1, 0.1, pairs, dtype=torch.float64)
-    return AxialRope(kq.Rope(2 * pairs, frequencies=frequencies), torch.tensor([1, 2] * (pairs // 2)), layout, **unplaced)
+    return AxialRope(
+        kq.Rope(2 * pairs, frequencies=frequencies), torch.tensor([1, 2] * (pairs // 2)), layout, **unplaced
+    )
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,12 @@ def test_positions_and_keys_of_all_kinds_are_exact(name, modules):
     ("family", "name", "facts", "reason"),
     [
         ("glm4v_vision", "qwen2_5_vl_vision", {"axes": ["column", "row"]}, ""),
-        pytest.param("glm4v_vision", "qwen2_5_vl_vision", {"grid": {"merge": "spatial_merge_size"}}, "", marks=pytest.mark.slow),
-        pytest.param("dinov3_vit", "dinov3_vit", {"grid": {"centred": True, "before": [1]}}, "", marks=pytest.mark.slow),
+        pytest.param(
+            "glm4v_vision", "qwen2_5_vl_vision", {"grid": {"merge": "spatial_merge_size"}}, "", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "dinov3_vit", "dinov3_vit", {"grid": {"centred": True, "before": [1]}}, "", marks=pytest.mark.slow
+        ),
         ("deberta_v2", "deberta-v2", {"position": "none"}, ""),
         pytest.param("parakeet", "parakeet_encoder", {"position": "none"}, "", marks=pytest.mark.slow),
         pytest.param("hunyuan_v1_moe", "hunyuan_v1_dense", {"norm_after_rope": False}, "", marks=pytest.mark.slow),

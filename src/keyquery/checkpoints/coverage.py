@@ -43,6 +43,7 @@ LINEAR = re.compile(r"linear_attn|mamba|mixer|delta_net|rwkv|linear_attention|re
 FORMLESS = {
     r"f_a_proj|\bkda\b": "Kimi delta attention",
     "linear_attn|delta_net": "gated delta net",
+    "slope_rate|output_gate": "lightning attention",
     "A_log|mamba": "Mamba",
     "rg_lru|recurrent": "RG-LRU",
     "conv": "convolution",
@@ -51,11 +52,19 @@ FORMLESS = {
 SHOWN = 4
 
 
-def uncovered(shapes: Mapping[str, Any], places: Iterable[Place], formless: str | None = None) -> list[str]:
+def uncovered(
+    shapes: Mapping[str, Any],
+    places: Iterable[Place],
+    config: Mapping[str, Any] | None = None,
+    formless: str | None = None,
+) -> list[str]:
     """Modules with query and key weights, or fused ones, that belong to none of the places.
 
-    Those whose names have the pattern `formless` have no softmax over queries and keys.
+    Layers that the config calls linear attention, and modules with the pattern `formless` in their names, have no
+    softmax over queries and keys.
     """
+    kinds = (config or {}).get("layer_types")
+    linear_layers = [n for n, kind in enumerate(kinds) if kind == "linear_attention"] if isinstance(kinds, list) else []
     leaves: dict[str, set[str]] = {}
     for name in shapes:
         stem = name.removesuffix(".weight")
@@ -68,7 +77,12 @@ def uncovered(shapes: Mapping[str, Any], places: Iterable[Place], formless: str 
     shown = {module for module, own in leaves.items() if (own & QUERIES and own & KEYS) or own & FUSED}
     read = {name for place in places for name in place.names.values()}
     covered = {module for module in shown if any(f"{name}.".startswith(f"{module}.") for name in read)}
-    return sorted(shown - covered, key=natural)
+    left = (
+        m
+        for m in shown - covered
+        if not any(m.startswith(f"layers.{n}.") or f".layers.{n}." in m for n in linear_layers)
+    )
+    return sorted(left, key=natural)
 
 
 def formless(tensors: Iterable[str], places: Iterable[Place]) -> tuple[str, ...]:

@@ -73,11 +73,11 @@ class Attention:
     of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
     heads: str | None = None  # config key of the number of heads
     head_dim: str = "head_dim"
-    scale: str = "head_dim"  # factor on the scores: see positions.scale_of
+    scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
     gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
-    window: str | None = None  # layers with a sliding window, without `layer_types`: see positions.window_of
-    # Position term: "alibi", "t5"; those of relative.py; "unread": there is one, and it is not read
+    window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
+    # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
     position: str = "none"
     # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
     rope: str | None = None
@@ -86,7 +86,7 @@ class Attention:
     norm_after_rope: bool = False  # queries and keys are rotated before they are normed
     rope_back: bool = False  # rotated by negative angles
     rope_last: bool = False  # the last dimensions of a head are rotated; they are read as the first
-    # Of tokens on a grid: what parts of the pairs turn with ("time", "row", "column"), and how tokens stand: axial.py
+    # Of tokens on a grid (positions/grids.py): what parts of the pairs turn with ("time", "row", "column"), and `grid`
     axes: list[str] = field(default_factory=list)
     axes_share: bool = False  # the axes share one list of frequencies
     grid: dict[str, Any] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,14 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.axial import axial_of
 from keyquery.checkpoints.family import Attention, Family, Place, gap, places, section
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
-from keyquery.checkpoints.layer import LatentLayer, Layer, Norm, Projections
+from keyquery.checkpoints.layer import LatentLayer, Layer, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
-from keyquery.checkpoints.positions import alibi, rope_of, scale_of, t5_bias, window_of
-from keyquery.checkpoints.relative import TABLES, VECTORS, Relative, relatives, table_bias
+from keyquery.checkpoints.norms import epsilon, read_norms, require_finite, token_width
+from keyquery.checkpoints.positions.grids import axial_of
+from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
+from keyquery.checkpoints.positions.sequence import alibi, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, printable
@@ -36,7 +36,6 @@ EMBEDDINGS = (
     "tokens",
 )
 EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # name suffixes
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
 class Heads:
@@ -222,11 +221,11 @@ class Heads:
             _check_stated(place, self.source, config, weights)
             weights = _with_content_bias(place, self.source, weights)
             width = weights.query.shape[2]
-        norms = _norms(place, self.source, config, weights)
+        norms = read_norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
         name = _name(place, part)
         for role in ("query", "key", "query_bias", "key_bias"):
-            _require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
+            require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
         facts: dict[str, Any] = {
             "index": index,
             "label": self.labels()[index],
@@ -255,7 +254,7 @@ class Heads:
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
-        layer = LatentLayer(**facts, eps=attention.latent_eps or _epsilon(attention, config))
+        layer = LatentLayer(**facts, eps=attention.latent_eps or epsilon(attention, config))
         return layer.rolled(layer.rope.dims) if attention.rope_last and layer.rope else layer
 
     def _rope(self, place: Place, config: Mapping[str, Any], width: int) -> Rope | None:
@@ -330,7 +329,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
     attention, rotary = place.attention, "rotary" in place.names
     assumed = attention.scale == "transformer_lens" and not config
     owner = place.names.get("key", "").rpartition(".")[0]
-    differ = len({_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
+    differ = len({token_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
         str(attention.note): attention.note is not None,
         "its queries are scaled by a function of themselves (SSMax), which no form has": "ssmax" in place.names,
@@ -384,66 +383,3 @@ def _with_content_bias(place: Place, source: Source, weights: Projections) -> Pr
         return weights
     bias = read_rows(source, place.names["content_bias"]).reshape(weights.query.shape[:3])
     return replace(weights, query_bias=bias if weights.query_bias is None else weights.query_bias + bias)
-
-
-def _norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
-    attention, names = place.attention, place.names
-    feeding = "norm" if "norm" in names else "first_norm"
-    groups, shared, rank, width = weights.query.shape
-    norms = {}
-    for role, called, fed in ((feeding, "norm", "query"), ("memory_norm", "memory_norm", "key")):
-        size = _width(place, source, fed, width)
-        projected = (
-            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (size,)
-        )
-        if role in names and not projected:  # embeddings may be of another width, and projected after their norm
-            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (size,))
-    for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
-        if role in names:
-            sizes = (rank, math.prod(heads) * rank)
-            norm = _norm(source, names[role], attention.qk_norm_kind, attention, config, sizes)
-            norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
-            shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
-            shift = None if norm.shift is None else norm.shift.reshape(shape)
-            norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
-        elif attention.unit_norm:
-            size = 1.0 if attention.unit_norm == "rms" else rank**-0.5
-            norms[role] = Norm("rms", weights.query.new_full((1, 1, rank), size), None, _epsilon(attention, config))
-    return norms
-
-
-def _width(place: Place, source: Source, role: str, width: int) -> int:
-    """The width of the tokens that queries or keys are made of, which differ in some cross-attention."""
-    attention = place.attention
-    if attention.kind != "cross" or attention.order != "apart":
-        return width
-    return int(source.shapes[place.names[role] + attention.weight][0 if attention.transposed else -1])
-
-
-def _norm(
-    source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any], sizes: tuple[int, ...]
-) -> Norm:
-    weight, bias = attention.norm_weight, attention.norm_bias
-    if kind == "by shift":
-        kind = "layer" if name + bias in source.shapes else "rms"
-    gain = read_rows(source, name + weight)
-    shift = read_rows(source, name + bias) if kind == "layer" and name + bias in source.shapes else None
-    for ending, tensor in ((weight, gain), (bias, shift)):
-        if tensor is not None and tensor.numel() not in sizes:
-            expected = " or ".join(map(str, dict.fromkeys(sizes)))
-            raise ValueError(f"{name}{ending} has {tensor.numel()} values, expected {expected}")
-        _require_finite(name + ending, tensor, "values")
-    offset = attention.gain_offset
-    return Norm(kind, gain + offset if offset else gain, shift, _epsilon(attention, config))
-
-
-def _epsilon(attention: Attention, config: Mapping[str, Any]) -> float:
-    return next((float(config[key]) for key in EPSILONS if config.get(key) is not None), attention.eps)
-
-
-def _require_finite(name: str, tensor: Tensor | None, what: str) -> None:
-    # A finite sum has finite terms: one pass unless something is wrong.
-    if tensor is not None and not tensor.sum().isfinite():
-        bad = int((~torch.isfinite(tensor)).sum())
-        if bad:
-            raise ValueError(f"{name}: {bad} of {tensor.numel()} {what} are NaN or infinite")

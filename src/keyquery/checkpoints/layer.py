@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.axial import AxialRope
+from keyquery.forms.rope import AxialRope
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 

@@ -2,31 +2,70 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 from contextlib import suppress
-from importlib import import_module
+from hashlib import sha1
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-# By name, since the package of tests imports this one.
-SWEEP = "keyquery.testing.proof.sweep"
 TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 OFF = "KEYQUERY_NO_PROOFS"  # environment variable: prove nothing on first use
+TIMEOUT = 180.0  # seconds
 
 
-def proof_of(model_type: Any) -> Any:
-    """The proof of a model type; None if transformers does not have the type here.
+class Known(NamedTuple):
+    """How a model type is read, and as which architecture."""
 
-    It is made in a process of its own, which takes seconds to a minute, and kept by type, version of transformers and
-    version of the reader. The environment variable KEYQUERY_NO_PROOFS turns that off.
+    status: str
+    family: str | None
+
+
+def proof_of(model_type: Any) -> Known | None:
+    """What is proven of a model type; None if transformers does not have the type here.
+
+    `keyquery prove` proves it in a process of its own, which takes seconds to a minute, and keeps it by type, version
+    of transformers and version of the reader. The environment variable KEYQUERY_NO_PROOFS turns that off.
     """
     if not isinstance(model_type, str) or os.environ.get(OFF) or not _has(model_type):
         return None
-    proofs = import_module(SWEEP).sweep([model_type], _cache())
-    return proofs[0] if proofs else None
+    with TemporaryDirectory() as folder:
+        file = _cache() or Path(folder, "proofs.jsonl")
+        facts = cached_facts(file).get(model_type)
+        if facts is None:
+            command = [sys.executable, "-m", "keyquery", "prove", "--quiet", "--cache", str(file), "--", model_type]
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(command, capture_output=True, timeout=TIMEOUT, env={**os.environ, OFF: "1"}, check=False)
+            facts = cached_facts(file).get(model_type)
+    return None if facts is None else Known(facts["status"], facts["family"])
+
+
+def cached_facts(file: Path) -> dict[str, dict[str, Any]]:
+    """Proofs in a file of JSON lines that still hold: of the installed transformers and of this reader."""
+    installed, digest, found = version("transformers"), reader_digest(), {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a killed process may have written a part
+            facts = json.loads(line)
+            if facts.pop("reader", None) == digest and facts["transformers"] == installed:
+                found[facts["model_type"]] = facts
+    return found
+
+
+def reader_digest() -> str:
+    """A digest of the files that say how checkpoints are read."""
+    folder, digest = files("keyquery.checkpoints"), sha1()
+    for part in (folder, folder.joinpath("families"), folder.joinpath("positions")):
+        for file in sorted(part.iterdir(), key=lambda file: file.name):
+            if file.name.endswith((".py", ".toml")):
+                digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _has(model_type: str) -> bool:
@@ -39,8 +78,8 @@ def _has(model_type: str) -> bool:
         return False
     spec = find_spec("transformers")
     folder = Path(spec.origin).parent / "models" / "auto" if spec is not None and spec.origin else None
-    files = [] if folder is None else [folder / "auto_mappings.py", folder / "configuration_auto.py"]
-    return any(f'"{model_type}"' in file.read_text(encoding="utf-8") for file in files if file.is_file())
+    names = [] if folder is None else [folder / "auto_mappings.py", folder / "configuration_auto.py"]
+    return any(f'"{model_type}"' in file.read_text(encoding="utf-8") for file in names if file.is_file())
 
 
 def _cache() -> Path | None:

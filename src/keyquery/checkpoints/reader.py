@@ -262,7 +262,7 @@ def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tu
     """A note if attention modules of a file are not read, which must be allowed."""
     if isinstance(whole, Live):
         return ()
-    left = uncovered(whole.shapes, places(family, source.shapes, source.config), family.formless)
+    left = uncovered(whole.shapes, places(family, source.shapes, source.config), source.config, family.formless)
     if not left:
         return ()
     count = f"{len(left)} attention module{'s are' if len(left) > 1 else ' is'} not read"

@@ -27,7 +27,8 @@ def prove(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All config types of the installed transformers.")] = False,
     cache: Annotated[
-        Path | None, typer.Option(help="With --all: a file of JSON lines; types that it holds are not proven again.")
+        Path | None,
+        typer.Option(help="A file of JSON lines: what it holds is not proven again, the rest is added."),
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Search for a reading that is exact, and print it as a TOML file.")
@@ -55,7 +56,12 @@ def prove(
         for owner in lost:
             typer.echo(f"# not explained: {printable(owner)}")
         return
-    proofs = sweep(cache=cache, progress=None if quiet else _show) if every else [prove_one(str(model))]
+    if cache is not None and model is not None and Path(model).exists():
+        raise ValueError(f"--cache is for config types, and {model} is a file or a folder")
+    if every:
+        proofs = sweep(cache=cache, progress=None if quiet else _show)
+    else:
+        proofs = [prove_one(str(model))] if cache is None else sweep([str(model)], cache)
     write_all({path: jsons.dumps([proof.as_dict() for proof in proofs], indent=1) + "\n" for path in files.values()})
     if not quiet and not every:
         typer.echo("\n".join(map(printable, str(proofs[0]).splitlines())))

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from keyquery.capture.scores.position_means import PositionMeans
-from keyquery.checkpoints.relative import Relative
+from keyquery.checkpoints.positions.relative import Relative
 from keyquery.forms.parts import PARTS, Rotated
 from keyquery.forms.rope import Rope
 

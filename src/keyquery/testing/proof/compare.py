@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.forms.axial import PlacedRope
+from keyquery.forms.rope import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
 
 HIDDEN = -60.0  # masks lie below, scores of tiny models above
@@ -182,8 +182,9 @@ def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capt
         at = torch.arange(windows * n).reshape(windows, 1, 1, n) + tokens.first
         places = [at % len(rope.table)] * 2  # several images of one size
     else:
-        known = positions is not None
-        places = [positions if known and len(positions) == count else torch.arange(count) for count in (n, m)]
+        places = [
+            positions if positions is not None and len(positions) == count else torch.arange(count) for count in (n, m)
+        ]
     query, key = layer.rotated(tokens.x, tokens.y, rope, *places)
     return layer.scale * (query @ key.mT).flatten(1, 2)
 

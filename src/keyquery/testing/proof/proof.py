@@ -23,6 +23,7 @@ from keyquery.testing.proof.models import CannotBuildError, brief, build, overri
 
 TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
+DECAYS = ("A_log", "slope_rate", "decay")  # of states, in modules without a softmax
 RUNS = ((8, 1, 0), (9, 0, 0), (13, 2, 1))  # tokens; positions shift + spread·i
 
 
@@ -226,6 +227,7 @@ def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
         kind = type(module).__name__.lower()
         inside = any(name.startswith(f"{other}.") for other in found)
         looks = ("attention" in kind or "attn" in kind) and "mask" not in kind and "linear" not in kind
+        looks = looks and not any(part.endswith(DECAYS) for part in module.state_dict())
         if looks and not inside and sum(p.ndim > 1 for p in module.parameters()) >= 2:
             found.append(name)
     return found

@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from hashlib import sha1
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from keyquery.checkpoints.proven import OFF
+from keyquery.checkpoints.proven import OFF, cached_facts, reader_digest
 from keyquery.support.extras import optional
 from keyquery.support.files import append_line, regular
 from keyquery.testing.proof.models import model_types
@@ -56,23 +54,7 @@ def sweep(
 
 def cached(file: Path) -> dict[str, Proof]:
     """Proofs in a file of JSON lines that still hold: of the installed transformers and of this reader."""
-    version, digest, found = optional("transformers", "prove").__version__, reader_digest(), {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        with suppress(ValueError, TypeError, AttributeError):  # a line of which a killed process wrote a part
-            facts = json.loads(line)
-            if facts.pop("reader", None) == digest and (proof := Proof(**facts)).transformers == version:
-                found[proof.model_type] = proof
-    return found
-
-
-def reader_digest() -> str:
-    """A digest of the files that say how checkpoints are read."""
-    folder, digest = files("keyquery.checkpoints"), sha1()
-    for part in (folder, folder.joinpath("families")):
-        for file in sorted(part.iterdir(), key=lambda file: file.name):
-            if file.name.endswith((".py", ".toml")):
-                digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
+    return {name: Proof(**facts) for name, facts in cached_facts(file).items()}
 
 
 def counts(proofs: Iterable[Proof]) -> dict[str, int]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from keyquery.checkpoints.family import Place
-from keyquery.checkpoints.positions import rope_base
+from keyquery.checkpoints.positions.sequence import rope_base
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Rope
-from keyquery.forms.axial import AxialRope, Layout
+from keyquery.forms.rope import AxialRope, Layout
 
 AXES = ("time", "row", "column")
 Config = Mapping[str, Any]

@@ -1,0 +1,84 @@
+"""Norms of a layer: of the tokens that feed it, and of its queries and keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyquery.checkpoints.family import Attention, Place
+from keyquery.checkpoints.layer import Norm, Projections
+from keyquery.checkpoints.layouts import read_rows
+from keyquery.checkpoints.sources import Source
+
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+
+
+def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
+    """The norms of a layer, by the fields of Layer that hold them."""
+    attention, names = place.attention, place.names
+    feeding = "norm" if "norm" in names else "first_norm"
+    groups, shared, rank, width = weights.query.shape
+    norms = {}
+    for role, called, fed in ((feeding, "norm", "query"), ("memory_norm", "memory_norm", "key")):
+        size = token_width(place, source, fed, width)
+        projected = (
+            role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (size,)
+        )
+        if role in names and not projected:  # embeddings may be of another width, and projected after their norm
+            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (size,))
+    for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
+        if role in names:
+            sizes = (rank, math.prod(heads) * rank)
+            norm = _norm(source, names[role], attention.qk_norm_kind, attention, config, sizes)
+            norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
+            shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
+            shift = None if norm.shift is None else norm.shift.reshape(shape)
+            norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
+        elif attention.unit_norm:
+            gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
+            norms[role] = Norm("rms", gain, None, epsilon(attention, config))
+    return norms
+
+
+def token_width(place: Place, source: Source, role: str, width: int) -> int:
+    """The width of the tokens that queries or keys are made of, which differ in some cross-attention."""
+    attention = place.attention
+    if attention.kind != "cross" or attention.order != "apart":
+        return width
+    return int(source.shapes[place.names[role] + attention.weight][0 if attention.transposed else -1])
+
+
+def _norm(
+    source: Source, name: str, kind: str, attention: Attention, config: Mapping[str, Any], sizes: tuple[int, ...]
+) -> Norm:
+    weight, bias = attention.norm_weight, attention.norm_bias
+    if kind == "by shift":
+        kind = "layer" if name + bias in source.shapes else "rms"
+    gain = read_rows(source, name + weight)
+    shift = read_rows(source, name + bias) if kind == "layer" and name + bias in source.shapes else None
+    for ending, tensor in ((weight, gain), (bias, shift)):
+        if tensor is not None and tensor.numel() not in sizes:
+            expected = " or ".join(map(str, dict.fromkeys(sizes)))
+            raise ValueError(f"{name}{ending} has {tensor.numel()} values, expected {expected}")
+        require_finite(name + ending, tensor, "values")
+    offset = attention.gain_offset
+    return Norm(kind, gain + offset if offset else gain, shift, epsilon(attention, config))
+
+
+def epsilon(attention: Attention, config: Mapping[str, Any]) -> float:
+    """What norms add to the variance."""
+    return next((float(config[key]) for key in EPSILONS if config.get(key) is not None), attention.eps)
+
+
+def require_finite(name: str, tensor: Tensor | None, what: str) -> None:
+    """Raise if values of a tensor are NaN or infinite."""
+    # A finite sum has finite terms: one pass unless something is wrong.
+    if tensor is not None and not tensor.sum().isfinite():
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise ValueError(f"{name}: {bad} of {tensor.numel()} {what} are NaN or infinite")
