@@ -36,7 +36,7 @@ ROLES: tuple[str, ...] = (
     "key_up",
     "value",
 )
-ROLES += ("query_shift", "fused", "output", "module", "norm", "first_norm", "query_norm", "key_norm")
+ROLES += ("query_bias", "query_shift", "fused", "output", "module", "norm", "first_norm", "query_norm", "key_norm")
 
 
 def family_tables(model_type: str, findings: list[Finding]) -> dict[str, Any]:
