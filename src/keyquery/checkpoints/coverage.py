@@ -70,8 +70,8 @@ def uncovered(
         stem = name.removesuffix(".weight")
         module, _, leaf = stem.rpartition(".")
         weight = leaf in QUERIES | KEYS | FUSED and (stem != name or leaf == "in_proj_weight")
-        linear = LINEAR.search(module) or f"{module}.A_log" in shapes  # a decay of states, and no softmax
-        linear = linear or (formless and re.search(formless, name))
+        linear = bool(LINEAR.search(module)) or f"{module}.A_log" in shapes  # a decay of states, and no softmax
+        linear = linear or (formless is not None and re.search(formless, name) is not None)
         if weight and not linear and len(shapes[name]) == 2:  # shapes of other tensors may be unknown
             leaves.setdefault(module, set()).add(leaf)
     shown = {module for module, own in leaves.items() if (own & QUERIES and own & KEYS) or own & FUSED}

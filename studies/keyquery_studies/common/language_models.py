@@ -184,7 +184,7 @@ class Training:
     def recipe(self) -> Recipe:
         """The recipe of the study `objectives`, with 32 evaluations; 10 without improvement end the training."""
         warmup, every = min(300, self.steps // 4), max(self.steps // 32, 1)
-        options = {"weight_decay": 0.1, "check_every": every, "patience": PATIENCE}
+        options: dict[str, Any] = {"weight_decay": 0.1, "check_every": every, "patience": PATIENCE}
         return Recipe(self.steps, lr=self.lr, warmup=warmup, seed=self.seed, **options)
 
 

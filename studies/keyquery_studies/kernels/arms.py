@@ -33,7 +33,7 @@ class Comparison:
     """
 
     text: str  # the digest of the corpus
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Any]
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
     few: float
@@ -72,5 +72,5 @@ class Comparison:
         return [self._training(objective, 1.0, False, "general", init) for objective in OBJECTIVES for init in INITS]
 
     def _training(self, objective: str, share: float, rope: bool, kernel: str, init: str) -> Training:
-        varied = {"objective": objective, "share": share, "rope": rope, "kernel": kernel, "init": init}
+        varied: dict[str, Any] = {"objective": objective, "share": share, "rope": rope, "kernel": kernel, "init": init}
         return Training(seed=self.seeds[0], text=self.text, **varied, **self.sizes)

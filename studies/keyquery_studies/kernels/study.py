@@ -118,7 +118,7 @@ class Plan:
         """The language models, on the text of a digest."""
         sizes = {name: getattr(self, name) for name in ("vocabulary", "width", "depth", "length", "batch", "steps")}
         parts = [part for part in ("language", "init") if self.has(part)]
-        options = {"seeds": self.seeds, "rates": self.rates, "few": self.few, "doubled": self.doubled}
+        options: dict[str, Any] = {"seeds": self.seeds, "rates": self.rates, "few": self.few, "doubled": self.doubled}
         return Comparison(text=text, sizes=sizes, parts=parts, **options)
 
 

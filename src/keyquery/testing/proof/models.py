@@ -174,7 +174,8 @@ def _merged(facts: dict[str, Any], changes: Mapping[Any, Any]) -> dict[str, Any]
 
 def sparse(config: Any) -> dict[str, Any]:
     """The fewest values of a config from which its class makes the same one, as files on the hub hold them."""
-    whole, kept = config.to_dict(), {}
+    whole: dict[str, Any] = config.to_dict()
+    kept: dict[str, Any] = {}
     nested = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", {})}
     sections = {key: sparse(section) for key, section in nested.items() if hasattr(section, "to_dict")}
     for _ in range(5):

@@ -199,8 +199,8 @@ def _parts(model: Any) -> Iterator[tuple[str, Any]]:
 def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int, shift: int) -> Run:
     """A run of a part of a model, with the first arguments under which its attention runs."""
     part, failed = model.get_submodule(name), None
-    config = getattr(part, "config", None)
-    known = overrides().get(config.model_type, {}).get("inputs", {}) if hasattr(config, "model_type") else {}
+    kind = getattr(getattr(part, "config", None), "model_type", "")
+    known = overrides().get(kind, {}).get("inputs", {})
     wanted = attention_modules(part, name)
     for inputs in inputs_for(part, length, spread, shift, known, model.config):
         inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
@@ -258,10 +258,14 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
 def _left_out(model: Any, runs: list[Run], folder: Path) -> list[Match]:
     """The comparison once more, with a config that leaves out what is a default; none where that is refused."""
     try:
-        source = open_path(folder, sparse(model.config))
-        compared = Comparison(read_recognised(source, trusted=True), memory_names(model, folder))
-    except Exception:  # configs that their class cannot make of few values
+        few = sparse(model.config)
+    except Exception:  # a config that its class cannot make of few values
         return []
+    try:
+        heads = read_recognised(open_path(folder, few), trusted=True)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # refused
+        return []
+    compared = Comparison(heads, memory_names(model, folder), tied_modules(model))
     return [match for capture, positions in runs for match in compared.matches(capture, positions)]
 
 
