@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from scipy.stats import ttest_rel
 
+from keyquery.support.extras import optional
 from keyquery.support.statistics import paired
 
 
@@ -30,7 +30,8 @@ def difference(rows: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str,
     if len(pairs) < 2:
         return {"change": float(after - before), "low": None, "high": None, "p": None, "seeds": 1}
     interval = paired(before, after)
-    return {**interval._asdict(), "p": float(ttest_rel(after, before).pvalue), "seeds": len(seeds)}
+    p = optional("scipy.stats", "a paired t-test").ttest_rel(after, before).pvalue
+    return {**interval._asdict(), "p": float(p), "seeds": len(seeds)}
 
 
 def holm(p: Sequence[float]) -> list[float]:
