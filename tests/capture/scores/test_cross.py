@@ -116,8 +116,8 @@ def simulated(sequences, rank=3, n=4, m=6):
 
 
 def test_means_by_position_give_the_known_shares_without_bias():
-    pairs, expected = simulated(2000)
-    half = 1000
+    pairs, expected = simulated(800)
+    half = 400
     means = CrossMeans(4)
     first = CrossPairs(*(t[:half] for t in vars(pairs).values()))
     means.add(first, torch.arange(half) % 4)
