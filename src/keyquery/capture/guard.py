@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -83,7 +83,7 @@ def temporarily(model: nn.Module, *changes: Change, foreign: bool = False) -> It
     """Context with exclusive use of the model and temporary `changes`, which are always undone at the end.
 
     Other threads wait. A model that another thread has dialled, projected or ablated is rejected, unless `foreign`,
-    which is for undoing that, and for steps that check it themselves.
+    which is for undoing that.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> with temporarily(layer, lambda stack: stack.callback(layer.train, layer.training) and layer.eval()):
@@ -113,6 +113,17 @@ def alone(model: nn.Module) -> Any:
     ...     pass
     """
     return temporarily(model)
+
+
+def unchanged(source: Any) -> Any:
+    """Context of several steps between which no other thread changes a live model; of anything else, an empty one.
+
+    Each step checks by itself whether another thread has dialled, projected or ablated the model.
+
+    >>> with unchanged("model.safetensors"):
+    ...     pass
+    """
+    return temporarily(source, foreign=True) if isinstance(source, nn.Module) else nullcontext()
 
 
 def put_back(model: nn.Module) -> Any:

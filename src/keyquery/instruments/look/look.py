@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from keyquery.capture.batches import LENGTH, TOKENS
-from keyquery.capture.guard import temporarily
+from keyquery.capture.guard import unchanged
 from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.fitted import opened
@@ -224,14 +223,12 @@ def look(
     stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
     words = vocabulary(stored) if stored and directions else None
     watching = progress or silent
-    # No other thread changes a live model between the steps, which would mix two models in one look.
-    with temporarily(source, foreign=True) if isinstance(source, nn.Module) else nullcontext():
+    with unchanged(source):
         prepared = data.prepare(source, watching, adapter)
         running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
         checkpoint = read(**{"source": source, "layout": layout, "partial": partial, **how, **running})
         chosen = _chosen(checkpoint, layers)
-        tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)
-        # All arguments are checked; only now does the model run.
+        tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
         ran = Ran() if prepared is None else prepared.run(checkpoint, watching)
         tensors = checkpoint.recorded()
         embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
