@@ -251,7 +251,7 @@ def test_a_model_without_an_lm_head_has_no_retrieval_and_says_so():
         ({"sequences": 1}, "sequences must be at least 2, got 1"),
         ({"length": 4}, "length must be at least 5, for two repeats, got 4"),
         ({"length": 20}, "length must be at least 33, for a needle in a haystack, got 20"),
-        ({"length": 5000}, "4985 different random tokens are needed, and there are 4094: reduce length"),
+        ({"length": 5000}, "LanguageModel does not run on"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"least": float("nan")}, "least must be finite, got nan"),
         ({"text": "nowhere.txt"}, "nowhere.txt"),
@@ -287,6 +287,21 @@ def test_a_map_is_dropped_before_the_next_one_is_scored(monkeypatch):
     kq.roles(kq.models.DECODER, sequences=4, length=40)
     assert len(alive) >= 2 * 16  # every head, on random tokens and on needles
     assert max(most) <= 1
+
+
+def test_a_small_vocabulary_repeats_tokens_and_has_no_needles():
+    reading = kq.roles(tiny_model("qwen3", model="Qwen3ForCausalLM"), sequences=2)
+    assert reading.notes[0] == "retrieval is not measured: needles of 128 different tokens need a larger vocabulary"
+    assert {*reading.heads[0]["scores"]["induction"]} == {"random"}
+    assert reading.heads[0]["scores"]["duplicate_token"]["random"]["null"] > 0.02  # several occurrences of each token
+
+
+def test_inputs_of_more_than_token_ids_are_measured_alone():
+    model = tiny_model("clip")
+    reading = kq.roles(model, inputs=[tiny_inputs("clip", model)])
+    assert reading.provenance["data"] == ["inputs"]
+    assert reading.notes[0] == "random tokens are not measured: the inputs have pixel_values, not token ids alone"
+    assert all(row["scores"] for row in reading.heads)
 
 
 def test_a_dialled_model_is_refused():

@@ -18,6 +18,15 @@ from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress
 
 SEQUENCES, WINDOW, LEAST = 32, 8, 0.3
+# Inputs of models that need nothing but token ids.
+TOKENS = {
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "position_ids",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +58,9 @@ def run(
     """Rows per head, facts for provenance, and notes; `data` are the user's batches, by "text" or "inputs"."""
     places, notes = places_of(heads), list[str]()
     vocabulary = _vocabulary(model, heads, tokenizer)
+    if others := sorted({name for batches in data.values() for batch in batches for name in batch} - TOKENS):
+        vocabulary = None
+        notes.append(f"random tokens are not measured: the inputs have {others[0]}, not token ids alone")
     if vocabulary is None and not data:
         takes = getattr(model, "main_input_name", "other inputs")
         raise ValueError(f"{type(model).__name__} takes {takes}, not token ids: pass inputs")
@@ -79,12 +91,13 @@ def _on_random_tokens(
     batches: list[Batch] = [{"input_ids": part} for part in ids.split(at_once(options.length))]
     decoder = all(place.causal for place in places)
     needle = needles(vocabulary, options.sequences, options.length, options.seed + 1) if decoder else None
+    few_tokens = f"retrieval is not measured: needles of {options.length} different tokens need a larger vocabulary"
     batches = with_decoder_ids(batches) if has_two_sides(model) else batches
     seen = watching(batches, "running on random tokens", len(batches))
     closed = bool(vocabulary.after)
     measured = {"random": measure(model, seen, places, options.window, closed)}
     if needle is None:
-        return measured, {}, []
+        return measured, {}, [few_tokens] * decoder
     copied = retrieval(model, needle, places, watching)
     if copied is None:
         return measured, {}, [f"retrieval is not measured: {type(model).__name__} has no LM head"]
@@ -100,4 +113,5 @@ def _vocabulary(model: nn.Module, heads: Heads, tokenizer: Any) -> Vocabulary | 
     config: Any = getattr(model, "config", None)
     facts = config.to_dict() if hasattr(config, "to_dict") else {}
     size = facts.get("vocab_size") or (heads.embedding_shape or (None,))[0]
-    return None if size is None else Vocabulary.of(int(size), tokenizer, facts)
+    vocabulary = None if size is None else Vocabulary.of(int(size), tokenizer, facts)
+    return vocabulary if vocabulary is not None and len(vocabulary.pool) > 1 else None

@@ -41,10 +41,9 @@ class Vocabulary:
         return cls(torch.tensor(sorted(set(range(size)) - special - {*before, *after})), before, after)
 
     def random(self, count: int, length: int, generator: torch.Generator) -> Int[Tensor, "count length"]:
-        """Rows of random tokens, none twice in a row."""
+        """Rows of random tokens: none twice in a row, unless there are fewer, as in models of proteins."""
         if len(self.pool) < length:
-            have = len(self.pool)
-            raise ValueError(f"{length} different random tokens are needed, and there are {have}: reduce length")
+            return self.pool[torch.randint(len(self.pool), (count, length), generator=generator)]
         rows = [torch.randperm(len(self.pool), generator=generator)[:length] for _ in range(count)]
         return self.pool[torch.stack(rows)]
 
@@ -86,11 +85,11 @@ class Needles:
     targets: Int[Tensor, "count value"]  # its position in the needle
 
 
-def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needles:
+def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needles | None:
     """A needle (key, value) at a random depth of a haystack, then its key again, and all but the last of its value.
 
     Key, value and haystack are random tokens of the model, none twice, so that only the needle has the answer; its
-    depth differs between sequences, so that no fixed offset does.
+    depth differs between sequences, so that no fixed offset does. None if the model has too few tokens for that.
 
     >>> needle = needles(Vocabulary.of(90, None, {}), 2, 40, seed=0)
     >>> torch.equal(needle.ids.gather(1, needle.targets), needle.answers)
@@ -100,6 +99,8 @@ def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needl
     room = length - max(len(vocabulary.before), 1) - asked - KEY - VALUE
     if room < 1:
         raise ValueError(f"length must be at least {length + 1 - room}, for a needle in a haystack, got {length}")
+    if len(vocabulary.pool) < 1 + KEY + VALUE + room:
+        return None
     generator = torch.Generator().manual_seed(seed)
     drawn = vocabulary.random(count, 1 + KEY + VALUE + room, generator)
     first, needle, hay = drawn.split((1, KEY + VALUE, room), 1)
