@@ -194,6 +194,7 @@ def test_public_names():
         "__version__",
         "ablate",
         "ablate_heads",
+        "attribute",
         "causes",
         "compare",
         "data",
@@ -217,6 +218,7 @@ def test_public_names():
         "swap",
         "testing",
         "transport",
+        "wiring",
     ]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)

@@ -24,6 +24,8 @@ PYTHON = {
     "survey": [survey],
     "dial": [dial_effect, kq.dial],
     "ablate": [kq.ablate],
+    "attribute": [kq.attribute],
+    "wiring": [kq.wiring],
     "causes": [kq.causes, explain],
     "flow": [kq.flow],
     "rerank": [Reranker],
@@ -37,6 +39,8 @@ OWN = {
     ("ablate", "tokens"): 4096,
     ("ablate", "length"): 128,
     ("ablate", "device"): "auto",
+    ("attribute", "device"): "auto",
+    ("wiring", "device"): "auto",
     ("causes", "largest"): 3,  # Python: 4; the command line masks words for the user, one model run per set
     ("flow", "device"): "auto",
     ("flow", "special"): "leave",  # Python: counted=False
