@@ -194,6 +194,7 @@ def test_public_names():
         "__version__",
         "ablate",
         "ablate_heads",
+        "attribute",
         "causes",
         "compare",
         "data",
@@ -218,6 +219,7 @@ def test_public_names():
         "swap",
         "testing",
         "transport",
+        "wiring",
     ]
     assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)

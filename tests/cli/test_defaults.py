@@ -25,6 +25,8 @@ PYTHON = {
     "dial": [dial_effect, kq.dial],
     "ablate": [kq.ablate],
     "roles": [kq.roles],
+    "attribute": [kq.attribute],
+    "wiring": [kq.wiring],
     "causes": [kq.causes, explain],
     "flow": [kq.flow],
     "rerank": [Reranker],
@@ -38,6 +40,8 @@ OWN = {
     ("ablate", "tokens"): 4096,
     ("ablate", "length"): 128,
     ("ablate", "device"): "auto",
+    ("attribute", "device"): "auto",
+    ("wiring", "device"): "auto",
     ("causes", "largest"): 3,  # Python: 4; the command line masks words for the user, one model run per set
     ("flow", "device"): "auto",
     ("flow", "special"): "leave",  # Python: counted=False

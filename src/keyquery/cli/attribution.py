@@ -27,7 +27,9 @@ def attribute(
     model: Model = None,
     text: Text = None,
     ids: Ids = None,
-    head: Annotated[str, typer.Option(help="The head as LAYER.HEAD, such as 18.6, or 'decoder 1.3'.")] = "",
+    head: Annotated[
+        str | None, typer.Option(help="The head as LAYER.HEAD, such as 18.6, or 'decoder 1.3'. Required.")
+    ] = None,
     query: Annotated[
         int | None, typer.Option(min=0, help="Position of the query token in its window. Default: all pairs.")
     ] = None,
@@ -50,7 +52,7 @@ def attribute(
     Sources are what the model wrote into the residual stream before the head: embeddings, earlier heads, MLPs, biases.
     With norms frozen at their recorded values, the entries sum to the model's own score.
     """
-    if not head:
+    if head is None:
         raise ValueError("give --head LAYER.HEAD, such as --head 18.6")
     options: dict[str, Any] = {"head": head, "query": query, "key": key, "depth": depth, "sequence": sequence}
     with output.watching() as progress:

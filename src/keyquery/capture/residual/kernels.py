@@ -67,23 +67,12 @@ class Kernel:
         """The kernel of a layer on what entered it, of all heads or of one."""
         if layer.position in UNREAD:
             raise ValueError(f"{layer.name} cannot be attributed: {UNREAD[layer.position]}")
-        weights = layer.gained()
-        recorded = layer.project(tokens)
-        linear = weights.apply(tokens, tokens)
-        slots = []
-        for side, used, plain in zip(("query", "key"), recorded, linear, strict=True):
-            norm = getattr(layer, f"{side}_norm")
-            weight = _by_head(layer, getattr(weights, side))
-            bias = getattr(weights, f"{side}_bias")
-            bias = weight.new_zeros(1, weight.shape[-2]) if bias is None else _by_head(layer, bias)
-            shift = None if norm is None or norm.shift is None else norm.shift.to(weight.dtype)
-            shift = torch.zeros_like(bias[:1]) if shift is None else _by_head(layer, shift)
-            used, plain = (_heads(layer, part) for part in (used, plain))
-            factor = _factor(layer, used - shift.unsqueeze(-2).to(used), plain)
-            chosen = slice(None) if head is None else slice(head, head + 1)
-            own = [part if len(part) == 1 else part[chosen] for part in (bias.to(tokens), shift.to(tokens))]
-            slots.append(Slot(weight[chosen].to(tokens), *own, factor[:, chosen]))
-        return cls(layer, *slots, pairs.positions)
+        linear = layer.gained().apply(tokens, tokens)
+        query, key = (
+            _slot(layer, side, tokens, used, plain, head)
+            for side, used, plain in zip(("query", "key"), layer.project(tokens), linear, strict=True)
+        )
+        return cls(layer, query, key, pairs.positions)
 
     def queries(
         self, x: Float[Tensor, "sources batch n d"], constant: Float[Tensor, " sources"], at: int | None = None
@@ -138,6 +127,22 @@ def centred(scores: Float[Tensor, "*batch n n"], visible: Bool[Tensor, "*#batch 
     weight = visible.to(scores)
     mean = (scores * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1)
     return (scores - mean) * weight
+
+
+def _slot(layer: Layer, side: str, tokens: Tensor, used: Tensor, plain: Tensor, head: int | None) -> Slot:
+    """The queries or keys of a layer as they were `used`, which are `plain` ones before their norm."""
+    weights, norm = layer.gained(), getattr(layer, f"{side}_norm")
+    weight, bias = getattr(weights, side), getattr(weights, f"{side}_bias")
+    weight = _by_head(layer, weight).to(tokens)
+    nothing = weight.new_zeros(1, weight.shape[-2])
+    bias = nothing if bias is None else _by_head(layer, bias).to(tokens)
+    shift = nothing if norm is None or norm.shift is None else _by_head(layer, norm.shift).to(tokens)
+    factor = _factor(layer, _heads(layer, used) - shift.unsqueeze(-2), _heads(layer, plain))
+    if head is None:
+        return Slot(weight, bias, shift, factor)
+    one = slice(head, head + 1)
+    bias, shift = (part if len(part) == 1 else part[one] for part in (bias, shift))
+    return Slot(weight[one], bias, shift, factor[:, one])
 
 
 def _by_head(layer: Layer, tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,7 @@ def recording(
     >>> with recording(model, kq.read(model)) as run:
     ...     record = run({"x": torch.randn(1, 5, 8)})
     >>> list(parts(record.of(kq.read(model)[1]).term))
-    ['input embedding', '0.0', '0.1', 'mlp 0', 'bias']
+    ['input embedding', '0.0', '0.1', 'bias', 'mlp 0']
     """
     every = list(heads)
     pairs: dict[int, ScoredPairs] = {}
@@ -107,7 +107,7 @@ def require_sum(total: Tensor, tokens: Tensor, name: str) -> None:
 
 
 def features_of(
-    entered: Entered, features: dict[str, tuple[Tensor, Tensor]], name: str
+    entered: Entered, features: Mapping[str, tuple[Tensor, Tensor]], name: str
 ) -> dict[str, Float[Tensor, "1 n d"]]:
     """Features, as directions and activations in the input of the block, as sources; the rest is "other"."""
     tokens = entered.tokens.float()

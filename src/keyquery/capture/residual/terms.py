@@ -58,7 +58,7 @@ class Mapped:
         """The transposed map of several vectors."""
         zero = torch.zeros(self.shape, dtype=self.dtype, device=gradients.device)
         with torch.enable_grad():
-            _, pull = torch.func.vjp(self.map, zero)
+            pull: Any = torch.func.vjp(self.map, zero)[1]
             return torch.stack([pull(gradient)[0] for gradient in gradients.to(self.dtype)])
 
 

@@ -27,6 +27,9 @@ from keyquery.checkpoints import Layer
 from keyquery.checkpoints.heads import EMBEDDINGS
 
 INPUT = "input embedding"
+# What a tensor of a run carries: its expression, the module that it left, and whether it is attention weights, or their
+# product with values, of which layer.
+TERM, MODULE, WEIGHTS, CONTEXT = "_kq_term", "_kq_module", "_kq_weights", "_kq_context"
 
 
 @dataclass(eq=False)
@@ -81,26 +84,28 @@ class Trace(TorchFunctionMode):
 
     def _follow(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if name == "embedding":
-            out._kq_term = Write(self._source(out), out.detach().clone())
+            tag(out, TERM, Write(self._source(out), out.detach().clone()))
             return
         self._attend(name, args, kwargs, out)
         first = next((value for value in args if isinstance(value, Tensor)), None)
         if isinstance(out, Tensor) and out is not first:
             term = self._term(name, func, args, kwargs, out)
-            if term is not None or hasattr(out, "_kq_term"):
-                out._kq_term = term
-        elif isinstance(out, (tuple, list)) and name in ops.LINEAR and (term := term_of(first)) is not None:
-            for index, each in enumerate(out):
-                each._kq_term = ops.mapped(term, first, partial(_nth, func, args[1:], kwargs, index))
+            if term is not None or hasattr(out, TERM):
+                tag(out, TERM, term)
+        elif isinstance(out, (tuple, list)) and name in ops.LINEAR and first is not None:
+            whole = term_of(first)
+            for index, each in enumerate(out if whole is not None else ()):
+                tag(each, TERM, ops.mapped(whole, first, partial(_nth, func, args[1:], kwargs, index)))
 
     def _term(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Term | None:
         """The expression of a result; None where it is not linear in any write."""
         if (heads := self._head_writes(name, args, kwargs, out)) is not None:
             return heads
-        a = args[0] if args else None
-        b = args[1] if len(args) > 1 else kwargs.get("other")
-        left, right = term_of(a), term_of(b)
-        if name == "addmm" and term_of(b) is not None and self._projects():
+        a: Any = args[0] if args else None
+        b: Any = args[1] if len(args) > 1 else kwargs.get("other")
+        left: Any = term_of(a)
+        right: Any = term_of(b)
+        if name == "addmm" and right is not None and self._projects():
             return ops.projected(right, b, args[2].mT, a, out)
         if left is None and (right is None or name not in ops.ADD | ops.SUBTRACT | ops.MULTIPLY):
             return None
@@ -139,8 +144,8 @@ class Trace(TorchFunctionMode):
 
     def _head_writes(self, name: str, args: Any, kwargs: Any, out: Tensor) -> Term | None:
         """The writes of an attention layer, where its output projection is applied."""
-        x = args[1] if name == "addmm" else args[0] if args else None
-        label = getattr(x, "_kq_context", None) if isinstance(x, Tensor) else None
+        x: Any = args[1] if name == "addmm" else args[0] if args else None
+        label = getattr(x, CONTEXT, None)
         if label is None or name not in ("linear", "addmm", *ops.PRODUCTS):
             return None
         if name == "linear":
@@ -160,17 +165,17 @@ class Trace(TorchFunctionMode):
             return
         inside = self._inside()
         if inside is not None and "softmax" in name:
-            out._kq_weights = True
+            tag(out, WEIGHTS, True)
         elif inside is not None and name == "scaled_dot_product_attention":
             self._note(inside, partial(_fused_weights, *args, **kwargs), args[2] if len(args) > 2 else kwargs["value"])
-            out._kq_context = self._attention[inside][0]
-        elif inside is not None and name in ops.PRODUCTS and hasattr(first, "_kq_weights"):
+            tag(out, CONTEXT, self._attention[inside][0])
+        elif inside is not None and name in ops.PRODUCTS and hasattr(first, WEIGHTS):
             self._note(inside, lambda: first, args[1])
-            out._kq_context = self._attention[inside][0]
+            tag(out, CONTEXT, self._attention[inside][0])
         elif first is not None and _keeps_heads(name, first, out):
-            for mark in ("_kq_weights", "_kq_context"):
+            for mark in (WEIGHTS, CONTEXT):
                 if hasattr(first, mark):
-                    setattr(out, mark, getattr(first, mark))
+                    tag(out, mark, getattr(first, mark))
 
     def _note(self, module: str, weights: Any, value: Tensor) -> None:
         if self._patterns:
@@ -182,7 +187,7 @@ class Trace(TorchFunctionMode):
 
     def _source(self, tensor: Tensor) -> str:
         """The name of the source of a tensor that no expression has."""
-        module = getattr(tensor, "_kq_module", None) or self.stack[-1]
+        module = getattr(tensor, MODULE, None) or self.stack[-1]
         attention = next((name for name in self._attention if f"{module}.".startswith(f"{name}.")), None)
         if attention is not None:
             return f"attention {self._attention[attention][0]}"
@@ -209,7 +214,7 @@ class Trace(TorchFunctionMode):
         if name in self._blocks:
             stack = re.sub(r"\d+", "", name)
             if term_of(x) is None and not any(re.sub(r"\d+", "", block) == stack for block in self._inputs):
-                x._kq_term = Write(INPUT, x.detach().clone())
+                tag(x, TERM, Write(INPUT, x.detach().clone()))
             self._inputs[name] = term_of(x)
         if name in self._watched:
             calls = self.entered[name].calls + 1 if name in self.entered else 1
@@ -223,7 +228,7 @@ class Trace(TorchFunctionMode):
             pass
         for value in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(value, Tensor):
-                value._kq_module = name
+                tag(value, MODULE, name)
 
 
 @contextmanager
@@ -244,7 +249,12 @@ def traced(model: nn.Module, layers: Sequence[Layer], patterns: bool = False) ->
 
 def term_of(value: Any) -> Term | None:
     """The expression of a tensor, if it has one."""
-    return getattr(value, "_kq_term", None) if isinstance(value, Tensor) else None
+    return getattr(value, TERM, None) if isinstance(value, Tensor) else None
+
+
+def tag(tensor: Tensor, name: str, value: Any) -> None:
+    """Let a tensor carry something; the tensors of a run are dropped with it."""
+    setattr(tensor, name, value)
 
 
 def module_of(layer: Layer) -> str:
@@ -285,10 +295,10 @@ def _before(args: Any) -> Any:
     if not isinstance(changed, Tensor) or not changed.is_floating_point():
         return args
     copy = changed.detach().clone()
-    for name in ("_kq_term", "_kq_module", "_kq_context", "_kq_weights"):
+    for name in (TERM, MODULE, WEIGHTS, CONTEXT):
         if hasattr(changed, name):
-            setattr(copy, name, getattr(changed, name))
-    changed._kq_term = None  # type: ignore[attr-defined]
+            tag(copy, name, getattr(changed, name))
+    tag(changed, TERM, None)
     return (copy, *args[1:])
 
 
@@ -306,8 +316,8 @@ def _embedding_name(module: str) -> str:
     return "position embedding" if any(word in last for word in ("pos", "wpe", "places")) else INPUT
 
 
-def _nth(func: Any, rest: Any, kwargs: Mapping[str, Any], index: int, x: Tensor) -> Tensor:
-    return func(x, *rest, **kwargs)[index]  # type: ignore[no-any-return]
+def _nth(func: Any, rest: Any, kwargs: Mapping[str, Any], index: int, x: Tensor) -> Any:
+    return func(x, *rest, **kwargs)[index]
 
 
 def _fused_weights(

@@ -14,18 +14,15 @@ from torch import Tensor, nn
 from keyquery.capture.batches import LENGTH
 from keyquery.capture.encoding import token_text
 from keyquery.capture.hooks import Batch
-from keyquery.capture.load import in_float32
 from keyquery.capture.residual.recording import recording
 from keyquery.checkpoints import read
-from keyquery.checkpoints.sources import bare
 from keyquery.instruments.attribution.paths import unfolded
 from keyquery.instruments.attribution.table import HeadScores
-from keyquery.instruments.attribution.target import Features, Target, check_features, sequence_of
+from keyquery.instruments.attribution.target import Features, Target, check_features, facts_of, running, sequence_of
 from keyquery.instruments.look.data import Data
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.progress import Progress, silent
-from keyquery.surgery.rewriting.attach import check_unchanged
+from keyquery.support.progress import Progress
 
 DIGITS = 8  # significant digits kept of an entry
 PAIRS = 10  # pairs of tokens that are listed
@@ -88,7 +85,7 @@ class Attribution(Reading, kind="attribution"):
         for view, symmetric in (("relative", "symmetric"), ("raw", "raw_symmetric")):
             if view in tables:
                 tables["skew" if view == "relative" else "raw_skew"] = tables[view] - tables[symmetric]
-        main = tables.get("relative", tables.get("share"))
+        main = tables["share"] if "share" in tables else tables["relative"]
         order = np.dstack(np.unravel_index(np.argsort(-np.abs(main), axis=None), main.shape))[0]
         return [
             {
@@ -165,7 +162,7 @@ def attribute(
     >>> model = kq.Decoder(8, depth=2, heads=2).eval()
     >>> reading = kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="1.0", query=4, key=2)
     >>> list(reading.sources)
-    ['input embedding', '0.0', '0.1', 'mlp 0', 'bias']
+    ['input embedding', '0.0', '0.1', 'bias', 'mlp 0']
 
     See Also
     --------
@@ -173,14 +170,8 @@ def attribute(
     """
     _check(query, key, depth, features, sequence)
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=(sequence + 1) * length)
-    if text is None and inputs is None:
-        raise ValueError("pass text or inputs: a head attends on data only")
-    live = isinstance(source, nn.Module)
-    if live:
-        check_unchanged(bare(source))
-    prepared = data.prepare(bare(source) if live else source, progress or silent)
-    assert prepared is not None
-    model = prepared.model if live else in_float32(prepared.model)
+    prepared = running(source, data, progress)
+    model = prepared.model
     heads = read(model)
     target = Target.of(heads, head)
     batch = sequence_of(prepared.windows[length], sequence)
@@ -192,7 +183,7 @@ def attribute(
     weights = scores.weights(target.layers[0].softcap)
     paths = unfolded(record, target, scores, pair, tables["relative"]) if pair and depth == 2 else []
     return Attribution(
-        model=heads.model | ({"name": name or Path(str(source)).name} if name or not live else {}),
+        model=facts_of(source, heads, name),
         head=target.name,
         tokens=_tokens(batch, len(weights), prepared.tokenizer),
         sources=scores.sources,

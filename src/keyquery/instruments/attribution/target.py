@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from keyquery.capture.hooks import Batch
+from keyquery.capture.load import in_float32
 from keyquery.capture.residual.kernels import Kernel, position_bias
 from keyquery.capture.residual.recording import Recording, features_of, sources_of
 from keyquery.capture.residual.tracing import stem_of
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import bare
 from keyquery.instruments.attribution.table import HeadScores
+from keyquery.instruments.look.data import Data, Prepared
 from keyquery.support.checks import check_float
+from keyquery.support.progress import Progress, silent
+from keyquery.surgery.rewriting.attach import check_unchanged
 from keyquery.surgery.selection import select
 
 Features = Mapping[str, tuple[Tensor, Tensor]]
 SAME = 1e-3  # difference of attention weights above which scores are not the model's
+
+
+def running(source: str | Path | nn.Module, data: Data, progress: Progress | None) -> Prepared:
+    """The live model, in float32 if it is loaded here, and its batches; none has run."""
+    if data.text is None and data.inputs is None:
+        raise ValueError("pass text or inputs: heads attend on data only")
+    if isinstance(source, nn.Module):
+        source = bare(source)
+        check_unchanged(source)
+    prepared = data.prepare(source, progress or silent)
+    assert prepared is not None
+    return prepared if isinstance(source, nn.Module) else replace(prepared, model=in_float32(prepared.model))
+
+
+def facts_of(source: str | Path | nn.Module, heads: Heads, name: str | None) -> dict[str, Any]:
+    """Facts of a model for a reading, with the name that was passed, or that of its file."""
+    name = name if name or isinstance(source, nn.Module) else Path(source).name
+    return heads.model | ({"name": name} if name else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +63,8 @@ class Target:
         """The head that a string or a pair names; raises if there is none."""
         groups = attention_layers(heads)
         if isinstance(head, str) and head.strip().rpartition(".")[0] in groups:
-            stem, _, number = head.strip().rpartition(".")
-            head = (groups[stem][-1].index, int(number)) if number.isdecimal() else head
+            stem, _, text = head.strip().rpartition(".")
+            head = (groups[stem][-1].index, int(text)) if text.isdecimal() else head
         known = {layers[-1].index: range(layers[-1].heads) for layers in groups.values()}
         chosen = [
             (index, number) for index, numbers in select(head, known, heads.labels()).items() for number in numbers

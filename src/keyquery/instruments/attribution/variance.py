@@ -105,8 +105,9 @@ class WiringSums:
         for label, layers in groups.items():
             names, x, y = self._layer(record, heads, layers, written)
             if label not in self.layers:
-                empty = [torch.zeros(2, len(names), y.shape[-1], dtype=torch.float64) for _ in range(3)]
-                self.layers[label] = Sums(names, *empty, torch.zeros_like(y[0]), torch.zeros_like(y[0]))
+                x_sums, y_sums = torch.zeros_like(x[:, :, 0]), torch.zeros_like(y[0])
+                sums = (x_sums, x_sums.clone(), x_sums.clone(), y_sums, y_sums.clone())
+                self.layers[label] = Sums(names, *sums)
             if self.layers[label].sources != names:
                 raise ValueError(f"layer {label}: the sources differ from batch to batch")
             self.layers[label].add(x, y)
@@ -149,7 +150,8 @@ class WiringSums:
             u = group[0][1].unflatten(1, real.shape) if group[0][1].ndim == 3 else group[0][1]
             shuffled = torch.stack([u[:, row].index_select(1, order) for row, order in enumerate(orders)], 1)
             both = torch.cat((u, shuffled)).flatten(2)
-            names, rows = [], []
+            names: list[str] = []
+            rows: list[int] = []
             for write, _ in group:
                 own, places = written.rows(write, u.shape[1:])
                 names += own

@@ -13,20 +13,17 @@ from torch import Tensor, nn
 from keyquery.capture.batches import LENGTH, TOKENS
 from keyquery.capture.encoding import token_text
 from keyquery.capture.hooks import Batch
-from keyquery.capture.load import in_float32
 from keyquery.capture.residual.recording import recording
 from keyquery.capture.scores.on_data import rows_of
 from keyquery.checkpoints import Heads, Layer, read
-from keyquery.checkpoints.sources import bare
 from keyquery.instruments.attribution.examples import examples
-from keyquery.instruments.attribution.target import attention_layers
+from keyquery.instruments.attribution.target import attention_layers, facts_of, running
 from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
 from keyquery.instruments.look.data import Data
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import student
-from keyquery.surgery.rewriting.attach import check_unchanged
 
 MEMORY = 2**28  # bytes of writes that are held at a time
 DIGITS = 5  # significant digits kept of a share
@@ -145,15 +142,8 @@ def wiring(
     """
     check_count("seed", seed, least=0)
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=tokens)
-    if text is None and inputs is None:
-        raise ValueError("pass text or inputs: heads are fed on data only")
-    live = isinstance(source, nn.Module)
-    if live:
-        check_unchanged(bare(source))
-    watching = progress or silent
-    prepared = data.prepare(bare(source) if live else source, watching)
-    assert prepared is not None
-    model = prepared.model if live else in_float32(prepared.model)
+    prepared, watching = running(source, data, progress), progress or silent
+    model = prepared.model
     heads = read(model)
     groups = attention_layers(heads)
     batches = list(_in_memory(prepared.windows[length], heads))
@@ -172,7 +162,7 @@ def wiring(
             for row in _examples(record, label, layers, measured, sums.layers[label])
         ]
     return Wiring(
-        model=heads.model | ({"name": name or Path(str(source)).name} if name or not live else {}),
+        model=facts_of(source, heads, name),
         sequences=sequences,
         tokens=sum(map(_count, batches)),
         layers=[{"layer": label, "sources": sums.layers[label].sources} for label in groups],
