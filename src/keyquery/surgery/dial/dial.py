@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from keyquery.capture import Batch, batches_of
 from keyquery.capture.scores.on_data import SEQUENCES, position_means, rows_of
 from keyquery.capture.scores.position_means import PositionMeans
+from keyquery.checkpoints.positions.relative import TABLES, VECTORS
 from keyquery.forms.parts import PARTS
 from keyquery.support.checks import check_choice, check_number
 from keyquery.surgery.dial.widen import widen
@@ -214,8 +215,8 @@ def dial(
     sites = sites_of(model)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
-    if moved and (odd := next((sites[i] for i in chosen if sites[i].position == "disentangled"), None)):
-        raise ValueError(f"{odd.name} has disentangled position terms, which the dial cannot scale")
+    if moved and (odd := next((sites[i] for i in chosen if sites[i].position in (*VECTORS, *TABLES)), None)):
+        raise ValueError(f"{odd.name} has {odd.position} position terms, which the dial cannot scale")
     measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
     gains = {
         index: Gains(
