@@ -34,7 +34,9 @@ def test_kinds_of_layers_repeat():
     assert "layer_types" not in completed({"model_type": "cohere2", "sliding_window_pattern": 3})
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "llava", "cohere2", "phi", "t5", "modernbert", "gpt_oss", "siglip"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "llava", "cohere2", "phi", "t5", "modernbert", "gpt_oss", "siglip"]
+)
 def test_defaults_are_those_of_transformers(name):
     config = pytest.importorskip("transformers").CONFIG_MAPPING[name]().to_dict()
 

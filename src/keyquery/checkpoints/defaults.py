@@ -1,7 +1,7 @@
 """What a config leaves out: files on the hub often hold only the values that differ from the defaults of their type.
 
-`defaults.toml` has the defaults of transformers' config classes, for the keys that the reader uses; docs/site/defaults.py
-writes it.
+`defaults.toml` has the defaults of transformers' config classes, for the keys that the reader uses;
+docs/site/defaults.py writes it.
 """
 
 from __future__ import annotations

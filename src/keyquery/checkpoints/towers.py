@@ -32,7 +32,9 @@ def towers(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, d
 def _section(name: str, sections: list[str]) -> str | None:
     """The section whose word comes first in a tensor's name; of two, the longer word."""
     for part in name.split("."):
-        lengths = {key: max((len(word) for word in _words(key) if part.startswith(word)), default=0) for key in sections}
+        lengths = {
+            key: max((len(word) for word in _words(key) if part.startswith(word)), default=0) for key in sections
+        }
         key = max(lengths, key=lengths.__getitem__, default=None)
         if key is not None and lengths[key]:
             return key

@@ -232,7 +232,9 @@ class _Maker:
         return torch.ones(1, self._input_features().shape[-1], dtype=torch.long)
 
     def _encoder_hidden_states(self) -> Tensor:
-        return self.randn(1, 7, int(self.get("encoder_hidden_size", "cross_attention_hidden_size", "cross_hidden_size", *WIDTHS)))
+        return self.randn(
+            1, 7, int(self.get("encoder_hidden_size", "cross_attention_hidden_size", "cross_hidden_size", *WIDTHS))
+        )
 
     def _query_embeds(self) -> Tensor:
         return self.randn(1, self.length, int(self.get("hidden_size")))

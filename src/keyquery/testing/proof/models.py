@@ -159,7 +159,8 @@ def _bare(facts: Mapping[Any, Any]) -> dict[str, Any]:
     return {
         key: _bare(value) if isinstance(value, Mapping) else value
         for key, value in facts.items()
-        if (key not in DERIVED or (staged and key in ("out_features", "out_indices"))) and not str(key).startswith("_out")
+        if (key not in DERIVED or (staged and key in ("out_features", "out_indices")))
+        and not str(key).startswith("_out")
     }
 
 
@@ -174,7 +175,9 @@ def _merged(facts: dict[str, Any], changes: Mapping[Any, Any]) -> dict[str, Any]
 def sparse(config: Any) -> dict[str, Any]:
     """The fewest values of a config from which its class makes the same one, as files on the hub hold them."""
     whole, kept = config.to_dict(), {}
-    sections = {k: sparse(v) for k in getattr(config, "sub_configs", {}) if hasattr(v := getattr(config, k, None), "to_dict")}
+    sections = {
+        k: sparse(v) for k in getattr(config, "sub_configs", {}) if hasattr(v := getattr(config, k, None), "to_dict")
+    }
     for _ in range(5):
         again = type(config)(**sections, **kept).to_dict()
         differing = {k: v for k, v in whole.items() if k not in sections and (k not in again or again[k] != v)}

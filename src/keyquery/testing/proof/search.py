@@ -132,11 +132,7 @@ class _Seeker:
                     seen.add(tuple(numbers))
                     own: dict[str, Any] = {**shape, "heads": key, **({"config": path} if path else {})}
                     for norm_names, norm_facts in qk_norms(near):
-                        turned = (
-                            ropes(config)
-                            if exactly
-                            else UNREAD
-                        )
+                        turned = ropes(config) if exactly else UNREAD
                         for rope in turned:
                             yield {**names, **norm_names}, {**own, **norm_facts, **rope}
 
