@@ -20,7 +20,13 @@ FILE = Path(__file__).parents[2] / "src" / "keyquery" / "checkpoints" / "default
 HEAD = "# Defaults of config types, written by docs/site/defaults.py from transformers' config classes. Do not edit.\n"
 KEYS = {*EPSILONS, *HEADS, "num_hidden_layers", "num_key_value_heads", "head_dim", "sliding_window", "is_decoder"}
 KEYS |= {"qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "query_pre_attn_scalar", "attention_multiplier"}
-KEYS |= {"relative_attention_max_distance", "local_attention", "rope_interleave", "pos_att_type", "max_position_embeddings"}
+KEYS |= {
+    "relative_attention_max_distance",
+    "local_attention",
+    "rope_interleave",
+    "pos_att_type",
+    "max_position_embeddings",
+}
 KEYS |= {"use_bidirectional_attention", "sliding_window_pattern", "original_max_position_embeddings", "window_size"}
 KEYS |= {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "rotary_pct", "rotary_dim", "no_rope_layers"}
 KEYS |= {"attention_layers", "max_window_layers", "use_sliding_window", "relative_attention_num_buckets"}

@@ -220,7 +220,8 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
     """The language tower of a multimodal model whose towers no architecture names, with a note."""
     model_type, text = source.config.get("model_type"), source.config.get("text_config")
     own = [family for family in families().values() if family.goes_by(model_type)]
-    if not isinstance(text, Mapping) or any(attention.config for family in own for attention in family.attention):
+    sectioned = any(family.composite or any(entry.config for entry in family.attention) for family in own)
+    if not isinstance(text, Mapping) or sectioned:
         return source, ()
     if own:  # the only tower with attention
         return Tower(source, text), ()

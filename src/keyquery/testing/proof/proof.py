@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ DECAYS = ("A_log", "slope_rate", "decay")  # of states, in modules without a sof
 RUNS = ((8, 1, 0), (9, 0, 0), (13, 2, 1))  # tokens; positions shift + spread·i
 
 
+PLACED = ("position", "rotary", "rope", "freqs", "cos", "cache", "mask")  # in arguments that a part needs from outside
 Run = tuple[Capture, torch.Tensor | None]  # what was captured, and the positions of the tokens
 
 
@@ -133,10 +135,10 @@ def _facts(source: str | Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
 def run(config: Any) -> tuple[Any, list[Run]]:
     """The model, and two runs of it; parts that a run does not reach are run by themselves."""
     failed, best = None, None
-    for dtype in (torch.float64, torch.float32):
+    for alone, dtype in product((False, True), (torch.float64, torch.float32)):
         model = _as(build(config), dtype)
         try:
-            runs = [run for sizes in RUNS for run in _runs(model, dtype, *sizes)]
+            runs = [run for sizes in RUNS for run in _runs(model, dtype, alone, *sizes)]
         except Exception as error:
             failed = failed or error
             continue
@@ -166,10 +168,10 @@ def _idle(model: Any, runs: list[Run]) -> list[str]:
     return [name for name in attention_modules(model) if name not in ran]
 
 
-def _runs(model: Any, dtype: torch.dtype, length: int, spread: int, shift: int) -> list[Run]:
-    """Runs of the model, and of those of its parts that the others do not reach."""
+def _runs(model: Any, dtype: torch.dtype, alone: bool, length: int, spread: int, shift: int) -> list[Run]:
+    """Runs of the model, and of those of its sub-models that it does not reach; of other parts if `alone`."""
     found, failed, reached = [], None, set[str]()
-    for name, part in _parts(model):
+    for name, part in _parts(model, alone):
         lonely = [a for a in attention_modules(part, name) if a not in reached]
         if name and not lonely:
             continue
@@ -183,22 +185,22 @@ def _runs(model: Any, dtype: torch.dtype, length: int, spread: int, shift: int) 
     return found
 
 
-def _parts(model: Any) -> Iterator[tuple[str, Any]]:
-    """The model, its sub-models, then whatever else can run alone: it needs no positions and no causal mask."""
+def _parts(model: Any, alone: bool) -> Iterator[tuple[str, Any]]:
+    """The model, its sub-models, then whatever else can run alone: it takes no positions and no mask."""
     base = optional("transformers", "prove").PreTrainedModel
     modules = dict(model.named_modules())
     yield from ((name, part) for name, part in modules.items() if isinstance(part, base))
-    for name, part in modules.items():
+    for name, part in modules.items() if alone else ():
         names = inspect.signature(part.forward).parameters
-        placed = any(word in name for name in names for word in ("position", "rotary", "rope", "freqs", "cos", "cache"))
+        placed = any(word in name for name in names for word in PLACED)
         causal = any(getattr(inner, "is_causal", False) for inner in part.modules())
         if not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal:
             yield name, part
 
 
 def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int, shift: int) -> Run:
-    """A run of a part of a model, with the first arguments under which its attention runs."""
-    part, failed = model.get_submodule(name), None
+    """A run of a part of a model, with the first arguments under which all of its attention runs, or most."""
+    part, failed, best = model.get_submodule(name), None, None
     kind = getattr(getattr(part, "config", None), "model_type", "")
     known = overrides().get(kind, {}).get("inputs", {})
     wanted = attention_modules(part, name)
@@ -215,9 +217,14 @@ def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int
             failed = failed or error
             continue
         positions = inputs.get("position_ids")
-        if not wanted or capture.ran & set(wanted):
-            return capture, None if positions is None else positions[0]
-    raise failed or RuntimeError(f"no input reaches the attention of {name or 'the model'}")
+        idle = len(set(wanted) - capture.ran)
+        if best is None or idle < best[0]:
+            best = (idle, capture, None if positions is None else positions[0])
+        if not idle:
+            break
+    if best is None or (wanted and best[0] == len(wanted)):
+        raise failed or RuntimeError(f"no input reaches the attention of {name or 'the model'}")
+    return best[1], best[2]
 
 
 def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
