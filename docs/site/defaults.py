@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.family import families
-from keyquery.checkpoints.heads import EPSILONS
+from keyquery.checkpoints.norms import EPSILONS
 from keyquery.checkpoints.layouts import HEADS
 
 FILE = Path(__file__).parents[2] / "src" / "keyquery" / "checkpoints" / "defaults.toml"
@@ -30,6 +30,9 @@ KEYS |= {
 KEYS |= {"use_bidirectional_attention", "sliding_window_pattern", "original_max_position_embeddings", "window_size"}
 KEYS |= {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "rotary_pct", "rotary_dim", "no_rope_layers"}
 KEYS |= {"attention_layers", "max_window_layers", "use_sliding_window", "relative_attention_num_buckets"}
+KEYS |= {"rope_theta", "patch_size", "num_kv_shared_layers", "attention_window_size", "attn_scale", "use_attn_scale"}
+KEYS |= {"temperature_length", "max_relative_positions", "position_buckets", "relative_attention", "norm_rel_ebd"}
+KEYS |= {"max_source_positions", "max_target_positions", "global_attn_every_n_layers", "position_embeddings_type"}
 LONGEST = 12  # of a period of layer kinds
 
 
@@ -40,6 +43,8 @@ def used() -> set[str]:
         named = (attention.heads, attention.head_dim, attention.softcap, attention.alibi, attention.causal)
         keys |= {str(key) for key in named if key} | set(attention.only_if)
         keys |= {attention.scale.split(" ", 1)[1]} if " " in attention.scale else set()
+        parts = [part for value in attention.grid.values() for part in (value if isinstance(value, list) else [value])]
+        keys |= {part for part in (*parts, attention.rotary_dim) if isinstance(part, str)}
     return keys
 
 
