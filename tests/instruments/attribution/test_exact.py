@@ -18,7 +18,11 @@ pytest.importorskip("transformers")
 LAST = IDS.shape[1] - 1
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+SLOW = ("cohere", "falcon", "opt", "qwen3")  # QK-norm is also in olmo2
+EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_the_entries_sum_to_the_score_of_the_model(name):
     model = build(name)
     own = softmax_inputs(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -25,10 +27,10 @@ def model():
 
 @pytest.fixture(scope="module")
 def lens(model):
-    """The same model in TransformerLens."""
+    """The same model in TransformerLens, which wraps its modules in place: a copy."""
     from transformer_lens.model_bridge import TransformerBridge
 
-    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=_tokenizer())
+    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=deepcopy(model), tokenizer=_tokenizer())
     bridge.enable_compatibility_mode(no_processing=True)
     return bridge
 

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 TWO = torch.cat((IDS, IDS.flip(1)))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert", "bloom", "deepseek", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "bloom", "deepseek"])
 def test_shares_are_those_of_the_tables_of_all_pairs(name):
     """One sequence twice: its shares are the sums over one side of the table that `attribute` gives of it."""
     model = build(name)
@@ -33,7 +33,7 @@ def test_shares_are_those_of_the_tables_of_all_pairs(name):
 
 def test_the_interval_is_that_of_the_jackknife_over_sequences():
     model = build("llama")
-    ids = torch.randint(3, 60, (10, 7), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(3, 60, (6, 7), generator=torch.Generator().manual_seed(0))
     reading = kq.wiring(model, inputs={"input_ids": ids})
     tables = [kq.attribute(model, inputs={"input_ids": row[None]}, head="1.2") for row in ids]
     totals = np.array([_squares(softmax_inputs(model, row[None])["layers.1.self_attn"][2]) for row in ids])
@@ -42,7 +42,7 @@ def test_the_interval_is_that_of_the_jackknife_over_sequences():
     left_out = (parts.sum(0) - parts) / (totals.sum() - totals)[:, None]
     errors = dict(zip(tables[0].sources, np.sqrt((len(ids) - 1) * left_out.var(0)), strict=True))
     for row in reading.of("1.2", "key"):
-        half = 2.262 * errors[row["source"]]  # Student's t at 9 degrees of freedom
+        half = 2.571 * errors[row["source"]]  # Student's t at 5 degrees of freedom
         # The linearised error and the jackknife agree up to terms of order 1/sequences.
         assert (row["high"] - row["low"]) / 2 == pytest.approx(half, rel=0.25, abs=1e-4)
 

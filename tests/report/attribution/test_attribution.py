@@ -111,7 +111,7 @@ def test_commands_run_on_the_bundled_model(tmp_path):
     assert done.exit_code == 0, done.exception
     assert "1.2 looks from 9" in " ".join(done.output.split()) or "1.2 hardly looks" in done.output
     assert kq.Reading.load(tmp_path / "a.json").query == 9
-    short = ["wiring", "--tokens", "120", "--length", "24", "--device", "cpu", "--json", str(tmp_path / "w.json")]
+    short = ["wiring", "--tokens", "24", "--length", "12", "--device", "cpu", "--json", str(tmp_path / "w.json")]
     done = CliRunner().invoke(cli.app, short)
     assert done.exit_code == 0, done.exception
     assert len(kq.Reading.load(tmp_path / "w.json").heads) == 16
