@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Attention, Family, Place, gap, places, section
+from keyquery.checkpoints.family import Family, Place, gap, places, section
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections
@@ -20,7 +20,7 @@ from keyquery.checkpoints.layouts import Values, count_heads, latent, projection
 from keyquery.checkpoints.norms import epsilon, read_norms, require_finite, token_width
 from keyquery.checkpoints.positions.grids import axial_of
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
-from keyquery.checkpoints.positions.sequence import alibi, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.positions.sequence import alibi, is_causal, rope_of, scale_of, t5_bias, window_of
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, printable
@@ -231,7 +231,7 @@ class Heads:
             "label": self.labels()[index],
             "name": name,
             "kind": attention.kind,
-            "causal": _causal(attention, config),
+            "causal": is_causal(attention, config),
             "weights": weights,
             "scale": scale_of(attention, config, place.layer, width),
             "window": window_of(attention, config, place.layer),
@@ -316,13 +316,6 @@ def _position(place: Place, config: Mapping[str, Any]) -> str:
     if attention.norm_after_rope:
         return "rotary before norm"
     return "rotary" if attention.rope == "unread" else attention.position
-
-
-def _causal(attention: Attention, config: Mapping[str, Any]) -> bool:
-    if attention.causal == "always":
-        return True
-    said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
-    return bool(said) and config.get("use_bidirectional_attention") is not True
 
 
 def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:

@@ -48,13 +48,22 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) ->
             return head_dim**-0.5 if multiplier is None else float(multiplier)
 
 
+def is_causal(attention: Attention, config: Config) -> bool:
+    """Whether queries see no later keys."""
+    if attention.causal == "always":
+        return True
+    said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
+    return bool(said) and config.get("use_bidirectional_attention") is not True
+
+
 def window_of(attention: Attention, config: Config, layer: int) -> int | None:
     """How far a layer sees: keys less than so many tokens away, or None where it sees all."""
-    if attention.kind == "cross" and not attention.causal:
+    causal = is_causal(attention, config)
+    if attention.kind == "cross" and not causal:
         return None
     size = config.get("sliding_window") or config.get("attention_window_size")
     if config.get("local_attention"):  # ModernBERT's counts both sides
-        size = int(size or config["local_attention"] // 2) + (not attention.causal)
+        size = int(size or config["local_attention"] // 2) + (not causal)
     elif size and config.get("use_bidirectional_attention") is True:  # likewise
         size = int(size) // 2 + 1
     elif size and attention.window == "both sides":
