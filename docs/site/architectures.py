@@ -59,6 +59,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 def _content_only(row: dict[str, Any]) -> bool:
     """Whether an exact reading leaves out a position term."""
+    if "content" in row:
+        return row["status"] == "exact" and bool(row["content"])
     kinds = families()[row["family"]].attention if row["status"] == "exact" else []
     return any("unread" in (kind.rope, kind.position) for kind in kinds)
 

@@ -11,7 +11,6 @@ import transformers
 
 import keyquery as kq
 from keyquery.capture import joint_moments
-from keyquery.checkpoints.family import families
 from keyquery.forms.shares import Visible, shares
 from keyquery.testing.families import tiny_model
 
@@ -132,20 +131,6 @@ def test_frequencies_are_those_of_the_model(case, tmp_path):
     rope = kq.read(tmp_path)[0].rope
     torch.testing.assert_close(rope.frequencies.float(), rotary.inv_freq.float())
     assert rope.factor == pytest.approx(rotary.attention_scaling)
-
-
-@pytest.mark.parametrize("name", [name for name, family in families().items() if family.defaults])
-def test_what_a_config_leaves_unsaid_is_what_the_model_has(name):
-    family = families()[name]
-    config = getattr(transformers, family.tiny["model"]).config_class()
-    for key, value in family.defaults.items():
-        if key == "rope_theta":
-            given = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
-        elif key == "rope_local_base_freq":
-            given = config.rope_parameters["sliding_attention"]["rope_theta"]
-        else:
-            given = getattr(config, key)
-        assert given == value, key
 
 
 CONFIG = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 32}

@@ -28,7 +28,7 @@ DECAYS = ("A_log", "slope_rate", "decay")  # of states, in modules without a sof
 RUNS = ((8, 1, 0), (9, 0, 0), (13, 2, 1))  # tokens; positions shift + spread·i
 
 
-PLACED = ("position", "rotary", "rope", "freqs", "cos", "cache", "mask")  # in arguments that a part needs from outside
+PLACED = ("position", "rotary", "rope", "freqs", "cos", "cache")  # in arguments that a part needs from outside
 Run = tuple[Capture, torch.Tensor | None]  # what was captured, and the positions of the tokens
 
 
@@ -186,14 +186,15 @@ def _runs(model: Any, dtype: torch.dtype, alone: bool, length: int, spread: int,
 
 
 def _parts(model: Any, alone: bool) -> Iterator[tuple[str, Any]]:
-    """The model, its sub-models, then whatever else can run alone: it takes no positions and no mask."""
+    """The model, its sub-models, then whatever else can run alone: it takes no positions and is not causal."""
     base = optional("transformers", "prove").PreTrainedModel
     modules = dict(model.named_modules())
     yield from ((name, part) for name, part in modules.items() if isinstance(part, base))
     for name, part in modules.items() if alone else ():
         names = inspect.signature(part.forward).parameters
         placed = any(word in name for name in names for word in PLACED)
-        causal = any(getattr(inner, "is_causal", False) for inner in part.modules())
+        masked = any("mask" in name for name in names)
+        causal = any(getattr(modules[a], "is_causal", masked) for a in attention_modules(part, name))
         if not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal:
             yield name, part
 
