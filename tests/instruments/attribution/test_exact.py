@@ -154,6 +154,7 @@ def _writes_of_llama(model):
     return write / size * norm.weight.detach()
 
 
+@pytest.mark.slow
 def test_shares_of_all_pairs_are_covariances_with_the_score():
     model, ids = build("qwen3"), IDS[:, :3]
     scores = softmax_inputs(model, ids)["layers.1.self_attn"][2].double()

@@ -93,7 +93,7 @@ class Trace(TorchFunctionMode):
             if term is not None or hasattr(out, TERM):
                 tag(out, TERM, term)
         elif isinstance(out, (tuple, list)) and name in ops.LINEAR and first is not None:
-            whole = term_of(first)
+            whole: Any = term_of(first)
             for index, each in enumerate(out if whole is not None else ()):
                 tag(each, TERM, ops.mapped(whole, first, partial(_nth, func, args[1:], kwargs, index)))
 
