@@ -19,7 +19,7 @@ def towers(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, d
     """
     sections = [key for key, value in config.items() if isinstance(value, Mapping) and "model_type" in value]
     owned: dict[str, dict[str, Any]] = {key: {} for key in sections}
-    unmarked = {}
+    unmarked: dict[str, Any] = {}
     for name, tensor in tensors.items():
         key = _section(name, sections)
         (unmarked if key is None else owned[key])[name] = tensor

@@ -54,10 +54,25 @@ def inputs_for(
 
 
 # Arguments whose shape is that of what enters the first layer.
-DENSE = ("pixel_values", "input_features", "input_values", "hidden_states", "inputs_embeds", "audio_mel", "spectrogram")
+DENSE: tuple[str, ...] = (
+    "pixel_values",
+    "input_features",
+    "input_values",
+    "hidden_states",
+    "inputs_embeds",
+    "audio_mel",
+    "spectrogram",
+)
 DENSE += ("latents", "image", "input_embeds", "patch_embeds", "x", "audio_features", "features", "audio_input_features")
 # Optional arguments that say how the others are to be read.
-DESCRIBING = ("grid_thw", "image_grid_thw", "target_sizes", "spatial_shapes", "pixel_attention_mask", "attention_mask")
+DESCRIBING: tuple[str, ...] = (
+    "grid_thw",
+    "image_grid_thw",
+    "target_sizes",
+    "spatial_shapes",
+    "pixel_attention_mask",
+    "attention_mask",
+)
 DESCRIBING += ("input_features_mask", "pixel_position_ids", "flattened_patches", "encoder_hidden_states")
 
 

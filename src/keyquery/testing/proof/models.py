@@ -174,7 +174,7 @@ def _merged(facts: dict[str, Any], changes: Mapping[Any, Any]) -> dict[str, Any]
 
 def sparse(config: Any) -> dict[str, Any]:
     """The fewest values of a config from which its class makes the same one, as files on the hub hold them."""
-    whole, kept = config.to_dict(), {}
+    whole, kept = config.to_dict(), dict[str, Any]()
     sections = {
         k: sparse(v) for k in getattr(config, "sub_configs", {}) if hasattr(v := getattr(config, k, None), "to_dict")
     }

@@ -202,7 +202,7 @@ def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int
     """A run of a part of a model, with the first arguments under which all of its attention runs, or most."""
     part, failed, best = model.get_submodule(name), None, None
     config = getattr(part, "config", None)
-    known = overrides().get(config.model_type, {}).get("inputs", {}) if hasattr(config, "model_type") else {}
+    known = overrides().get(getattr(config, "model_type", ""), {}).get("inputs", {})
     wanted = attention_modules(part, name)
     for inputs in inputs_for(part, length, spread, shift, known, model.config):
         inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
