@@ -64,7 +64,7 @@ def cached(file: Path) -> dict[str, Proof]:
 def reader_digest() -> str:
     """A digest of the files that say how checkpoints are read."""
     folder, digest = files("keyquery.checkpoints"), sha1()
-    for part in (folder, folder.joinpath("families")):
+    for part in (folder, folder.joinpath("families"), folder.joinpath("configs")):
         for file in sorted(part.iterdir(), key=lambda file: file.name):
             if file.name.endswith((".py", ".toml")):
                 digest.update(file.name.encode() + file.read_bytes())
