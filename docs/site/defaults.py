@@ -1,4 +1,4 @@
-"""src/keyquery/checkpoints/defaults.toml from transformers' config classes: `python docs/site/defaults.py`.
+"""src/keyquery/checkpoints/configs/defaults.toml from transformers' config classes: `python docs/site/defaults.py`.
 
 Of every config type: the defaults of the keys that the reader uses, and the types of its sections. Values
 that a class derives from others (a head's width from that of the model) are left out.
@@ -16,7 +16,7 @@ from keyquery.checkpoints.family import families
 from keyquery.checkpoints.norms import EPSILONS
 from keyquery.checkpoints.layouts import HEADS
 
-FILE = Path(__file__).parents[2] / "src" / "keyquery" / "checkpoints" / "defaults.toml"
+FILE = Path(__file__).parents[2] / "src" / "keyquery" / "checkpoints" / "configs" / "defaults.toml"
 HEAD = "# Defaults of config types, written by docs/site/defaults.py from transformers' config classes. Do not edit.\n"
 KEYS = {*EPSILONS, *HEADS, "num_hidden_layers", "num_key_value_heads", "head_dim", "sliding_window", "is_decoder"}
 KEYS |= {"qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "query_pre_attn_scalar", "attention_multiplier"}

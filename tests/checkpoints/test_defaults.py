@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.checkpoints.defaults import completed, defaults
-from keyquery.checkpoints.towers import towers
+from keyquery.checkpoints.configs.defaults import completed, defaults
+from keyquery.checkpoints.configs.towers import towers
 
 
 def test_what_is_stated_stays():

@@ -15,8 +15,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from keyquery.checkpoints.configs.towers import towers
 from keyquery.checkpoints.sources import OTHER_TOWERS
-from keyquery.checkpoints.towers import towers
 
 LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 ANCHORS = ("fused", "key_down", "query", "query_up")

@@ -61,7 +61,7 @@ def cached_facts(file: Path) -> dict[str, dict[str, Any]]:
 def reader_digest() -> str:
     """A digest of the files that say how checkpoints are read."""
     folder, digest = files("keyquery.checkpoints"), sha1()
-    for part in (folder, folder.joinpath("families"), folder.joinpath("positions")):
+    for part in (folder, *(folder.joinpath(name) for name in ("configs", "families", "positions"))):
         for file in sorted(part.iterdir(), key=lambda file: file.name):
             if file.name.endswith((".py", ".toml")):
                 digest.update(file.name.encode() + file.read_bytes())

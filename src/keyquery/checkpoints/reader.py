@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from keyquery.checkpoints.configs.defaults import completed
 from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family
-from keyquery.checkpoints.defaults import completed
 from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from keyquery._version import __version__
-from keyquery.checkpoints.defaults import completed
+from keyquery.checkpoints.configs.defaults import completed
 from keyquery.checkpoints.remote.download import Get, Response, fetch
 from keyquery.checkpoints.sources import first_line
 from keyquery.support.bounded_json import parse_json

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from keyquery.checkpoints.towers import LANGUAGE
+from keyquery.checkpoints.configs.towers import LANGUAGE
 
 # Keys that say how positions are rotated; where a config has one of them, the default is not taken as a whole.
 BASES = ("global_rope_theta", "rotary_emb_base")  # other names of rope_theta
@@ -27,7 +27,7 @@ PERIODS = ("sliding_window_pattern", "_sliding_window_pattern", "full_attention_
 @cache
 def defaults() -> dict[str, dict[str, Any]]:
     """Defaults by model type."""
-    text = files("keyquery.checkpoints").joinpath("defaults.toml").read_text(encoding="utf-8")
+    text = files("keyquery.checkpoints.configs").joinpath("defaults.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

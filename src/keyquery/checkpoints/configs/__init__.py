@@ -1,0 +1,1 @@
+"""Configs of models: defaults that they leave out, and the tensors of their sections."""
