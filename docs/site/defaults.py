@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.family import families
-from keyquery.checkpoints.norms import EPSILONS
 from keyquery.checkpoints.layouts import HEADS
+from keyquery.checkpoints.norms import EPSILONS
 
 FILE = Path(__file__).parents[2] / "src" / "keyquery" / "checkpoints" / "configs" / "defaults.toml"
 HEAD = "# Defaults of config types, written by docs/site/defaults.py from transformers' config classes. Do not edit.\n"
