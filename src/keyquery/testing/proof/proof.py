@@ -271,9 +271,9 @@ def _left_out(model: Any, runs: list[Run], folder: Path) -> list[Match]:
         return []
     try:
         heads = read_recognised(open_path(folder, few), trusted=True)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # refused
+        compared = Comparison(heads, memory_names(model, folder), tied_modules(model))
+    except ValueError:  # refused
         return []
-    compared = Comparison(heads, memory_names(model, folder), tied_modules(model))
     return [match for capture, positions in runs for match in compared.matches(capture, positions)]
 
 
