@@ -17,9 +17,9 @@ def difference(rows: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str,
     The interval and p (paired t-test) are None for fewer than two seeds; all is None if a training diverged.
 
     >>> one = [{"seed": seed, "loss": 3.0 + seed} for seed in range(3)]
-    >>> other = [{"seed": seed, "loss": 2.9 + 1.1 * seed} for seed in range(3)]
+    >>> other = [{"seed": seed, "loss": 2.9 + 1.2 * seed} for seed in range(3)]
     >>> {key: value if value is None else round(value, 3) for key, value in difference(other, one, "loss").items()}
-    {'change': 0.0, 'low': -0.248, 'high': 0.248, 'p': 1.0, 'seeds': 3}
+    {'change': 0.1, 'low': -0.397, 'high': 0.597, 'p': 0.478, 'seeds': 3}
     """
     values, base = ({row["seed"]: row[name] for row in group} for group in (rows, control))
     seeds = sorted(values.keys() & base.keys())
