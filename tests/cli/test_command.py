@@ -253,6 +253,24 @@ def test_ablate_says_which_parts_matter(tmp_path):
     assert '"off"' in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dial", "--heads", "3.1", "--of", "skew"], "--of, --gain and --on are for --directions, which is missing"),
+        (["dial", "--heads", "3.1", "--gain", "0.5"], "--of, --gain and --on are for --directions, which is missing"),
+        (["ablate", "--heads", "3.1", "--directions", "2"], "--directions, --of and --on require --by direction"),
+        (
+            ["ablate", "--heads", "3.1", "--by", "direction", "--parts", "skew"],
+            "--parts does not go with --by direction",
+        ),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(words, message, main):
+    code, said = main(*words)
+    assert code == 2
+    assert message in " ".join(said.split())
+
+
 def test_ablate_ranks_directions(tmp_path):
     table = tmp_path / "rows.csv"
     options = ["--by", "direction", "--heads", "2.2", "--of", "skew", "--directions", "2", "--csv", str(table)]

@@ -103,6 +103,8 @@ def dial(
     The weights are not changed. With all gains at 1, nothing changes. --heads 18.6 --directions 0 --of skew ablates
     one direction of a head's QK form.
     """
+    if directions is None and (of, gain, on) != (OF, default_of(dial_parts, "gain"), ON):
+        raise ValueError("--of, --gain and --on are for --directions, which is missing")
     numbers = [] if directions is None else numbers_of("--directions", directions)
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
     gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
@@ -150,6 +152,10 @@ def ablate(
     check_choice("--by", by, BY)
     check_choice("--of", of, KINDS)
     check_choice("--on", on, BASES)
+    if by != "direction" and (directions, of, on) != (default_of(ablate_parts, "directions"), OF, ON):
+        raise ValueError(f"--directions, --of and --on require --by direction, got --by {by}")
+    if by == "direction" and parts is not None:
+        raise ValueError("--parts does not go with --by direction: choose --of singular, symmetric or skew")
     if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)

@@ -176,6 +176,7 @@ def test_the_page_of_roles_fits_and_walks(visit, reading, wide):
     tab.locator("#map select").select_option("role.induction.random")
     assert tab.locator('.cell[data-head="0.0"]').get_attribute("title") == "0.0: induction, random 0.8"
     tab.locator("#table summary").click()
+    tab.locator("#table tbody tr").first.wait_for()  # the table is built once it is open
     assert tab.locator("#table tbody tr").count() == 18
 
 

@@ -78,8 +78,12 @@ def run(
     if not any(measured.values()):
         raise ValueError(f"{type(model).__name__} returns no attention maps of the heads that were read")
     rows = named(measured, places, options.least)
-    if all(row["sequences"] < FEWEST for head in rows for on in head["scores"].values() for row in on.values()):
-        notes.append(f"no role is named on fewer than {FEWEST} sequences")
+    counts = {on: row["sequences"] for head in rows for role in head["scores"].values() for on, row in role.items()}
+    notes += [
+        f"no role is named on fewer than {FEWEST} sequences, and {on} has {count}"
+        for on, count in counts.items()
+        if count < FEWEST and on != "needle"  # of which only those that the model answers count
+    ]
     return rows, {**facts, "data": [*measured]}, notes
 
 

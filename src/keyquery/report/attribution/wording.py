@@ -26,11 +26,17 @@ def sentence(reading: Attribution) -> str:
         )
     relative = sum(map(sum, reading.table["relative"]))
     step = _moved(reading, key[0])
-    wrote = f"{key[0]} wrote {step} there" if step else f"of {key[0]} in the key"
-    verb = "looks" if reading.weight is None or reading.weight >= 0.01 else "hardly looks"
+    source = f"{key[0]} in the key" + (f", which read most from {step}" if step else "")
+    pair = f"from {named(reading, reading.query)} to {named(reading, reading.key)} (attention {reading.weight:.0%})"
+    if relative > 0 and key[1] > 0:
+        verb = "looks" if reading.weight is None or reading.weight >= 0.01 else "hardly looks"
+        return (
+            f"{reading.head} {verb} {pair} because of {source}: {key[1]:+z.2f} of {relative:+z.2f} above the mean key"
+        )
+    standing = "above" if relative > 0 else "below"
     return (
-        f"{reading.head} {verb} from {named(reading, reading.query)} to {named(reading, reading.key)} (attention "
-        f"{reading.weight:.0%}) because {wrote}: {key[1]:+z.2f} of {relative:+z.2f} above the mean key"
+        f"{reading.head} scores {pair} {abs(relative):.2f} {standing} the mean key; the largest source is {source}: "
+        f"{key[1]:+z.2f}"
     )
 
 
