@@ -302,6 +302,14 @@ def test_the_command(tmp_path):
     assert json.loads((tmp_path / "proof.json").read_text())[0]["status"] == "exact"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["gpt2", "--all"], "not both"), (["no/such/folder"], "there is no no/such/folder")],
+)
+def test_what_cannot_be_proven_is_said(words, message):
+    assert message in str(CliRunner().invoke(app, ["prove", *words]).exception)
+
+
 @pytest.mark.slow
 def test_nothing_is_read_wrongly():
     """All config types, 20 minutes: none is wrong, none loses layers, and as many are exact as the docs say."""

@@ -46,7 +46,9 @@ def prove(
     built.
     """
     if (model is None) == (not every):
-        raise ValueError("give a config type, a folder, or --all")
+        raise ValueError("give a config type, a folder, or --all" + (", not both" if every else ""))
+    if model is not None and "/" in model and not Path(model).exists():
+        raise ValueError(f"there is no {model}")
     files = targets(force, json=json)
     if search:
         if model is None:

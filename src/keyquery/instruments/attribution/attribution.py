@@ -208,7 +208,7 @@ def _check(query: Any, key: Any, depth: Any, features: Any, sequence: Any) -> No
     check_count("depth", depth, 1, 2)
     check_count("sequence", sequence, least=0)
     if depth == 2 and query is None:
-        raise ValueError("depth 2 follows one pair of tokens: pass query and key")
+        raise ValueError("depth 2 follows one pair of tokens: pass query (--query)")
     if features is not None:
         check_features(features)
         if depth == 2:
