@@ -23,6 +23,7 @@ from keyquery.capture.guard import temporarily
 from keyquery.capture.hooks import entry
 from keyquery.capture.residual import operations as ops
 from keyquery.capture.residual.terms import BIAS, HeadWrites, Term, Write, added
+from keyquery.capture.scores.fused import fused_scores
 from keyquery.checkpoints import Layer
 from keyquery.checkpoints.heads import EMBEDDINGS
 
@@ -320,21 +321,6 @@ def _nth(func: Any, rest: Any, kwargs: Mapping[str, Any], index: int, x: Tensor)
     return func(x, *rest, **kwargs)[index]
 
 
-def _fused_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+def _fused_weights(*args: Any, **kwargs: Any) -> Tensor:
     """The attention weights of scaled_dot_product_attention."""
-    key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3) if enable_gqa else key
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    return scores.softmax(-1)
+    return fused_scores(*args, **kwargs)[1].softmax(-1)

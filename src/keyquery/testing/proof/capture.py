@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from keyquery.capture.scores.fused import fused_scores
+
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "mm"}
 ENDS = {"linear", "layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding", "conv1d", "conv2d", "conv3d"}
 VIEWS = {"t", "transpose", "permute", "view", "reshape", "__get__", "to", "type_as", "float", "double", "contiguous"}
@@ -25,12 +27,9 @@ VIEWS |= {"unsqueeze", "squeeze", "flatten", "unflatten", "__getitem__", "chunk"
 
 @dataclass(eq=False)
 class Product:
-    """A product of two activations."""
+    """A product of two activations; one is equal to itself alone, which tensors are not."""
 
-    left: Tensor
-    right: Tensor
     out: Tensor
-    time: int
 
 
 @dataclass(eq=False)
@@ -143,7 +142,8 @@ class _Watch(TorchFunctionMode):
         if name == "relu" and (products := getattr(args[0], "_kq_products", ())):
             self._record(args[0], *products)  # scores of an indexer
         if name == "scaled_dot_product_attention":
-            self._record(*_fused_scores(self.capture.tick(), *args, **kwargs))
+            scores, masked = fused_scores(*args, **kwargs)
+            self._record(masked, Product(scores))
         elif name == "multi_head_attention_forward":
             self._record(_packed_scores(func, args, kwargs))
         out = func(*args, **kwargs)
@@ -170,7 +170,7 @@ class _Watch(TorchFunctionMode):
             return
         left, right = operands[-2:]
         if not (_weight(left) or _weight(right)) and isinstance(out, Tensor) and out.ndim >= 2:
-            out._kq_products = (Product(left, right, out, self.capture.tick()),)  # type: ignore[attr-defined]
+            out._kq_products = (Product(out),)  # type: ignore[attr-defined]
 
     def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         given = list(_tensors([*args, *kwargs.values()]))
@@ -195,30 +195,6 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
 
 def _weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or getattr(tensor, "_kq_weight", False)
-
-
-def _fused_scores(
-    time: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Tensor, Product]:
-    """The scores inside scaled_dot_product_attention, and their product of queries and keys."""
-    if key.shape[-3] != query.shape[-3]:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    product = Product(query, key.mT, scores, time)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if attn_mask is None:
-        return scores, product
-    hidden = attn_mask.dtype == torch.bool
-    return scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask, product
 
 
 def _packed_scores(func: Any, args: Any, kwargs: Any) -> Tensor:
