@@ -87,7 +87,7 @@ class Prepared:
     windows: Mapping[int, list[Batch]]
     origin: str  # name of the text, or "inputs"
 
-    def run(self, heads: Heads, watching: Progress) -> Ran:
+    def run(self, heads: Heads, watching: Progress) -> RunResult:
         """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`; and roles if wanted."""
         options, on_data, lengths = self.options, OnData(), dict[int, OnData]()
         if self.windows:
@@ -95,13 +95,13 @@ class Prepared:
             on_data = self._at(options.length, heads, watching, sample)
             lengths = {length: self._at(length, heads, watching) for length in options.lengths or ()}
         if not options.roles:
-            return Ran(on_data, lengths)
+            return RunResult(on_data, lengths)
         check_unchanged(self.model)
         rows, facts, notes = run(
             self.model, heads, self.tokenizer, self._few(), Options(length=options.length), watching
         )
         roles = {(row["layer"], row["head"]): {key: row[key] for key in ("role", "roles", "scores")} for row in rows}
-        return Ran(on_data, lengths, roles, {**facts, "notes": notes})
+        return RunResult(on_data, lengths, roles, {**facts, "notes": notes})
 
     def _at(self, length: int, heads: Heads, watching: Progress, sample: Sample | None = None) -> OnData:
         described = {"longest": length, "from": self.origin, "pairs": self.options.pairs}
@@ -114,7 +114,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """What came of running a model: metrics on data, also in windows of other lengths, and roles by layer and head."""
 
     on_data: OnData = field(default_factory=OnData)

@@ -22,7 +22,7 @@ from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
 from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
-from keyquery.instruments.look.data import Data, Ran
+from keyquery.instruments.look.data import Data, RunResult
 from keyquery.instruments.look.embeddings import Embedded
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
@@ -229,7 +229,7 @@ def look(
         checkpoint = read(**{"source": source, "layout": layout, "partial": partial, **how, **running})
         chosen = _chosen(checkpoint, layers)
         tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
-        ran = Ran() if prepared is None else prepared.run(checkpoint, watching)
+        ran = RunResult() if prepared is None else prepared.run(checkpoint, watching)
         tensors = checkpoint.recorded()
         embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
         metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)
