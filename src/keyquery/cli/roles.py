@@ -22,7 +22,7 @@ def roles(
     ] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = LENGTH,
     sequences: Annotated[
-        int, typer.Option(min=2, help="Sequences of random tokens and needles; intervals are over sequences.")
+        int, typer.Option(min=2, help="Sequences of random tokens and needles; at least 8 to name a role.")
     ] = SEQUENCES,
     window: Annotated[int, typer.Option(min=1, help="Keys less than this many tokens away are local.")] = WINDOW,
     least: Annotated[

@@ -241,7 +241,7 @@ def test_a_model_without_an_lm_head_has_no_retrieval_and_says_so():
     assert "retrieval" not in reading.heads[0]["scores"]
     assert reading.notes == [
         "retrieval is not measured: LlamaModel has no LM head",
-        "no role is named on fewer than 8 sequences, and random has 2",
+        "random: 2 sequences, and at least 8 are needed to name a role",
     ]
 
 

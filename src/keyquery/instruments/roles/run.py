@@ -80,7 +80,7 @@ def run(
     rows = named(measured, places, options.least)
     counts = {on: row["sequences"] for head in rows for role in head["scores"].values() for on, row in role.items()}
     notes += [
-        f"no role is named on fewer than {FEWEST} sequences, and {on} has {count}"
+        f"{on}: {count} sequences, and at least {FEWEST} are needed to name a role"
         for on, count in counts.items()
         if count < FEWEST and on != "needle"  # of which only those that the model answers count
     ]
