@@ -253,6 +253,7 @@ def test_gaps_are_paired_by_seed_at_the_best_rate_of_each_arm():
     assert split["gap_init"] == pytest.approx(-0.266667, abs=1e-6)
     assert (split["lr"], split["edge"], plain["edge"]) == (0.004, True, True)
     assert split["longer"] == pytest.approx(0.2)
+    assert split["longer_change"] == pytest.approx(3.2 - 3.5)
     assert (lonely["rope"], lonely["gap"]) == (True, None)
     assert split["seeds"] == 3
 

@@ -99,6 +99,30 @@ def _load(folder: Path, device: str) -> tuple[Int[Tensor, " tokens"], Tokenizer]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of the language models of a study, and of their trainings: the plans of `kernels` and `mask` extend it."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)  # the first grid of learning rates
+    steps: int = 2500
+    vocabulary: int = 2048
+    width: int = 96
+    depth: int = 3
+    length: int = 128
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "width", "depth", "length", "batch"):
+            check_count(name, getattr(self, name), least=1)
+        if not self.seeds or not self.rates or min(self.rates) <= 0:
+            raise ValueError(f"seeds and rates must not be empty, and rates above 0, got {self.seeds} and {self.rates}")
+
+    def sizes(self) -> dict[str, Any]:
+        """What a `Training` takes of it."""
+        return {name: getattr(self, name) for name in ("steps", "vocabulary", "width", "depth", "length", "batch")}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """One language model."""
 

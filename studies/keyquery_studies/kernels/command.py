@@ -22,7 +22,7 @@ Seeds = Annotated[
 Rates = Annotated[
     list[float] | None,
     typer.Option(
-        metavar="FLOAT",
+        metavar="<float>",
         help="Learning rate to try; repeatable. Default: 0.001 to 0.008. The grid grows while its best is at an edge.",
     ),
 ]

@@ -21,7 +21,7 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.language_models import prepare
+from keyquery_studies.common.language_models import Sizes, prepare
 from keyquery_studies.common.rows import FORMER, over_seeds
 from keyquery_studies.common.runner import Job, run_jobs, study_folder
 from keyquery_studies.kernels.arms import Comparison
@@ -70,33 +70,23 @@ class Kernels(Reading, kind="kernels"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Sizes):
     """What is trained. Seeds of language models and of the small tasks are apart: the latter cost next to nothing."""
 
     part: str = "all"
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
-    doubled: int = 2
-    steps: int = 2500
     few: float = 0.02
+    doubled: int = 2
     trial_seeds: tuple[int, ...] = tuple(range(10))
     samples: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
     trial_steps: int = 1000
-    vocabulary: int = 2048
-    width: int = 96
-    depth: int = 3
-    length: int = 128
-    batch: int = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("part", self.part, PARTS)
-        for name in ("trial_steps", "steps", "width", "depth", "length", "batch"):
-            check_count(name, getattr(self, name), least=1)
+        check_count("trial_steps", self.trial_steps)
         check_count("doubled", self.doubled, least=0)
         if not 0 < self.few <= 1:
             raise ValueError(f"few must be a share above 0 and at most 1, got {self.few}")
-        if not self.seeds or not self.rates or min(self.rates) <= 0:
-            raise ValueError(f"seeds and rates must not be empty, and rates above 0, got {self.seeds} and {self.rates}")
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
@@ -116,10 +106,9 @@ class Plan:
 
     def comparison(self, text: str) -> Comparison:
         """The language models, on the text of a digest."""
-        sizes = {name: getattr(self, name) for name in ("vocabulary", "width", "depth", "length", "batch", "steps")}
         parts = [part for part in ("language", "init") if self.has(part)]
         options: dict[str, Any] = {"seeds": self.seeds, "rates": self.rates, "few": self.few, "doubled": self.doubled}
-        return Comparison(text=text, sizes=sizes, parts=parts, **options)
+        return Comparison(text=text, sizes=self.sizes(), parts=parts, **options)
 
 
 def run(

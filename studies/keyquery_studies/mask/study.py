@@ -18,7 +18,7 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
 from keyquery_studies.common.comparisons import difference, holm
-from keyquery_studies.common.language_models import Training, prepare
+from keyquery_studies.common.language_models import Sizes, Training, prepare
 from keyquery_studies.common.objectives import CAUSAL, SHARES
 from keyquery_studies.common.rates import tuned
 from keyquery_studies.common.rows import over_seeds
@@ -84,31 +84,19 @@ def over_heads(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Sizes):
     """What is trained: every arm with learned positions and with RoPE, at its best rate, with every seed."""
 
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
     windows: tuple[int, ...] = (32, 64, 128)
-    steps: int = 2500
-    vocabulary: int = 2048
-    width: int = 96
-    depth: int = 3
-    length: int = 128
-    batch: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("steps", "width", "depth", "length", "batch"):
-            check_count(name, getattr(self, name), least=1)
-        if not self.seeds or not self.rates or min(self.rates) <= 0:
-            raise ValueError(f"seeds and rates must not be empty, and rates above 0, got {self.seeds} and {self.rates}")
+        super().__post_init__()
         if not self.windows or not 0 < min(self.windows) <= max(self.windows) <= self.length:
             raise ValueError(f"windows must be from 1 to {self.length} tokens long, got {self.windows}")
 
     def arms(self, text: str) -> list[Training]:
         """Every arm with the first seed, on the text of a digest."""
-        sizes = {name: getattr(self, name) for name in ("steps", "vocabulary", "width", "depth", "length", "batch")}
-        common = {"kernel": "general", "seed": self.seeds[0], "text": text, "windows": self.windows, **sizes}
+        common = {"kernel": "general", "seed": self.seeds[0], "text": text, "windows": self.windows, **self.sizes()}
         return [Training(objective=objective, rope=rope, **common) for objective, rope in product(ARMS, (False, True))]
 
 
