@@ -71,11 +71,13 @@ class Attention:
     norm_bias: str = ".bias"
     config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
     of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
-    heads: str | None = None  # config key of the number of heads
+    heads: str | None = None  # config key of the number of heads; "key / key", the quotient of two; "one"
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
-    gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
+    # The query's tensor also holds a gate for each head, behind its query; in fused blocks, gates come before all queries
+    gated: bool = False
+    channel_groups: bool = False  # convolutions of width 1 in groups of channels, as many in as out
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
     position: str = "none"
@@ -94,6 +96,7 @@ class Attention:
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
+    qk_norm_by_head: bool = False  # each head has gains of its own, and is normed by itself
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others

@@ -68,7 +68,7 @@ class Heads:
         missing += [name] if not gaps and (name := gap(found, source.shapes)) else []
         if missing:
             raise ValueError(f"{source.label} lacks {printable(missing[0], NAME)}")
-        self._places = list(_kernels(found))
+        self._places = list(_kernels(found, source.config))
 
     def __repr__(self) -> str:
         count = f"{len(self)} layer{'s' if len(self) != 1 else ''}"
@@ -297,10 +297,12 @@ def module_name(place: Place) -> str:
     return ".".join(alike if len(roles) > 1 else alike[:-1]) or "attention"
 
 
-def _kernels(found: list[Place]) -> Iterator[tuple[Place, str]]:
-    """Each layer once; an MLA layer twice, for its two kernels."""
+def _kernels(found: list[Place], config: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    """Each layer once; an MLA layer twice, for its two kernels, or for one if no dimension is rotated."""
     for place in found:
-        for part in ("nope", "rope") if place.attention.order == "latent" else ("",):
+        latent = place.attention.order == "latent"
+        rotated = section(config, place.attention.config).get("qk_rope_head_dim") != 0
+        for part in ("nope", *(["rope"] if rotated else [])) if latent else ("",):
             yield place, part
 
 

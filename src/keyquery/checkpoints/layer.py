@@ -63,6 +63,7 @@ class Norm:
     gain: Float[Tensor, "*shape"]
     shift: Float[Tensor, "*shape"] | None = None
     eps: float = 1e-6
+    by_head: bool = False  # of queries or keys: each head by itself, though it has gains of its own
 
     def __repr__(self) -> str:
         return f"Norm({self.kind}, {_sized(self.gain)}{'' if self.shift is None else ', shifted'}, eps={self.eps:g})"
@@ -285,7 +286,7 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     """A norm of the queries or keys (..., groups, shared, n, r): head by head, or over all heads of a token."""
     if norm is None:
         return x
-    over_all = norm.gain.shape[:2] != (1, 1)
+    over_all = norm.gain.shape[:2] != (1, 1) and not norm.by_head
     gain, shift = (None if t is None else t.unsqueeze(-2) for t in (norm.gain, norm.shift))
     assert gain is not None
     return replace(norm, gain=gain, shift=shift)(x, (-4, -3, -1) if over_all else (-1,))

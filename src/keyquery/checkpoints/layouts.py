@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, block_diag
 from torch.nn.functional import pad
 
 from keyquery.checkpoints.family import ANCHORS, Attention, Place
@@ -21,6 +21,8 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
     """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
+    if place.attention.heads == "one":
+        return 1
     named = [place.attention.heads] if place.attention.heads else list(HEADS)
     said: dict[str, Any] = {}
     if place.attention.order == "heads":
@@ -30,7 +32,7 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
         name = place.names["fused"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
     said["the module"] = _heads_of_module(place, source)
-    said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
+    said |= {f"the config's {name}": _of_stage(_stated(name, config), place) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
@@ -38,6 +40,12 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     if given is not None and given != found:
         raise ValueError(f"heads is {given}, but {where} says {found}")
     return int(found)
+
+
+def _stated(name: str, config: Mapping[str, Any]) -> Any:
+    """What a config says under a key; of "a / b", the quotient, at least 1."""
+    whole, ratio, part = name.partition(" / ")
+    return max(1, int(config[whole]) // int(config[part])) if ratio and config else config.get(name)
 
 
 def _of_stage(number: Any, place: Place) -> Any:
@@ -137,6 +145,8 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
     shape, dims = source.shapes[name], 3 if attention.order in ("heads", "columns") else 2
+    if dims == 2 and len(shape) > 2 and set(shape[2:]) == {1}:
+        return _convolution(read_rows(source, name).flatten(1), attention)[start:stop]
     if len(shape) != dims:
         raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
     if attention.order == "heads":
@@ -147,6 +157,13 @@ def read_weight(source: Source, name: str, attention: Attention, start: int = 0,
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
     return read_rows(source, name, start, stop)
+
+
+def _convolution(rows: Tensor, attention: Attention) -> Tensor:
+    """The weight of a convolution of width 1 as that of a linear map."""
+    if not attention.channel_groups:
+        return rows
+    return block_diag(*rows.chunk(_divide(len(rows), rows.shape[1], f"{len(rows)} channels are not in equal groups")))
 
 
 def _apart(place: Place, source: Source, heads: int) -> Projections:
@@ -210,7 +227,8 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     shape = source.shapes[name + attention.weight]
     rows, width = shape[::-1] if attention.transposed else shape
     rank = head_dim or _divide(width, heads, f"{name}: a width of {width} is not {heads} heads of equal width")
-    units = _divide(rows, rank, f"{name}: {rows} rows are not heads of width {rank}")
+    start = heads * rank if attention.gated else 0  # gates stand before the queries
+    units = _divide(rows - start, rank, f"{name}: {rows} rows are not heads of width {rank}")
     groups = _divide(
         units - heads, 2, f"{name}: {units} blocks of {rank} rows are not {heads} queries, keys and values"
     )
@@ -218,8 +236,8 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
         raise ValueError(f"{name}: {rows} rows are too few for {heads} heads of width {rank}")
     shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")
     # In blocks, the values come last and are left unread; in groups they stand between the keys.
-    stop = (heads + groups) * rank if attention.order == "blocks" else None
-    weight = read_weight(source, name + attention.weight, attention, 0, stop)
+    stop = start + (heads + groups) * rank if attention.order == "blocks" else None
+    weight = read_weight(source, name + attention.weight, attention, start, stop)
     query, key = _unfuse(weight, attention.order, groups, shared, rank)
     if "query_bias" in place.names:  # DeBERTa's keys have none
         own = place.names["query_bias"]
@@ -229,7 +247,7 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
         return Projections(query, key)
     if source.shapes[bias] != (rows,):
         raise ValueError(f"{bias} has {math.prod(source.shapes[bias])} values, but its weights have {rows} rows")
-    query_bias, key_bias = _unfuse(read_rows(source, bias, 0, stop), attention.order, groups, shared, rank)
+    query_bias, key_bias = _unfuse(read_rows(source, bias, start, stop), attention.order, groups, shared, rank)
     return Projections(query, key, query_bias, key_bias)
 
 

@@ -96,6 +96,7 @@ def captured(model: nn.Module) -> Iterator[Capture]:
 
 def _hooked(capture: Capture, name: str, module: nn.Module) -> list[Any]:
     own = next(module.parameters(recurse=False), None) is not None
+    convolution = isinstance(module, (nn.Conv1d, nn.Conv2d))  # its channels come first
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         capture.stack.append(name)
@@ -104,6 +105,7 @@ def _hooked(capture: Capture, name: str, module: nn.Module) -> list[Any]:
             with torch._C.DisableTorchFunctionSubclass():
                 named = {key: value.detach().clone() for key, value in kwargs.items() if _dense(value)}
                 inputs = [value.detach().clone() for value in args if _dense(value)]
+                inputs = [value.flatten(2).mT for value in inputs] if convolution else inputs
             capture.calls.setdefault(name, []).append(Call(capture.tick(), inputs, named))
 
     def leave(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -170,7 +172,9 @@ class _Watch(TorchFunctionMode):
             return
         left, right = operands[-2:]
         if not (_weight(left) or _weight(right)) and isinstance(out, Tensor) and out.ndim >= 2:
-            out._kq_products = (Product(out),)  # type: ignore[attr-defined]
+            with torch._C.DisableTorchFunctionSubclass():
+                kept = out.detach().clone()  # biases may be added to it in place
+            out._kq_products = (Product(kept),)  # type: ignore[attr-defined]
 
     def _follow(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         given = list(_tensors([*args, *kwargs.values()]))

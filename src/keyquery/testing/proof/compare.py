@@ -310,6 +310,8 @@ def fitted(ours: Tensor, theirs: Tensor) -> float:
 
 def informative(scores: Tensor) -> bool:
     """Whether some query sees keys of different scores: otherwise any reading would agree."""
+    if scores.shape[-1] < 2:
+        return False
     seen = scores > HIDDEN
     low, high = scores.masked_fill(~seen, torch.inf).amin(-1), scores.masked_fill(~seen, -torch.inf).amax(-1)
     return bool((high - low > 1e-6).any())
