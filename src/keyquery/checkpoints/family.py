@@ -76,6 +76,7 @@ class Attention:
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
     gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
+    values_behind: bool = False  # the key's tensor also holds the values, behind all keys
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
     position: str = "none"

@@ -15,7 +15,7 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
 # Position terms that are no function of one offset, or depend on the content of one token.
-GRIDS = ("axial", "window", "window with class", "decomposed", "transformer-xl", "xlnet", "relative keys")
+GRIDS = ("axial", "window", "window with class", "decomposed", "transformer-xl", "xlnet", "relative keys", "shaw")
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 

@@ -155,6 +155,8 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     name = place.names["query"]
     if attention.gated:
         query = _ungated(query, heads, name)
+    if attention.values_behind:
+        key = key[: len(key) // 2]
     widths = query.shape[-1], key.shape[-1]
     if widths[0] != widths[1]:
         if attention.kind != "cross":

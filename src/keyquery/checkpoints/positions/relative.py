@@ -18,7 +18,7 @@ from keyquery.checkpoints.sources import Source
 Config = Mapping[str, Any]
 Positions = Int[Tensor, " n"]
 TABLES = ("window", "window with class")  # biases by rows and columns
-VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys")
+VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys", "shaw")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +91,8 @@ def relatives(layer: Layer, source: Source, config: Config, queries: Positions, 
             return [_transformer_xl(layer, source, queries, keys)]
         case "relative keys":
             return [_relative_keys(layer, source, config, queries, keys)]
+        case "shaw":
+            return [_shaw(layer, source, queries, keys)]
     return []
 
 
@@ -182,3 +184,11 @@ def _relative_keys(layer: Layer, source: Source, config: Config, queries: Positi
     left, right = (int(config[f"{side}_max_position_embeddings"]) for side in ("left", "right"))
     index = (-_differences(queries, keys)).clamp(-left, right) + left
     return Relative("query", read_rows(source, layer.modules["distances"] + ".weight")[None], index, layer.scale)
+
+
+def _shaw(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Relative:
+    """A vector for each distance of a query behind a key; distance 0 stands in the middle of the table."""
+    table = read_rows(source, layer.modules["distances"] + ".weight")
+    middle = len(table) // 2
+    index = _differences(queries, keys).clamp(-middle, len(table) - 1 - middle) + middle
+    return Relative("query", table[None], index, layer.scale)
