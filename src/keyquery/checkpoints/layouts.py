@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from jaxtyping import Float
@@ -21,8 +22,9 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
     """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
-    named = [place.attention.heads] if place.attention.heads else list(HEADS)
-    said: dict[str, Any] = {}
+    own = place.attention.heads
+    named = [own] if isinstance(own, str) else list(HEADS) if own is None else []
+    said: dict[str, Any] = {"the architecture": own if isinstance(own, int) else None}
     if place.attention.order == "heads":
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
@@ -30,7 +32,9 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
         name = place.names["fused"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
     said["the module"] = _heads_of_module(place, source)
-    said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
+    said |= {
+        f"the config's {name}": _of_stage(config.get(name), place, config.get("blocks_per_stage")) for name in named
+    }
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
@@ -40,10 +44,15 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     return int(found)
 
 
-def _of_stage(number: Any, place: Place) -> Any:
-    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer."""
+def _of_stage(number: Any, place: Place, blocks: Any = None) -> Any:
+    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer.
+
+    `blocks` are the numbers of layers of each stage, where layers are counted through all stages.
+    """
     if not isinstance(number, (list, tuple)):
         return number
+    if isinstance(blocks, (list, tuple)) and len(blocks) == len(number):
+        return next((own for own, end in zip(number, accumulate(blocks), strict=True) if place.layer < end), None)
     anchor = next(place.names[role] for role in ANCHORS if role in place.names)
     stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
     index = stages[-2] if len(stages) > 1 else place.layer
@@ -136,7 +145,7 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
-    shape, dims = source.shapes[name], 3 if attention.order in ("heads", "columns") else 2
+    shape, dims = matrix(source.shapes[name]), 3 if attention.order in ("heads", "columns") else 2
     if len(shape) != dims:
         raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
     if attention.order == "heads":
@@ -146,7 +155,16 @@ def read_weight(source: Source, name: str, attention: Attention, start: int = 0,
         return read_rows(source, name).flatten(1).mT
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
-    return read_rows(source, name, start, stop)
+    return read_rows(source, name, start, stop).reshape(-1, shape[-1])
+
+
+def matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the kernel of a convolution of width 1.
+
+    >>> matrix((8, 4, 1, 1))
+    (8, 4)
+    """
+    return shape[:2] if len(shape) > 2 and set(shape[2:]) == {1} else shape
 
 
 def _apart(place: Place, source: Source, heads: int) -> Projections:
@@ -211,6 +229,7 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     attention, name = place.attention, place.names["fused"]
     shape = source.shapes[name + attention.weight]
     rows, width = shape[::-1] if attention.transposed else shape
+    width = rows // 3 if attention.pool else width  # stages of different widths
     rank = head_dim or _divide(width, heads, f"{name}: a width of {width} is not {heads} heads of equal width")
     units = _divide(rows, rank, f"{name}: {rows} rows are not heads of width {rank}")
     groups = _divide(
