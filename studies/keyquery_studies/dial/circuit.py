@@ -22,11 +22,10 @@ from keyquery.instruments.roles.roles import roles
 from keyquery.support.statistics import paired
 from keyquery.surgery.dial.dial import dial
 from keyquery.surgery.dial.means import Means
-from keyquery.surgery.rewriting.attach import sites_of
 from keyquery_studies.dial.score_changes import KINDS, Change, Changes, changeable
 
 ROLES = ("previous_token", "induction", "duplicate_token")
-GAINS = (0.0, 0.5, 0.75, 0.9)  # of a part in all heads: short of 0 the model can still copy
+GAINS = (0.0, 0.75, 0.9)  # of a part in all heads: short of 0 the model can still copy
 BATCH = 16  # sequences that are run at once
 OTHERS = 64  # sequences for the means
 
@@ -42,6 +41,10 @@ class Task:
     asked: int
     others: Int[Tensor, "many n"]
     corrupted: Int[Tensor, "count n"]
+
+    def batches(self) -> list[slice]:
+        """Rows that are run at once."""
+        return [slice(at, at + BATCH) for at in range(0, len(self.ids), BATCH)]
 
 
 def copying(pool: Tensor, before: Sequence[int], count: int, half: int, seed: int) -> Task:
@@ -64,11 +67,6 @@ def copying(pool: Tensor, before: Sequence[int], count: int, half: int, seed: in
 
     twice, others = (framed(drawn(rows, half).repeat(1, 2)) for rows in (count, OTHERS))
     return Task(twice, half - 1, others, framed(drawn(count, 2 * half)))
-
-
-def reading(windows: Tensor, others: Tensor) -> Task:
-    """Windows of a text, asked for every token but the first; corrupted are the windows in another order."""
-    return Task(windows, windows.shape[1] - 1, others, windows.roll(1, 0))
 
 
 @torch.no_grad()
@@ -102,12 +100,11 @@ def costs(
     model: nn.Module,
     task: Task,
     settings: Sequence[Change],
-    kinds_of_means: Sequence[str] = ("position",),
+    means: Mapping[str, Means],
     late: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
     """The rise in loss by each change, one value per sequence; stops once `late`."""
-    batches = [slice(at, at + BATCH) for at in range(0, len(task.ids), BATCH)]
-    means = means_of(model, task, kinds_of_means)
+    batches = task.batches()
     with changeable(model, means) as changes:
         pieces: dict[Change | None, list[tuple[Tensor, Tensor]]] = {}
         for rows in batches:
@@ -127,7 +124,7 @@ def costs(
         yield {**asdict(change), **compared(before, after)}
 
 
-def means_of(model: nn.Module, task: Task, kinds: Sequence[str]) -> dict[str, Means]:
+def means_of(model: nn.Module, task: Task, kinds: Sequence[str] = ("position",)) -> dict[str, Means]:
     """Means over a task's other sequences."""
     device = next(model.parameters()).device
     pieces = [{"input_ids": ids.to(device)} for ids in task.others.split(BATCH)]
@@ -159,11 +156,11 @@ def compared(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> dic
     }
 
 
-def everywhere(model: nn.Module, task: Task) -> Iterator[dict[str, Any]]:
+def everywhere(model: nn.Module, task: Task, means: Means) -> Iterator[dict[str, Any]]:
     """The rise in loss with a gain on each part of all heads."""
-    batches = [slice(at, at + BATCH) for at in range(0, len(task.ids), BATCH)]
+    batches = task.batches()
     before = _joined([losses(model, task, rows) for rows in batches])
-    with dial(model, data=means_of(model, task, ["position"])["position"]) as dialled:
+    with dial(model, data=means) as dialled:
         for part in PARTS:
             for gain in GAINS:
                 dialled.turn(None, **{part: gain})
@@ -171,24 +168,11 @@ def everywhere(model: nn.Module, task: Task) -> Iterator[dict[str, Any]]:
                 yield {"part": part, "gain": gain, **compared(before, after)}
 
 
-def all_parts(model: nn.Module) -> list[Change]:
-    """Every part of every head, left out."""
-    return [
-        Change(index, head, part)
-        for index, site in sites_of(model).items()
-        for head in range(site.count)
-        for part in PARTS
-    ]
-
-
-def selected(
-    heads: Sequence[Mapping[str, Any]], screen: Sequence[Mapping[str, Any]], most: int, of_role: int
-) -> list[tuple[int, int]]:
-    """The heads that are estimated: of the largest costs of the screen, and the highest scores of each role."""
-    ranked = sorted(screen, key=lambda row: -row["change"])[:most]
-    chosen = [(row["layer"], row["head"]) for row in ranked]
+def highest(heads: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int]]:
+    """The heads of highest score in each role."""
+    chosen = []
     for role in ROLES:
-        best = sorted(heads, key=lambda row: -row["scores"][role]["score"])[:of_role]
+        best = sorted(heads, key=lambda row: -row["scores"][role]["score"])[:count]
         chosen += [(row["layer"], row["head"]) for row in best]
     return list(dict.fromkeys(chosen))
 

@@ -6,8 +6,6 @@ same model for one seed, as the instruments read it.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +25,10 @@ PROJECTIONS = ("query", "key", "value", "output")
 class Size:
     """Of the models."""
 
-    vocabulary: int = 4096
-    width: int = 256
+    vocabulary: int = 64
+    width: int = 64
     depth: int = 2
-    heads: int = 8
+    heads: int = 4
 
     @property
     def rope(self) -> Rope:
@@ -42,15 +40,15 @@ class Size:
 class Plan:
     """Of the training."""
 
-    seeds: int = 8
-    batch: int = 64
-    length: int = 128
-    rate: float = 1e-3
-    warmup: int = 100
+    seeds: int = 5
+    batch: int = 16
+    length: int = 40
+    rate: float = 3e-3
+    warmup: int = 50
     decay: float = 0.01
     clip: float = 1.0
     # Steps at which the models are kept.
-    kept: Sequence[int] = (0, 100, 200, 300, 400, 500, 600, 800, 1000, 1250, 1500, 2000, 2500, 3000, 4000, 6000, 8000)
+    kept: Sequence[int] = (0, 200, 400, 600, 800, 1000, 1200, 1400, 1600, 2000, 2500, 3000, 4000)
 
 
 class AttentionOnly(nn.Module):
@@ -119,26 +117,49 @@ def loss(weights: Mapping[str, Tensor], size: Size, ids: Int[Tensor, "seeds batc
     return each.reshape(len(ids), -1).sum(1) / (ids.shape[1] * (ids.shape[2] - 1))
 
 
+def passages(size: Size, plan: Plan, rows: int, generator: torch.Generator) -> Int[Tensor, "rows n"]:
+    """Sequences of one random passage of 6 to 12 tokens, again and again, with 0 to 8 other random tokens between.
+
+    Repeats are at no fixed distance, so that no head can copy by position alone: 6 to 20 tokens apart, and another
+    distance at each repeat.
+    """
+    lengths = torch.randint(6, 13, (rows,), generator=generator).tolist()
+    starts = torch.randint(0, 9, (rows,), generator=generator).tolist()
+    ids = torch.randint(size.vocabulary, (rows, plan.length), generator=generator)
+    gaps = torch.randint(0, 9, (rows, plan.length), generator=generator).tolist()
+    for row, (length, at) in enumerate(zip(lengths, starts, strict=True)):
+        passage = torch.randperm(size.vocabulary, generator=generator)[:length]
+        repeat = 0
+        while at < plan.length:
+            end = min(at + length, plan.length)
+            ids[row, at:end] = passage[: end - at]
+            at, repeat = end + gaps[row][repeat], repeat + 1
+    return ids
+
+
 def train(
-    tokens: Int[Tensor, " many"], size: Size, plan: Plan, device: str, late: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[int, Weights, float]]:
-    """Step, weights and seconds so far at the steps to be kept; a run that is `late` ends early, with its last step."""
+    size: Size, plan: Plan, device: str = "cpu", late: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[int, Weights, Tensor]]:
+    """Step, weights and mean losses since the last one, by seed, at the steps to be kept.
+
+    A run that is `late` ends early, with its last step.
+    """
     weights = {name: weight.to(device).requires_grad_() for name, weight in initial(size, plan.seeds).items()}
     optimizer = torch.optim.AdamW(list(weights.values()), plan.rate, (0.9, 0.98), weight_decay=plan.decay)
-    tokens, start = tokens.to(device), time.monotonic()
     generator = torch.Generator().manual_seed(0)
-    within = torch.arange(plan.length, device=device)
+    recent: list[Tensor] = []
     for step in range(max(plan.kept) + 1):
         end = late()
         if step in plan.kept or end:
-            yield step, {name: weight.detach() for name, weight in weights.items()}, time.monotonic() - start
+            mean = torch.stack(recent).mean(0) if recent else torch.full((plan.seeds,), torch.nan)
+            yield step, {name: weight.detach().clone() for name, weight in weights.items()}, mean
+            recent = []
         if end or step == max(plan.kept):
             return
-        starts = torch.randint(len(tokens) - plan.length, (plan.seeds, plan.batch), generator=generator)
-        ids = tokens[starts.to(device)[..., None] + within].long()
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            of_seeds = loss(weights, size, ids)
+        ids = passages(size, plan, plan.seeds * plan.batch, generator).reshape(plan.seeds, plan.batch, -1).to(device)
+        of_seeds = loss(weights, size, ids)
         of_seeds.sum().backward()
+        recent.append(of_seeds.detach().cpu())
         clip(weights, plan.clip)
         for group in optimizer.param_groups:
             group["lr"] = plan.rate * min(1.0, (step + 1) / plan.warmup)
@@ -160,8 +181,3 @@ def model_of(weights: Mapping[str, Tensor], size: Size, seed: int) -> AttentionO
     model = AttentionOnly(size)
     model.load_state_dict({name: weight[seed].float().cpu() for name, weight in weights.items()})
     return model.eval()
-
-
-def blind_guess(tokens: Int[Tensor, " many"]) -> float:
-    """The loss of guessing each token of a set alike, in nats."""
-    return math.log(len(tokens.unique()))
