@@ -13,8 +13,8 @@ from keyquery import cli
 
 HEAD = """# Command line
 
-Generated from the commands: `keyquery COMMAND --help` prints the same. Errors are one sentence on stderr with exit code 2,
-an interrupt is exit code 130. Existing files are replaced only with `--force`.
+Generated from the commands: `keyquery COMMAND --help` prints the same. Errors are one sentence on stderr with exit
+code 2, an interrupt is exit code 130. Existing files are replaced only with `--force`.
 """
 
 

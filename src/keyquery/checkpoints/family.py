@@ -78,7 +78,7 @@ class Attention:
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
-    # The query's tensor also holds a gate for each head, behind its query; in fused blocks, gates come before all queries
+    # The query's tensor also holds a gate for each head, behind its query; fused, all gates come before all queries
     gated: bool = False
     channel_groups: bool = False  # convolutions of width 1 in groups of channels, as many in as out
     values_behind: bool = False  # the key's tensor also holds the values, behind all keys
