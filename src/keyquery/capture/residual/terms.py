@@ -108,6 +108,10 @@ def carried(term: Term, start: Term, value: Tensor) -> Tensor | None:
     >>> x = Write("a", torch.ones(2))
     >>> carried(Mapped(x, lambda t: 3 * t, torch.Size([2]), torch.float32), x, torch.tensor([1.0, 2.0]))
     tensor([3., 6.])
+    >>> bias = Write("bias", torch.ones(2))  # of all tokens, seen by maps in the shape of the stream
+    >>> stream = Mapped(added([bias], torch.Size([3, 2])), torch.flatten, torch.Size([3, 2]), torch.float32)
+    >>> carried(stream, bias, bias.value)
+    tensor([1., 1., 1., 1., 1., 1.])
     """
     if term is start:
         return value
@@ -116,7 +120,7 @@ def carried(term: Term, start: Term, value: Tensor) -> Tensor | None:
         return None if inside is None else term.map(inside)
     if isinstance(term, Sum):
         through = [each for part in term.terms if (each := carried(part, start, value)) is not None]
-        return torch.stack(through).sum(0) if through else None
+        return torch.stack([each.expand(term.shape) for each in through]).sum(0) if through else None
     return None
 
 
