@@ -71,13 +71,14 @@ class Attention:
     norm_bias: str = ".bias"
     config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
     of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
-    heads: str | None = None  # config key of the number of heads; "key / key", the quotient of two; "one"
+    heads: str | None = None  # config key of the number of heads; "key / key" or "key / 64", the quotient; "one"
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
-    # The query's tensor also holds a gate for each head, behind its query; in fused blocks, gates come before all queries
+    # The query's tensor also holds a gate for each head, behind its query; in fused blocks, before all queries
     gated: bool = False
     channel_groups: bool = False  # convolutions of width 1 in groups of channels, as many in as out
+    part: str = ""  # what it is called where a module has several, such as "global"
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
     position: str = "none"

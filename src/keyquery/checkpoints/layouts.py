@@ -43,9 +43,9 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
 
 
 def _stated(name: str, config: Mapping[str, Any]) -> Any:
-    """What a config says under a key; of "a / b", the quotient, at least 1."""
+    """What a config says under a key; of "a / b", the quotient, at least 1; b may be a number."""
     whole, ratio, part = name.partition(" / ")
-    return max(1, int(config[whole]) // int(config[part])) if ratio and config else config.get(name)
+    return max(1, int(config[whole]) // int(config.get(part, part))) if ratio and config else config.get(name)
 
 
 def _of_stage(number: Any, place: Place) -> Any:

@@ -68,6 +68,8 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
         size = int(size) // 2 + 1
     elif size and attention.window == "both sides":
         size = int(size) + 1
+    elif size and attention.window == "halves":
+        size = int(size) // 2 + 1
     kind = _kind_of(config, layer)
     if kind is not None and attention.window != "all":
         local = kind == "sliding_attention"
@@ -83,6 +85,11 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
                 local = (layer + 1) % int(config.get("sliding_window_pattern") or 6) != 0
             case "but every":
                 local = layer % int(config.get("global_attn_every_n_layers") or 3) != 0
+            case "band":  # Longformer's counts both sides
+                sizes, local = config.get("attention_window"), True
+                size = int(sizes[layer] if isinstance(sizes, list) else sizes or 512) // 2 + 1
+            case "radius":
+                size, local = int(config.get("local_radius") or 127) + 1, True
             case "listed":
                 size, kinds = config.get("window_size") or 256, config.get("attention_layers") or []
                 local = layer < len(kinds) and kinds[layer] == "local"

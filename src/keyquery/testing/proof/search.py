@@ -31,7 +31,6 @@ from keyquery.testing.proof.candidates import (
 )
 from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import (
-    HIDDEN,
     arrangements,
     content,
     entered,
@@ -41,9 +40,9 @@ from keyquery.testing.proof.compare import (
     memory_names,
     own_window,
     scores,
-    sliding_window,
 )
 from keyquery.testing.proof.compare import windows as in_windows
+from keyquery.testing.proof.masks import HIDDEN, sliding_window
 from keyquery.testing.proof.proof import Run, save, tiny_run
 
 ANCHORS = ("fused", "key_down", "query")
@@ -279,7 +278,8 @@ class _Seeker:
         around = event.owner if any(w.under(event.owner) for w in near) else event.owner.rpartition(".")[0]
         for weight in self.weights:
             later = capture.after(weight.module, event.time) if len(weight.shape) == 2 else None
-            if later is not None and weight.under(around) and weight.stem not in finding.names.values():
+            used = weight.stem in finding.names.values() or "gate" in weight.words
+            if later is not None and weight.under(around) and not used:
                 finding.names.setdefault("output", generalised({"o": weight.stem})[0]["o"])
 
     def _norm(self, finding: Finding, weight: Weight, capture: Capture, event: Event) -> None:
