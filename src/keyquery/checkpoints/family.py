@@ -36,6 +36,7 @@ OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
 WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 WHOLE.add("query_shift")  # what is added to the queries of each head
+WHOLE.add("second")  # a packed weight that queries and keys pass after their own
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}

@@ -195,7 +195,8 @@ def _parts(model: Any, alone: bool) -> Iterator[tuple[str, Any]]:
         placed = any(word in name for name in names for word in PLACED)
         masked = any("mask" in name for name in names)
         causal = any(getattr(modules[a], "is_causal", masked) for a in attention_modules(part, name))
-        if not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal:
+        listed = name in overrides().get(model.config.model_type, {}).get("parts", {})
+        if listed or (not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal):
             yield name, part
 
 
