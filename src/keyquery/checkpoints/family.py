@@ -98,7 +98,7 @@ class Attention:
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
-    qk_norm_by_head: bool = False  # each head has gains of its own, and is normed by itself
+    qk_norm_by_head: bool = False  # each head has gains of its own, and is normed by itself; ".0" names the first's
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others
