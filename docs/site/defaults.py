@@ -33,6 +33,7 @@ KEYS |= {"attention_layers", "max_window_layers", "use_sliding_window", "relativ
 KEYS |= {"rope_theta", "patch_size", "num_kv_shared_layers", "attention_window_size", "attn_scale", "use_attn_scale"}
 KEYS |= {"temperature_length", "max_relative_positions", "position_buckets", "relative_attention", "norm_rel_ebd"}
 KEYS |= {"max_source_positions", "max_target_positions", "global_attn_every_n_layers", "position_embeddings_type"}
+KEYS |= {"attention_window", "local_radius"}
 LONGEST = 12  # of a period of layer kinds
 
 
@@ -41,7 +42,7 @@ def used() -> set[str]:
     keys = set(KEYS)
     for attention in (attention for family in families().values() for attention in family.attention):
         named = (attention.heads, attention.head_dim, attention.softcap, attention.alibi, attention.causal)
-        keys |= {str(key) for key in named if key} | set(attention.only_if)
+        keys |= {part for key in named if key for part in str(key).split(" / ")} | set(attention.only_if)
         keys |= {attention.scale.split(" ", 1)[1]} if " " in attention.scale else set()
         parts = [part for value in attention.grid.values() for part in (value if isinstance(value, list) else [value])]
         keys |= {part for part in (*parts, attention.rotary_dim) if isinstance(part, str)}

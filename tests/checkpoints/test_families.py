@@ -1,5 +1,7 @@
 """Every family against the real model's own scores, in every variant that its files come in."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -209,3 +211,9 @@ def test_families_are_recognised_by_their_names_alone(name):
 @pytest.mark.parametrize(("name", "like"), [("mistral", "llama"), ("qwen2", "llama"), ("roberta", "bert")])
 def test_families_of_one_layout_are_taken_for_one_another(name, like):
     assert recognise(dict.fromkeys(tiny_model(name).state_dict())).name == like
+
+
+def test_no_type_is_claimed_by_two_architectures_or_refused_as_well():
+    claims = Counter(name for family in families().values() for name in family.model_types)
+    assert [name for name, count in claims.items() if count > 1] == []
+    assert [name for name in _refused() if claims[name]] == []

@@ -55,6 +55,14 @@ def test_a_sample_is_exact(name):
         pytest.param("swin", 8, marks=pytest.mark.slow),
         pytest.param("sam_vision_model", 2, marks=pytest.mark.slow),
         pytest.param("xlnet", 2, marks=pytest.mark.slow),
+        ("convbert", 2),  # a number of heads that two values of the config give
+        pytest.param("longformer", 2, marks=pytest.mark.slow),  # a band, and queries of global tokens
+        pytest.param("longt5", 6, marks=pytest.mark.slow),  # blocks
+        pytest.param("squeezebert", 2, marks=pytest.mark.slow),  # convolutions in groups of channels
+        pytest.param("hrm_text", 4, marks=pytest.mark.slow),  # gates before the queries
+        pytest.param("chameleon", 3, marks=pytest.mark.slow),  # norms of each head, and pixels as tokens
+        pytest.param("t5gemma2_decoder", 2, marks=pytest.mark.slow),  # one softmax over two sequences
+        pytest.param("glm5_next_text", 1, marks=pytest.mark.slow),  # latent attention without a rotary part
     ],
 )
 def test_positions_and_keys_of_all_kinds_are_exact(name, modules):
@@ -77,6 +85,10 @@ def test_positions_and_keys_of_all_kinds_are_exact(name, modules):
         pytest.param("parakeet", "parakeet_encoder", {"position": "none"}, "", marks=pytest.mark.slow),
         pytest.param("hunyuan_v1_moe", "hunyuan_v1_dense", {"norm_after_rope": False}, "", marks=pytest.mark.slow),
         pytest.param("nanochat", "nanochat", {"rope_back": False}, "", marks=pytest.mark.slow),
+        ("convbert", "convbert", {"heads": None}, ""),
+        pytest.param("chameleon", "chameleon", {"qk_norm_by_head": False}, "", marks=pytest.mark.slow),
+        pytest.param("t5gemma2_decoder", "t5gemma2_decoder", {"rope": None}, "", marks=pytest.mark.slow),
+        pytest.param("longt5", "longt5", {"position": "none"}, "", marks=pytest.mark.slow),
         ("mistral", "mistral", {"window": None}, "window of all, but queries see only keys less than 5 tokens away"),
         ("llama", "llama", {"window": "all"}, "window of 3, but queries see keys that are further away"),
     ],
@@ -138,6 +150,9 @@ def test_attention_that_is_not_read_is_found(monkeypatch):
 def test_models_without_attention_and_unknown_types():
     assert prove("mamba").status == "no softmax attention"
     assert prove("frobnicate").status == "cannot be built"
+    mistyped = prove("lama")
+    assert mistyped.status == "cannot be built"
+    assert "did you mean llama" in mistyped.reason
 
 
 def test_a_folder_is_proven_with_its_own_config(tmp_path):

@@ -37,6 +37,7 @@ WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column
 WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
+WHOLE.add("second")  # a packed weight that queries and keys pass after their own
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
@@ -73,7 +74,7 @@ class Attention:
     norm_bias: str = ".bias"
     config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
     of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
-    # Number of heads, or its config key, or "key / key", the quotient of two
+    # Number of heads, or its config key, or "key / key" or "key / 64", the quotient
     heads: str | int | None = None
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
@@ -85,6 +86,7 @@ class Attention:
     # Where there are fewer queries than keys, they are the largest of those of several tokens, feature by feature:
     # on a "grid" of 2 × 2 tokens, or "strided" by the number of queries
     pool: str | None = None
+    part: str = ""  # what it is called where a module has several, such as "global"
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
     position: str = "none"
@@ -103,7 +105,7 @@ class Attention:
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
-    qk_norm_by_head: bool = False  # each head has gains of its own, and is normed by itself
+    qk_norm_by_head: bool = False  # each head has gains of its own, and is normed by itself; ".0" names the first's
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others

@@ -303,7 +303,7 @@ def _kernels(found: list[Place], config: Mapping[str, Any]) -> Iterator[tuple[Pl
     for place in found:
         latent = place.attention.order == "latent"
         rotated = section(config, place.attention.config).get("qk_rope_head_dim") != 0
-        for part in ("nope", *(["rope"] if rotated else [])) if latent else ("",):
+        for part in ("nope", *(["rope"] if rotated else [])) if latent else (place.attention.part,):
             yield place, part
 
 
@@ -338,7 +338,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
             attention.pool is not None
         ),
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
-        f"the {part} kernel of a latent head; the scores of both add up": bool(part),
+        f"the {part} kernel of a latent head; the scores of both add up": attention.order == "latent",
         "rotary positions unknown: there is no config": bool(attention.rope and not config)
         and "frequencies" not in place.names,
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",

@@ -44,9 +44,11 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
 
 
 def _stated(name: str, config: Mapping[str, Any]) -> Any:
-    """What a config says under a key; of "a / b", the quotient, at least 1."""
-    whole, ratio, part = name.partition(" / ")
-    return max(1, int(config[whole]) // int(config[part])) if ratio and config else config.get(name)
+    """What a config says under a key; of "a / b", the quotient, at least 1; b may be a number."""
+    if " / " not in name:
+        return config.get(name)
+    whole, part = (int(key) if key.isdecimal() else config.get(key) for key in name.split(" / "))
+    return max(1, int(whole) // int(part)) if whole and part else None
 
 
 def _of_stage(number: Any, place: Place, blocks: Any = None) -> Any:
@@ -187,6 +189,8 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
         query = _ungated(query, heads, name)
     if attention.values_behind:
         key = key[: len(key) // 2]
+    if "second" in place.names:
+        return _twice(query, key, place, source, heads)
     widths = query.shape[-1], key.shape[-1]
     if widths[0] != widths[1]:
         if attention.kind != "cross":
@@ -202,6 +206,18 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
         _bias(source, place, "query", (groups, shared, rank)),
         _bias(source, place, "key", (groups, 1, rank)),
     )
+
+
+def _twice(query: Tensor, key: Tensor, place: Place, source: Source, heads: int) -> Projections:
+    """Queries and keys that are projected once more, by the weight of nn.MultiheadAttention."""
+    name = place.names["second"]
+    packed, width = read_rows(source, name), len(query)
+    if packed.shape != (3 * width, width):
+        raise ValueError(f"{name} has the shape {tuple(packed.shape)}, expected {(3 * width, width)}")
+    rank = _divide(width, heads, f"{name}: {width} rows are not {heads} heads of equal width")
+    biases = read_rows(source, name.replace("weight", "bias")).reshape(3, heads, 1, rank)
+    both = (packed[i * width : (i + 1) * width] @ t for i, t in enumerate((query, key)))
+    return Projections(*(t.reshape(heads, 1, rank, -1) for t in both), biases[0], biases[1])
 
 
 def _ungated(query: Tensor, heads: int, name: str) -> Tensor:

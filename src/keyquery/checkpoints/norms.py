@@ -34,7 +34,9 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
         if role in names:
             sizes = (rank, math.prod(heads) * rank)
-            norm = _norm(source, names[role], attention.qk_norm_kind, attention, config, sizes)
+            apart = attention.qk_norm_by_head and names[role].endswith(".0")
+            parts = [f"{names[role][:-1]}{head}" for head in range(math.prod(heads))] if apart else [names[role]]
+            norm = _joined([_norm(source, part, attention.qk_norm_kind, attention, config, sizes) for part in parts])
             norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
@@ -47,6 +49,13 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             eps = epsilon(attention, config) if attention.qk_norm_eps is None else attention.qk_norm_eps
             norms[role] = Norm("rms", gain, None, eps, by_head=True)
     return norms
+
+
+def _joined(norms: list[Norm]) -> Norm:
+    """The norms of single heads as one."""
+    shifts = [norm.shift for norm in norms if norm.shift is not None]
+    gain, shift = torch.cat([norm.gain for norm in norms]), torch.cat(shifts) if shifts else None
+    return replace(norms[0], gain=gain, shift=shift)
 
 
 def token_width(place: Place, source: Source, role: str, width: int) -> int:

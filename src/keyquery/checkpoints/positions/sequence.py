@@ -10,10 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from keyquery.checkpoints.configs.defaults import defaults
 from keyquery.checkpoints.family import Attention
 from keyquery.forms import Rope
 
 Config = Mapping[str, Any]
+# Types of transformers that turn a part of each head where the config says so; the others do not look at it.
+PARTIAL: tuple[str, ...] = ("bamba", "codegen", "deepseek_v4", "diffusion_gemma", "efficientloftr", "glm", "gpt_neox")
+PARTIAL += ("gptj", "laguna", "mellum", "mimo", "minimax_m", "moonshine", "musicflamingo", "nemotron", "neomme")
+PARTIAL += ("persimmon", "phi", "qwen3_5", "qwen3_next", "qwen4_exp", "recurrent_gemma", "solar_open", "stablelm")
+PARTIAL += ("step3p", "zaya")
 
 
 def scale_of(attention: Attention, config: Config, layer: int, head_dim: int, heads: int = 1) -> float:
@@ -70,6 +76,8 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
         size = int(size) // 2 + 1
     elif size and attention.window == "both sides":
         size = int(size) + 1
+    elif size and attention.window == "halves":
+        size = int(size) // 2 + 1
     kind = _kind_of(config, layer)
     if kind is not None and attention.window != "all":
         local = kind == "sliding_attention"
@@ -85,6 +93,11 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
                 local = (layer + 1) % int(config.get("sliding_window_pattern") or 6) != 0
             case "but every":
                 local = layer % int(config.get("global_attn_every_n_layers") or 3) != 0
+            case "band":  # Longformer's counts both sides
+                sizes, local = config.get("attention_window"), True
+                size = int(sizes[layer] if isinstance(sizes, list) else sizes or 512) // 2 + 1
+            case "radius":
+                size, local = int(config.get("local_radius") or 127) + 1, True
             case "listed":
                 size, kinds = config.get("window_size") or 256, config.get("attention_layers") or []
                 local = layer < len(kinds) and kinds[layer] == "local"
@@ -128,8 +141,10 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
 def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope:
     parameters = _rope_parameters(config, layer)
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
-    share = next((share for share in shares if share), 1.0)
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
+    model_type = str(config.get("model_type"))
+    ignored = model_type in defaults() and not model_type.startswith(PARTIAL) and not whole
+    share = 1.0 if ignored else next((share for share in shares if share), 1.0)
     stated = None if shares[0] else config.get(attention.rotary_dim)
     dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:

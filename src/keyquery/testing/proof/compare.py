@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Int
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.rope import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
+from keyquery.testing.proof.local_scores import by_pairs
+from keyquery.testing.proof.masks import HIDDEN, mask_error
 from keyquery.testing.proof.tokens import Tokens, entered, own_window, pooled, windows
 
-HIDDEN = -60.0  # masks lie below, scores of tiny models above
 QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
 UNTESTED = "only at position 0, or behind a mask"
@@ -144,13 +144,25 @@ class Comparison:
             return Match(event.owner, name, 0.0, 0.0, UNTESTED)
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
+        event = _in_pairs(event, layers[0], x)
+        counts = [t.numel() // t.shape[-1] for t in (x, y)]
+        memory = y if layers[0].kind == "self" and sum(counts) == event.scores.shape[-1] else None
+        if memory is not None:  # one softmax over own tokens, and over others by the same weights
+            call = capture.before(key, event.time)
+            y = x if call is None else entered(capture, key, call.time, 1)
+        if y is None:
+            return Match(event.owner, name, bad, bad, "its projections take no tokens of its own")
         try:
             tokens = windows(x, y, event, layers[0], capture, query)
             both = torch.stack([scores(layer, tokens, positions, capture) for layer in layers]).sum(0)
             both = own_window(event, both)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
-            return closest(event, name, self._finished(layers[0], both, tokens), layers[0])
+            found = closest(event, name, self._finished(layers[0], both, tokens), layers[0])
+            if memory is not None:
+                own = torch.cat((both, to_memory(layers[0], tokens.x, memory, positions)), -1)
+                found = replace(closest(event, name, own, layers[0]), why=found.why)
+            return found
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
@@ -184,6 +196,14 @@ def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capt
     return layer.scale * (query @ key.mT).flatten(1, 2)
 
 
+def to_memory(layer: Layer, x: Tensor, memory: Tensor, positions: Tensor | None) -> Tensor:
+    """Scaled scores of tokens with those of another sequence, whose keys are not rotated."""
+    n, y = x.shape[1], memory.reshape(1, -1, memory.shape[-1])
+    at = positions if positions is not None and len(positions) == n else torch.arange(n)
+    query, key = layer.rotated(x, y, layer.rope, at, torch.zeros(y.shape[1], dtype=torch.long))
+    return layer.scale * (query @ key.mT).flatten(1, 2)
+
+
 def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
     """The rotation of tokens on the grid of a run's images."""
     assert layer.axial is not None
@@ -193,6 +213,13 @@ def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
     return layer.axial.on(sizes)
 
 
+def _in_pairs(event: Event, layer: Layer, x: Tensor) -> Event:
+    """An event of local attention with its scores by query and key; other events as they are."""
+    count = x.numel() // x.shape[-1]
+    pairs = None if layer.window is None else by_pairs(event.scores, layer.heads, count, layer.window)
+    return event if pairs is None else replace(event, scores=pairs)
+
+
 def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
     """The match of a softmax with scores of ours."""
     bad = float("inf")
@@ -200,7 +227,7 @@ def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
     for arranged in arrangements(event.scores, ours):
         error, strict = errors(ours, arranged)
         if error < best.error or best.error == bad:
-            best = Match(event.owner, name, error, strict, _mask(arranged, layer) if error < 1e-4 else "")
+            best = Match(event.owner, name, error, strict, mask_error(arranged, layer) if error < 1e-4 else "")
     return best
 
 
@@ -240,7 +267,7 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tens
             error, _ = errors(factor * ours, arranged)
             error = error if 0.5 < fitted(ours, whole) < 2 else bad
         if error < best.error:
-            best = Match(event.owner, name, error, error, _mask(whole, layer) if error < 1e-4 else "")
+            best = Match(event.owner, name, error, error, mask_error(whole, layer) if error < 1e-4 else "")
     return best
 
 
@@ -276,42 +303,6 @@ def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
     centred = torch.where(seen, difference - difference.sum(-1, keepdim=True) / count, 0.0)
     size = torch.where(seen, theirs - theirs.sum(-1, keepdim=True) / count, 0.0).abs().max().clamp(min=1e-9)
     return float(centred.abs().max() / size), float(difference.abs().max() / theirs.abs().max().clamp(min=1e-9))
-
-
-def _mask(theirs: Tensor, layer: Layer) -> str:
-    """What is wrong about which keys a query sees, if anything."""
-    n, m = theirs.shape[-2:]
-    if n != m or layer.kind != "self":
-        return ""
-    seen = (theirs > HIDDEN).any(0).any(0)
-    future = torch.ones(n, n, dtype=torch.bool).triu(1)
-    if layer.causal and bool((seen & future).any()):
-        return "causal, but queries see later keys"
-    if not layer.causal and n > 2 and not bool((seen & future).any()):
-        return "not causal, but no query sees a later key"
-    size, far = sliding_window(seen), _distances(n)
-    if layer.window is not None and bool((seen & (far >= layer.window)).any()):
-        return f"window of {layer.window}, but queries see keys that are further away"
-    if size is not None and size != layer.window:
-        return f"window of {layer.window or 'all'}, but queries see only keys less than {size} tokens away"
-    return ""
-
-
-def sliding_window(seen: Bool[Tensor, "n n"]) -> int | None:
-    """The size of a sliding window, if that is what a mask is: all keys less than so many tokens away, and no others.
-
-    >>> sliding_window(torch.ones(5, 5).tril().triu(-1).bool())
-    2
-    """
-    n, far = len(seen), _distances(len(seen))
-    size = int(far[seen].max()) + 1 if bool(seen.any()) else n
-    window = far < size
-    window = window if bool(seen.triu(1).any()) else window.tril()
-    return size if 1 < size < n - 1 and torch.equal(seen, window) else None
-
-
-def _distances(n: int) -> Int[Tensor, "n n"]:
-    return (torch.arange(n) - torch.arange(n)[:, None]).abs()
 
 
 def _rest(name: str, stem: str) -> bool:

@@ -159,7 +159,8 @@ class _Maker:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def of_shape(self, shape: Any) -> Any:
-        """Random values of a shape; ["ids", 1, 8, 60]: whole numbers below 60; or "values", "zeros", "ones" of a shape.
+        """Random values of a shape; ["ids", 1, 8, 60]: whole numbers below 60; or "values", "zeros", "ones" of a shape;
+        ["first", 2, 1, 8]: true for the first two.
 
         "n" in a shape is the number of tokens.
         """
@@ -169,6 +170,8 @@ class _Maker:
                 return torch.randint(0, rest[-1], tuple(rest[:-1]), generator=self.generator)
             case ["values", *rest]:
                 return torch.tensor(rest)
+            case ["first", count, *rest]:  # true for the first tokens
+                return (torch.arange(rest[-1]) < count).expand(rest)
             case ["zeros" | "ones" as kind, *rest]:
                 return torch.full(rest, kind == "ones")
             case [*_]:

@@ -6,6 +6,7 @@ import math
 import pkgutil
 import tomllib
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -54,7 +55,9 @@ def tiny_configs(source: str | Mapping[Any, Any]) -> Iterator[Any]:
     model_type = str(facts.get("model_type")) if facts else str(source)
     known = overrides().get(model_type, {})
     if model_type not in transformers.CONFIG_MAPPING:
-        raise CannotBuildError(f"transformers {transformers.__version__} has no config type {model_type!r}")
+        near = get_close_matches(model_type, model_types(), 3)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise CannotBuildError(f"transformers {transformers.__version__} has no config type {model_type!r}{meant}")
     cls = transformers.CONFIG_MAPPING[model_type]
     reasons = []
     try:

@@ -195,15 +195,17 @@ def _parts(model: Any, alone: bool) -> Iterator[tuple[str, Any]]:
         placed = any(word in name for name in names for word in PLACED)
         masked = any("mask" in name for name in names)
         causal = any(getattr(modules[a], "is_causal", masked) for a in attention_modules(part, name))
-        if not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal:
+        listed = name in overrides().get(model.config.model_type, {}).get("parts", {})
+        if listed or (not isinstance(part, (base, nn.ModuleList)) and names and not placed and not causal):
             yield name, part
 
 
 def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int, shift: int) -> Run:
     """A run of a part of a model, with the first arguments under which all of its attention runs, or most."""
     part, failed, best = model.get_submodule(name), None, None
-    kind = getattr(getattr(part, "config", None), "model_type", "")
-    known = overrides().get(kind, {}).get("inputs", {})
+    kind = getattr(getattr(part, "config", None), "model_type", None)
+    known = overrides().get(kind or "", {}).get("inputs", {})
+    known = known if kind else overrides().get(model.config.model_type, {}).get("parts", {}).get(name, {})
     wanted = attention_modules(part, name)
     for inputs in inputs_for(part, length, spread, shift, known, model.config):
         inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}

@@ -31,7 +31,6 @@ from keyquery.testing.proof.candidates import (
 )
 from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import (
-    HIDDEN,
     arrangements,
     content,
     errors,
@@ -39,8 +38,8 @@ from keyquery.testing.proof.compare import (
     informative,
     memory_names,
     scores,
-    sliding_window,
 )
+from keyquery.testing.proof.masks import HIDDEN, sliding_window
 from keyquery.testing.proof.proof import Run, save, tiny_run
 from keyquery.testing.proof.tokens import entered, own_window
 from keyquery.testing.proof.tokens import windows as in_windows
@@ -278,7 +277,8 @@ class _Seeker:
         around = event.owner if any(w.under(event.owner) for w in near) else event.owner.rpartition(".")[0]
         for weight in self.weights:
             later = capture.after(weight.module, event.time) if len(weight.shape) == 2 else None
-            if later is not None and weight.under(around) and weight.stem not in finding.names.values():
+            used = weight.stem in finding.names.values() or "gate" in weight.words
+            if later is not None and weight.under(around) and not used:
                 finding.names.setdefault("output", generalised({"o": weight.stem})[0]["o"])
 
     def _norm(self, finding: Finding, weight: Weight, capture: Capture, event: Event) -> None:
