@@ -46,6 +46,7 @@ NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
     "heads": [("query",), ("key",)],
     "columns": [("query",), ("key",)],
+    "learned": [("query",), ("key",)],
     "query latent": [("query_up",), ("query_down",), ("key",)],
     "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
 }
@@ -60,7 +61,8 @@ class Attention:
     kind: str = "self"
     causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
     # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters",
-    # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone)
+    # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone);
+    # "learned": the query's tensor are tokens, which are queries as they are
     order: str = "apart"
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous

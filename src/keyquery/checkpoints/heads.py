@@ -242,6 +242,7 @@ class Heads:
             "position": _position(place, config) if self._positions else "none",
             "modules": place.names,
             "pool": attention.pool,
+            "learned": attention.order == "learned",
             "softcap": float(config[attention.softcap])
             if attention.softcap and config.get(attention.softcap)
             else None,

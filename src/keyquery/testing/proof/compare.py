@@ -139,6 +139,8 @@ class Comparison:
         layers = self.groups[name]
         apart = layers[0].position == "disentangled"  # its projections are also called on distances
         x, y = (entered(capture, m, event.time, i, event if apart else None) for i, m in enumerate((query, key)))
+        if layers[0].learned:
+            x = self.heads.source.rows(layers[0].modules["query"]).to(event.scores)
         bad = float("inf")
         if not bool((event.scores > HIDDEN).any()):
             return Match(event.owner, name, 0.0, 0.0, UNTESTED)
