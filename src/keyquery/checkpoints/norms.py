@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from keyquery.checkpoints.family import Attention, Place
 from keyquery.checkpoints.layer import Norm, Projections
@@ -38,7 +39,8 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
-            norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps)
+            gain = norm.gain.reshape(shape) * (dim_scale(place, source) if role == "query_norm" else 1.0)
+            norms[role] = Norm(norm.kind, gain, shift, norm.eps)
         elif attention.unit_norm:
             gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
             if role == "query_norm" and "head_scale" in names:  # at most 100
@@ -47,6 +49,13 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             eps = epsilon(attention, config) if attention.qk_norm_eps is None else attention.qk_norm_eps
             norms[role] = Norm("rms", gain, None, eps, by_head=True)
     return norms
+
+
+def dim_scale(place: Place, source: Source) -> Tensor | float:
+    """Learned factors of a query's dimensions, which are 1 where the stored values are 0."""
+    if "dim_scale" not in place.names:
+        return 1.0
+    return softplus(read_rows(source, place.names["dim_scale"]).double()).float() / math.log(2)
 
 
 def token_width(place: Place, source: Source, role: str, width: int) -> int:

@@ -130,7 +130,8 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     share = next((share for share in shares if share), 1.0)
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
-    stated = None if shares[0] else config.get(attention.rotary_dim)
+    own = attention.rotary_dim
+    stated = int(own) if own.isdecimal() else None if shares[0] else config.get(own)
     dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
