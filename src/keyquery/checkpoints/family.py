@@ -35,6 +35,7 @@ ENDINGS = {
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
 WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
+WHOLE.add("dim_scale")  # factors of a query's dimensions, before a softplus
 WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
 WHOLE.add("second")  # a packed weight that queries and keys pass after their own
@@ -47,6 +48,7 @@ NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
     "heads": [("query",), ("key",)],
     "columns": [("query",), ("key",)],
+    "learned": [("query",), ("key",)],
     "query latent": [("query_up",), ("query_down",), ("key",)],
     "latent": [("query", "query_up"), ("query", "query_down"), ("key_down",), ("key_up",)],
 }
@@ -61,7 +63,8 @@ class Attention:
     kind: str = "self"
     causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
     # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters",
-    # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone)
+    # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone);
+    # "learned": the query's tensor are tokens, which are queries as they are
     order: str = "apart"
     transposed: bool = False  # stored (in, out)
     ratio: list[int] = field(default_factory=list)  # rows to columns of the fused tensor, if names are ambiguous
@@ -93,7 +96,7 @@ class Attention:
     # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
     rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
-    rotary_dim: str = "rotary_dim"  # config key of the number of rotated dimensions, if not a share of them
+    rotary_dim: str = "rotary_dim"  # config key of the number of rotated dimensions, if not a share; or the number
     norm_after_rope: bool = False  # queries and keys are rotated before they are normed
     rope_back: bool = False  # rotated by negative angles
     rope_last: bool = False  # the last dimensions of a head are rotated; they are read as the first

@@ -17,7 +17,7 @@ from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
-from keyquery.checkpoints.norms import epsilon, read_norms, require_finite, token_width
+from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite, token_width
 from keyquery.checkpoints.positions.grids import axial_of
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.positions.sequence import alibi, is_causal, rope_of, scale_of, t5_bias, window_of
@@ -220,6 +220,8 @@ class Heads:
             weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
             _check_stated(place, self.source, config, weights)
             weights = _with_content_bias(place, self.source, weights)
+            if "query_norm" not in place.names:
+                weights = _with_dim_scale(weights, dim_scale(place, self.source))
             width = weights.query.shape[2]
         norms = read_norms(place, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
@@ -242,6 +244,7 @@ class Heads:
             "position": _position(place, config) if self._positions else "none",
             "modules": place.names,
             "pool": attention.pool,
+            "learned": attention.order == "learned",
             "softcap": float(config[attention.softcap])
             if attention.softcap and config.get(attention.softcap)
             else None,
@@ -374,6 +377,14 @@ def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weigh
                 f"{name} of shape {tuple(source.shapes[name])} holds {count} heads of width {rank}, but the config's "
                 f"{key} is {stated}"
             )
+
+
+def _with_dim_scale(weights: Projections, factors: Tensor | float) -> Projections:
+    """With learned factors of a query's dimensions."""
+    if isinstance(factors, float):
+        return weights
+    bias = None if weights.query_bias is None else weights.query_bias * factors
+    return replace(weights, query=weights.query * factors[:, None], query_bias=bias)
 
 
 def _with_content_bias(place: Place, source: Source, weights: Projections) -> Projections:

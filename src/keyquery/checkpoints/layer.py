@@ -110,6 +110,7 @@ class Layer:
     modules: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     label: str = ""  # what to call it: "encoder 0", "cross 3", "0 rope", or its index
+    learned: bool = False  # queries are learned tokens, which the model does not project
     pool: str | None = None  # how tokens are merged into one query, in layers that have fewer queries than keys
     softcap: float | None = None  # c: the model uses c·tanh(s/c) of the scaled score s
 

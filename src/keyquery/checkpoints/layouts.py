@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, block_diag
 from torch.nn.functional import pad
@@ -77,6 +78,8 @@ def projections(place: Place, source: Source, heads: int, head_dim: int | None) 
         return _apart(place, source, heads)
     if place.attention.order == "stacked":
         return _stacked(place, source)
+    if place.attention.order == "learned":
+        return _learned(place, source, heads)
     return _fused(place, source, heads, head_dim)
 
 
@@ -86,6 +89,14 @@ def _stacked(place: Place, source: Source) -> Projections:
         raise ValueError(f"{name} has the shape {tuple(source.shapes[name])}, expected (3, heads, r, d)")
     query, key = read_rows(source, name, 0, 2)
     return Projections(query.unsqueeze(1), key.unsqueeze(1))
+
+
+def _learned(place: Place, source: Source, heads: int) -> Projections:
+    """Tokens that are queries as they are, and keys of others: the query's weight is the identity, cut into heads."""
+    key = read_weight(source, place.names["key"] + place.attention.weight, place.attention)
+    rank = _divide(len(key), heads, f"{place.names['key']}: {len(key)} rows are not {heads} heads of equal width")
+    identity = torch.eye(len(key), dtype=key.dtype).reshape(heads, 1, rank, -1)
+    return Projections(identity, key.reshape(heads, 1, rank, -1), None, _bias(source, place, "key", (heads, 1, rank)))
 
 
 @dataclass(frozen=True, eq=False)

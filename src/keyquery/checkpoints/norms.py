@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from keyquery.checkpoints.family import Attention, Place
 from keyquery.checkpoints.layer import Norm, Projections
@@ -40,7 +41,8 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
-            norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps, attention.qk_norm_by_head)
+            gain = norm.gain.reshape(shape) * (dim_scale(place, source) if role == "query_norm" else 1.0)
+            norms[role] = Norm(norm.kind, gain, shift, norm.eps, attention.qk_norm_by_head)
         elif attention.unit_norm:
             gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
             if role == "query_norm" and "head_scale" in names:  # at most 100
@@ -56,6 +58,13 @@ def _joined(norms: list[Norm]) -> Norm:
     shifts = [norm.shift for norm in norms if norm.shift is not None]
     gain, shift = torch.cat([norm.gain for norm in norms]), torch.cat(shifts) if shifts else None
     return replace(norms[0], gain=gain, shift=shift)
+
+
+def dim_scale(place: Place, source: Source) -> Tensor | float:
+    """Learned factors of a query's dimensions, which are 1 where the stored values are 0."""
+    if "dim_scale" not in place.names:
+        return 1.0
+    return softplus(read_rows(source, place.names["dim_scale"]).double()).float() / math.log(2)
 
 
 def token_width(place: Place, source: Source, role: str, width: int) -> int:

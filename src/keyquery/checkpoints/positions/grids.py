@@ -57,6 +57,8 @@ def _unplaced(place: Place, source: Source, config: Config, pairs: int) -> tuple
         return source.rows(place.names["unplaced"]).reshape(-1, pairs), None
     grid = place.attention.grid
     counts = [sum(_number(part, config) for part in grid.get(side, [])) for side in ("before", "after")]
+    if "late" in grid and place.layer >= int(config["num_hidden_layers"]) - int(config["num_blocks"]):
+        counts[0] += int(_number(grid["late"], config))  # EoMT's queries join in the last layers
     before, after = (torch.zeros(count, pairs) if count else None for count in counts)
     return before, after
 

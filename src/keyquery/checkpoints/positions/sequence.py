@@ -145,7 +145,8 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     model_type = str(config.get("model_type"))
     ignored = model_type in defaults() and not model_type.startswith(PARTIAL) and not whole
     share = 1.0 if ignored else next((share for share in shares if share), 1.0)
-    stated = None if shares[0] else config.get(attention.rotary_dim)
+    own = attention.rotary_dim
+    stated = int(own) if own.isdecimal() else None if shares[0] else config.get(own)
     dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")

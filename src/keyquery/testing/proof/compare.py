@@ -22,6 +22,7 @@ from keyquery.testing.proof.tokens import Tokens, entered, own_window, pooled, w
 
 QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
+EXACTLY = 1e-6  # relative error of a score that is the same for all keys
 UNTESTED = "only at position 0, or behind a mask"
 CONTENT = ("unread", "rotary")  # terms of positions that are not read
 
@@ -106,9 +107,12 @@ class Comparison:
         """Every softmax, with the layer that explains it best."""
         for event in capture.events:
             formless = self.heads.family.formless
-            if (formless and re.search(formless, event.owner)) or not informative(event.scores):
+            if formless and re.search(formless, event.owner):
                 continue
             found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
+            if not informative(event.scores):  # keys of one token, as of frames before their first layer
+                self.seen |= {str(match.layer) for match in found if match.strict <= EXACTLY and match.layer}
+                continue
             best = min(found, key=lambda match: match.error, default=None)
             if best is None:
                 yield Match(event.owner, None, float("inf"), float("inf"), "not read")
@@ -139,9 +143,11 @@ class Comparison:
         layers = self.groups[name]
         apart = layers[0].position == "disentangled"  # its projections are also called on distances
         x, y = (entered(capture, m, event.time, i, event if apart else None) for i, m in enumerate((query, key)))
+        if layers[0].learned:
+            x = self.heads.source.rows(layers[0].modules["query"]).to(event.scores)
         bad = float("inf")
         if not bool((event.scores > HIDDEN).any()):
-            return Match(event.owner, name, 0.0, 0.0, UNTESTED)
+            return Match(event.owner, name, 0.0, bad, UNTESTED)
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
         event = _in_pairs(event, layers[0], x)

@@ -45,7 +45,7 @@ def windows(x: Tensor, y: Tensor, event: Event, layer: Layer, capture: Capture, 
     rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     m = event.scores.shape[-1]
     n = event.scores.numel() // (m * layer.heads)
-    if n == m < len(rows) == len(columns):
+    if n == m < len(rows) == len(columns) and not layer.pool:
         call = capture.before(module, event.time)
         since = [e for e in capture.events if call and e.owner == event.owner and call.time < e.time < event.time]
         first = sum(other.scores.shape[-1] for other in since)
