@@ -103,7 +103,7 @@ class Circuit(Reading, kind="circuit"):
             floors.append(
                 any(row["accuracy_before"] <= FLOOR for row in pair) or all(r["accuracy"] <= FLOOR for r in pair)
             )
-            sides.append([row["values"] if len(seeds) == 1 else [row["change"]] for row in pair])
+            sides.append([row["values"] if seed is None else [row["change"]] for row in pair])
             heads.append(f"{head[0]}.{head[1]}")
         one, other = (torch.tensor([v for seed in sides for v in seed[index]], dtype=torch.float64) for index in (0, 1))
         facts: dict[str, Any] = {"head": ", ".join(heads), "of": float(one.mean()), "less": float(other.mean())}
@@ -187,14 +187,14 @@ def collected(folder: Path, facts: Sequence[Mapping[str, Any]], settings: Mappin
         losses = {key: row[key] for key in ("training", "repeated", "copying")}
         models.append({"name": place["model"], "seed": row["seed"], "step": row["step"], **losses})
         heads += [{**place, **_flat(head)} for head in row["heads"]]
-        costs += [{**place, **_place(cost)} for cost in (*row["costs"], *row["everywhere"])]
+        own = [{**place, **_place(cost)} for cost in (*row["costs"], *row["everywhere"])]
+        costs += [{key: value for key, value in cost.items() if key != "values"} for cost in own]
     for fact in facts:
         place = {"model": fact["name"], "seed": None, "step": None}
         heads += [{**place, **_flat(head)} for head in Store(folder, list).get(f"{fact['name']}-heads.json", [])]
         for path in sorted(folder.glob(f"{fact['name']}-[ce]*.json")):
             costs += [{**place, **_place(cost)} for cost in Store(folder, list).read(path.name)]
-    digits = [{**row, "values": short(row["values"], 4)} for row in short(costs, 5)]
-    return Circuit(models=models, heads=short(heads, 5), costs=digits, provenance=provenance(**settings))
+    return Circuit(models=models, heads=short(heads, 5), costs=short(costs, 5), provenance=provenance(**settings))
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
