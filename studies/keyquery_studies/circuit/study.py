@@ -54,9 +54,10 @@ class Circuit(Reading, kind="circuit"):
         return [{key: value for key, value in row.items() if key != "values"} for row in self.costs]
 
     def highest(self, model: str, role: str, seed: int | None = None) -> tuple[int, int]:
-        """The head of highest score in a role; of a trained model at its last step."""
+        """The head of highest score in a role, of those whose parts were changed; of a trained model at the end."""
+        changed = {_key(row) for row in self.costs}
         rows = [row for row in self._last(self.heads) if (row["model"], row["seed"]) == (model, seed)]
-        best = max(rows, key=lambda row: row[role])
+        best = max((row for row in rows if _key(row) in changed), key=lambda row: row[role])
         return best["layer"], best["head"]
 
     def weights_alone(self) -> list[dict[str, Any]]:
