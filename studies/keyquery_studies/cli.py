@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from keyquery_studies.causes.command import causes
+from keyquery_studies.circuit.command import circuit
 from keyquery_studies.datapoints.command import datapoints
 from keyquery_studies.depth.command import depth
 from keyquery_studies.dial.command import dial
@@ -26,6 +27,7 @@ COMMANDS = (
     mask,
     kernels,
     dial,
+    circuit,
     primal,
     time,
     causes,

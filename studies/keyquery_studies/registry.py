@@ -6,6 +6,7 @@ from keyquery.report.registry import Display
 
 KINDS = {
     "causes study": "keyquery_studies.causes.study",
+    "circuit": "keyquery_studies.circuit.study",
     "datapoint study": "keyquery_studies.datapoints.study",
     "depth study": "keyquery_studies.depth.study",
     "dial": "keyquery_studies.dial.study",
@@ -29,6 +30,7 @@ def _display(study: str, *figures: str) -> Display:
 
 DISPLAYS = {
     "causes study": _display("causes", "changed"),
+    "circuit": _display("circuit", "followed"),
     "datapoint study": _display("datapoints", "between"),
     "depth study": _display("depth", "depths"),
     "dial": _display("dial", "parts", "layers"),

@@ -25,7 +25,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 class Size:
     """Of the models."""
 
-    vocabulary: int = 64
+    vocabulary: int = 32
     width: int = 64
     depth: int = 2
     heads: int = 4
@@ -48,7 +48,7 @@ class Plan:
     decay: float = 0.01
     clip: float = 1.0
     # Steps at which the models are kept.
-    kept: Sequence[int] = (0, 200, 400, 600, 800, 1000, 1200, 1400, 1600, 2000, 2500, 3000, 4000)
+    kept: Sequence[int] = tuple(range(0, 2001, 100))
 
 
 class AttentionOnly(nn.Module):
@@ -78,13 +78,16 @@ class AttentionOnly(nn.Module):
 
 
 def initial(size: Size, seeds: int) -> Weights:
-    """Weights of all seeds, named as in `AttentionOnly`: normal, of standard deviation 1/√width, embeddings 0.02."""
+    """Weights of all seeds, named as in `AttentionOnly`: normal, of standard deviation 1/√width.
+
+    Embeddings have 1 and output projections 0.02, so that layers start as small additions to the tokens.
+    """
     shapes = {name: tuple(weight.shape) for name, weight in AttentionOnly(size).state_dict().items()}
     stacks: dict[str, list[Tensor]] = {name: [] for name in shapes}
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         for name, shape in shapes.items():
-            std = 0.02 if name == "tokens.weight" else size.width**-0.5
+            std = 1.0 if name == "tokens.weight" else 0.02 if "output" in name else size.width**-0.5
             stacks[name].append(std * torch.randn(shape, generator=generator))
     return {name: torch.stack(each) for name, each in stacks.items()}
 

@@ -22,12 +22,13 @@ from keyquery.instruments.roles.roles import roles
 from keyquery.support.statistics import paired
 from keyquery.surgery.dial.dial import dial
 from keyquery.surgery.dial.means import Means
-from keyquery_studies.dial.score_changes import KINDS, Change, Changes, changeable
+from keyquery_studies.circuit.prefix import Prefix
+from keyquery_studies.circuit.score_changes import KINDS, Change, Changes, changeable
 
 ROLES = ("previous_token", "induction", "duplicate_token")
 GAINS = (0.0, 0.75, 0.9)  # of a part in all heads: short of 0 the model can still copy
 BATCH = 16  # sequences that are run at once
-OTHERS = 64  # sequences for the means
+OTHERS = 32  # sequences for the means
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,20 +105,22 @@ def costs(
     late: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
     """The rise in loss by each change, one value per sequence; stops once `late`."""
-    batches = task.batches()
+    batches, prefix = task.batches(), Prefix(model)
     with changeable(model, means) as changes:
         pieces: dict[Change | None, list[tuple[Tensor, Tensor]]] = {}
         for rows in batches:
             if any(change.kind == "resample" for change in settings):
                 _record(changes, task, rows)
-            for change in (None, *settings):
+            changes.set(None)
+            with prefix.kept({change.layer for change in settings}):
+                pieces.setdefault(None, []).append(losses(model, task, rows))
+            for change in settings:
                 if late():
                     break
                 changes.set(change)
-                pieces.setdefault(change, []).append(losses(model, task, rows))
+                with prefix.skipped(change.layer):
+                    pieces.setdefault(change, []).append(losses(model, task, rows))
     whole = {change: _joined(parts) for change, parts in pieces.items() if len(parts) == len(batches)}
-    if None not in whole:
-        return
     before = whole.pop(None)
     for change, after in whole.items():
         assert change is not None

@@ -9,8 +9,7 @@ import torch
 
 from keyquery.capture.hooks import evaluating
 from keyquery.forms.parts import PARTS
-from keyquery_studies.common.store import Store
-from keyquery_studies.dial.circuit import (
+from keyquery_studies.circuit.measures import (
     Change,
     copying,
     costs,
@@ -21,11 +20,13 @@ from keyquery_studies.dial.circuit import (
     means_of,
     settings_of,
 )
-from keyquery_studies.dial.phase_change import Plan, Size, Weights, model_of, train
+from keyquery_studies.circuit.training import Plan, Size, Weights, model_of, train
+from keyquery_studies.common.store import Store
 from keyquery_studies.dial.sequences import Material
 from keyquery_studies.dial.study import Subject
 
 Late = Callable[[], bool]
+SEQUENCES = 32  # on which trained models are measured
 MATCHED = 1000  # seed of the sequences on which trained models are measured, plus their own seed
 
 
@@ -35,11 +36,12 @@ def checkpoint(
     store: Store,
     late: Late,
     *,
-    half: int = 24,
-    sequences: int = 12,
-    of_role: int = 2,
+    half: int = 16,
+    sequences: int = 8,
+    of_role: int = 1,
     also: Sequence[tuple[int, int]] = (),
     by_both: Sequence[tuple[int, int]] = (),
+    role_length: int = 49,
     role_sequences: int = 16,
 ) -> None:
     """Every result of one model, each in a file of its own; those that exist are not computed again.
@@ -59,7 +61,7 @@ def checkpoint(
         return store.read(file)
 
     with evaluating(model):
-        heads = once("heads", lambda: heads_of(model, subject.tokenizer, 2 * half + 1, role_sequences))
+        heads = once("heads", lambda: heads_of(model, subject.tokenizer, role_length, role_sequences))
         means = means_of(model, task, ("position", "global"))
         for place in dict.fromkeys((*also, *highest(heads, of_role))):
             settings = settings_of([place])
@@ -69,21 +71,21 @@ def checkpoint(
         once("everywhere", lambda: list(everywhere(model, task, means["position"])))
 
 
-def trained(store: Store, size: Size, plan: Plan, late: Late, sequences: int = 32) -> None:
+def trained(store: Store, size: Size, plan: Plan, late: Late) -> None:
     """Train all seeds at once, and at each step to be kept measure every head of every seed."""
     for step, weights, recent in train(size, plan, late=late):
         last = step == max(plan.kept)
         for seed in range(plan.seeds):
             file = f"seed{seed}-{step:06}.json"
             if not store.done(file):
-                row = snapshot(weights, seed, size, plan, last, sequences)
+                row = snapshot(weights, seed, size, plan, last)
                 store.write(file, {"step": step, "training": _number(recent[seed]), **row})
 
 
-def snapshot(weights: Weights, seed: int, size: Size, plan: Plan, controls: bool, sequences: int) -> dict[str, Any]:
+def snapshot(weights: Weights, seed: int, size: Size, plan: Plan, controls: bool) -> dict[str, Any]:
     """Roles, symmetry and costs of the parts of one seed; with `controls` also resampled and random parts."""
     model = model_of(weights, size, seed)
-    task = copying(torch.arange(size.vocabulary), [], sequences, plan.length // 2, MATCHED + seed)
+    task = copying(torch.arange(size.vocabulary), [], SEQUENCES, plan.length // 2, MATCHED + seed)
     means = means_of(model, task)
     places = [(layer, head) for layer in range(size.depth) for head in range(size.heads)]
     settings = settings_of(places) if controls else settings_of(places, ["mean"])

@@ -1,0 +1,62 @@
+"""`keyquery study circuit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyquery.cli.options import PATH, Output, writes
+
+
+@writes("json", "csv")
+def circuit(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders or .gguf files of decoders. Default: small models are trained and followed."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar=PATH, help="A text file: random tokens are drawn from its vocabulary.")
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAYER.HEAD", help="A head to measure beside the highest of each role; repeatable."),
+    ] = None,
+    both: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAYER.HEAD", help="One of them to measure about global means as well; repeatable."),
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=2, help="Number of sequences per model.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0, help="After so many, no further result is computed.")] = 1e9,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips done work.")
+    ] = None,
+    *,
+    output: Output,
+) -> None:
+    """Measure which parts of which heads copying needs, with a resampled part and an equal-norm change as controls.
+
+    Beside the costs stand the previous-token, induction and duplicate-token scores of all heads, and the symmetry of
+    their weights. Without MODELS, two-layer attention-only models are trained through their induction phase change.
+    """
+    from keyquery_studies.circuit.study import run
+
+    with output.watching():
+        reading = run(
+            models or [],
+            text,
+            out,
+            heads=[_place(name) for name in head or []],
+            by_both=[_place(name) for name in both or []],
+            sequences=sequences,
+            seconds=seconds,
+        )
+    output.deliver(reading)
+
+
+def _place(name: str) -> tuple[int, int]:
+    layer, _, head = name.partition(".")
+    if not (layer.isdigit() and head.isdigit()):
+        raise typer.BadParameter(f"a head must be LAYER.HEAD, such as 8.0, got {name!r}")
+    return int(layer), int(head)
