@@ -90,7 +90,7 @@ def workers(place: Path) -> list[dict[str, Any]]:
     ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
     spent = [two / one for one, two in zip(costs[1], costs[2], strict=True)]
     return [
-        row("survey: layers of GPT-2 small's size a second, one process", rates[1], "/s", "—"),
+        row("survey: layers of random weights of GPT-2 small's shape a second, one process", rates[1], "/s", "—"),
         row("survey: the same, two processes over one", ratios, "×", "≥ 1.7 ×"),
         row("survey: CPU time of the same work, two processes over one", spent, "×", "≤ 1.15 ×"),
     ]
@@ -145,7 +145,7 @@ def eight(place: Path) -> list[dict[str, Any]]:
     queue = MODELS * (LAYERS + 2) * sorted(job)[1] / 1e3 / 3600
     words = f"{MODELS:,} models of 8B on {NODES} nodes of {CORES} cores, on paper"
     return [
-        row("survey: a layer of an 8B Llama, 32 heads, with its record", each, "CPU s", "—"),
+        row("survey: a layer of random weights of an 8B Llama's shape, 32 heads, with its record", each, "CPU s", "—"),
         row("survey: joining its 32 layers, with page and JSON", joined, "CPU s", "—"),
         row("survey: read of its checkpoint", [read], "GB", "—"),
         row("survey: its JSON", [written], "MB", "—"),

@@ -15,18 +15,25 @@ LAW, GREY = "#24292f", "#8c959f"
 
 
 def depths(reading: DepthStudy, pyplot: Any) -> Any:
-    """Loss minus the best of its parameter count; fitted optimum and the law; symmetric share of the heads."""
+    """Loss minus the best of its parameter count; fitted optimum and the law; symmetric share of the heads.
+
+    Optima are shown only if no shape was best at the edge of its learning rates.
+    """
     rows = reading.summary()
     if not rows:
         raise ValueError("nothing to draw: no shape has been trained at all its learning rates yet")
     budgets = sorted({row["budget"] for row in rows})
     colours = {budget: depth_colour(place / max(len(budgets) - 1, 1)) for place, budget in enumerate(budgets)}
-    figure, axes = pyplot.subplots(1, 3, figsize=(8.4, 2.9), layout="constrained")
-    _losses(axes[0], rows, reading.optima(), colours)
-    _optima(axes[1], reading.optima(), colours)
-    _mixes(axes[2], rows, colours)
+    known = not any(row["edge"] for row in rows)
+    optima = reading.optima() if known else [{**optimum, "fit": None} for optimum in reading.optima()]
+    count = 3 if known else 2
+    figure, axes = pyplot.subplots(1, count, figsize=(2.8 * count, 2.9), layout="constrained")
+    _losses(axes[0], rows, optima, colours)
+    if known:
+        _optima(axes[1], optima, colours)
+    _mixes(axes[-1], rows, colours)
     every = sorted({row["layers"] for row in rows})
-    for axis in (axes[0], axes[2]):
+    for axis in (axes[0], axes[-1]):
         axis.set(xscale="log", xlabel="layers")
         axis.set_xticks(every, [str(layers) for layers in every])
         axis.minorticks_off()

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from keyquery_studies.common.comparisons import difference
 from keyquery_studies.time.study import TimeStudy
 
-TITLES = {"badges": "Stack Overflow badges", "retail": "Online Retail", "cdnow": "CDNOW"}
+TITLES = {
+    "badges": "Stack Overflow badges",
+    "retail": "Online Retail",
+    "cdnow": "CDNOW",
+    "hawkes": "Hawkes process, simulated",
+}
+NAMES = {"order": "nothing", "gap": "input", "kernel": "in the scores", "both": "both"}
 WAYS = {
     ("positions", "concatenated", False): "positions",
     ("bochner", "concatenated", False): "Bochner, concatenated",
@@ -21,6 +28,8 @@ KNOWN = {"past": "history only", "target_time": "history and time of the event"}
 
 def gains(reading: TimeStudy, pyplot: Any) -> Any:
     """One panel per dataset: gain in nats per event over positions, mean and standard deviation over seeds."""
+    if reading.arms:
+        return _arms(reading, pyplot)
     rows = [row for row in reading.summary() if row["gain"] is not None and row["time"] != "positions"]
     if not rows:
         raise ValueError("there is nothing to compare: no dataset has both a model with times and one with positions")
@@ -53,3 +62,25 @@ def gains(reading: TimeStudy, pyplot: Any) -> Any:
 def way_of(row: dict[str, Any]) -> tuple[str, str, bool]:
     """The time encoding, how it is combined, and its origin."""
     return row["time"], row["how"], row["calendar"]
+
+
+def _arms(reading: TimeStudy, pyplot: Any) -> Any:
+    """One panel per dataset: nats per event below the arm without times, mean and 95 % interval over seeds."""
+    sets = list(dict.fromkeys(row["dataset"] for row in reading.arms))
+    figure, axes = pyplot.subplots(1, len(sets), figsize=(7.4, 2.2), layout="constrained", squeeze=False)
+    for axis, dataset in zip(axes[0], sets, strict=True):
+        own = {arm: [r for r in reading.arms if (r["dataset"], r["arm"]) == (dataset, arm)] for arm in NAMES}
+        for place, arm in enumerate(list(NAMES)[1:]):
+            row = difference(own["order"], own[arm], "nll_type")
+            if row["low"] is not None:
+                axis.plot([place, place], [row["low"], row["high"]], color=COLOURS["past"], linewidth=2)
+                axis.plot([place], [row["change"]], "o", color=COLOURS["past"])
+        if dataset == "hawkes" and reading.exact:
+            mean = sum(row["nll_type"] for row in own["order"]) / len(own["order"])
+            axis.axhline(mean - reading.exact["nll_type"], color=COLOURS["target_time"], linestyle="--", label="exact")
+            axis.legend(frameon=False, fontsize=7)
+        axis.axhline(0, color="black", linewidth=0.5)
+        axis.set_xticks(range(3), list(NAMES.values())[1:], fontsize=7)
+        axis.set_title(TITLES[dataset], fontsize=8)
+    axes[0][0].set_ylabel("gain, nats per event")
+    return figure

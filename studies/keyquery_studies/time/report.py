@@ -7,9 +7,10 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.report.kit.tables import columns_table
+from keyquery_studies.common.rows import over_seeds
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.time.figure import TITLES, WAYS, way_of
-from keyquery_studies.time.study import TimeStudy
+from keyquery_studies.time.figure import NAMES, TITLES, WAYS, way_of
+from keyquery_studies.time.study import FIGURES, TimeStudy
 
 
 def tables(reading: TimeStudy) -> list[Any]:
@@ -31,7 +32,25 @@ def tables(reading: TimeStudy) -> list[Any]:
             table.add_row(WAYS[way_of(row)], known, accuracy, kind, gain, gap)
         caption = f"{TITLES[dataset]}: unseen groups, mean of {seeds_of(dataset_rows)}"
         shown += [*([""] if shown else []), Text(caption, style="bold"), table]
-    return [*shown, "gain: nats per event over positions of the same seed, in predicting the type"]
+    if rows:
+        shown += ["gain: nats per event over positions of the same seed, in predicting the type"]
+    return [*shown, *([""] if rows else []), *_arms(reading)] if reading.arms else shown
+
+
+def _arms(reading: TimeStudy) -> list[Any]:
+    """Where time enters: means of the arms, and their differences."""
+    means = over_seeds(reading.arms, ("dataset", "arm", "lr", "parameters"), FIGURES)
+    table = columns_table("dataset", "time as", "rate", "type, nats", "gap, nats", "seeds")
+    for row in means:
+        nats = (_spread(row, name) for name in FIGURES[1:])
+        table.add_row(TITLES[row["dataset"]], NAMES[row["arm"]], f"{row['lr']:g}", *nats, str(row["seeds"]))
+    changes = columns_table("dataset", "of", "arm", "less", "nats", "95 %", "corrected p")
+    for row in reading.contrasts():
+        if row["p"] is not None:
+            interval, p = f"{row['low']:+.3f} to {row['high']:+.3f}", f"{row['corrected']:.3f}"
+            names = (TITLES[row["dataset"]], row["of"].removeprefix("nll_"), row["arm"], row["less"])
+            changes.add_row(*names, f"{row['change']:+.3f}", interval, p)
+    return [Text("where time enters", style="bold"), table, changes]
 
 
 def _spread(row: dict[str, Any], name: str) -> str:
