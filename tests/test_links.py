@@ -52,5 +52,5 @@ def test_a_how_to_is_short(page):
 
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
-    missing = [page for page in DOCS.rglob("*.md") if f": {page.relative_to(DOCS).as_posix()}\n" not in menu]
-    assert missing == []
+    pages = [page for page in DOCS.rglob("*.md") if page.parent.name != "appendix"]  # those are linked from their notes
+    assert [page for page in pages if f": {page.relative_to(DOCS).as_posix()}\n" not in menu] == []

@@ -38,7 +38,8 @@ def page() -> str:
 
 def section(title: str, command: Any) -> str:
     """Usage, description, and a table of arguments and options."""
-    usage = [each.make_metavar(context(command)) for each in command.params if each.param_type_name == "argument"]
+    named = [(each.name.upper(), each.required) for each in command.params if each.param_type_name == "argument"]
+    usage = [name if required else f"[{name}]" for name, required in named]
     lines = [f"## {title}\n", f"    {' '.join([title, *usage])} [OPTIONS]\n", paragraphs(command.help or "")]
     rows = list(rows_of(command))
     return "\n".join([*lines, "| | | default |\n|---|---|---|", *rows, ""])
@@ -47,9 +48,9 @@ def section(title: str, command: Any) -> str:
 def rows_of(command: Any) -> Iterator[str]:
     """One row per parameter: its name, what it is, and its default."""
     for each in command.params:
-        named = " ".join(f"`{name}`" for name in each.opts if name.startswith("-")) or f"`{each.human_readable_name}`"
+        named = " ".join(f"`{name}`" for name in each.opts if name.startswith("-")) or f"`{each.name.upper()}`"
         value = each.default if not callable(each.default) else None
-        shown = "" if value in (None, False, ()) else f"`{value}`"
+        shown = "" if value is None or value is False else f"`{value}`"
         text = re.sub(r"\s+", " ", getattr(each, "help", None) or "")
         yield f"| {named} | {escaped(text)} | {escaped(shown)} |"
 
@@ -62,8 +63,3 @@ def paragraphs(text: str) -> str:
 def escaped(text: str) -> str:
     """Text that a Markdown table keeps as it is."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
-
-
-def context(command: Any) -> Any:
-    """What a command needs to write its usage."""
-    return command.context_class(command, info_name=command.name)

@@ -7,6 +7,9 @@ from typing import Any
 
 import griffe
 
+GROUP = re.compile(
+    r"^(\*{0,2}\w+(?:, \*{0,2}\w+)+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE
+)  # text, inputs: one description
 PAIR = re.compile(r"(`[^`]*`)|\]\[")  # a[i][j] is no link in this house, and in backticks it is safe
 
 
@@ -16,7 +19,16 @@ class Examples(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **rest: Any) -> None:
         """Called once for each object that has been read."""
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            obj.docstring.value = fenced(separated(obj.docstring.value))
+
+
+def separated(text: str) -> str:
+    """A docstring whose parameters stand alone: those of a group would all get the type of its first.
+
+    >>> separated("text, inputs\\n    What to run on.\\n")
+    'text\\n    What to run on.\\ninputs\\n    What to run on.\\n'
+    """
+    return GROUP.sub(lambda group: "".join(f"{name}\n{group[2].rstrip()}\n" for name in group[1].split(", ")), text)
 
 
 def fenced(text: str) -> str:

@@ -44,8 +44,20 @@ def text_batches(
 ) -> Iterator[Batch]:
     """Padded batches of token ids: each line is a sequence, long ones are split into windows of `length`.
 
-    Lines of more than 100,000 characters are tokenised in parts. At most `tokens` tokens are returned: the last window
-    is truncated. `tokenizer` is one of transformers.
+    Lines of more than 100,000 characters are tokenised in parts.
+
+    Parameters
+    ----------
+    lines
+        The text, one sequence per line.
+    tokenizer
+        A tokenizer of transformers.
+    length
+        Window length in tokens.
+    tokens
+        Maximum number of tokens in total: the last window is truncated.
+    size
+        Windows per batch.
     """
     added = getattr(tokenizer, "num_special_tokens_to_add", int)()
     if length <= added:

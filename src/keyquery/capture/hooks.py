@@ -29,6 +29,15 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
     A listener gets the non-padding tokens of the batch, (n, width). The model runs in eval mode without gradients, and
     is restored afterwards, also after an exception.
 
+    Parameters
+    ----------
+    model
+        The live model.
+    listeners
+        Functions by the name of the module whose inputs they get.
+
+    Examples
+    --------
     >>> linear, heard = torch.nn.Linear(3, 2), []
     >>> with watch(linear, {"": heard.append}) as run:
     ...     _ = run({"input": torch.ones(2, 4, 3)})
@@ -123,6 +132,22 @@ def entry(layer: Layer, side: str = "query") -> str:
 def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[str]) -> dict[str, Float[Tensor, "n d"]]:
     """Inputs of each module on the non-padding tokens of all batches, on the CPU.
 
+    Parameters
+    ----------
+    model
+        The live model.
+    batches
+        Its inputs by name.
+    modules
+        Names of modules, as in `model.named_modules()`.
+
+    Returns
+    -------
+    dict
+        Inputs (tokens, width) by module name.
+
+    Examples
+    --------
     >>> activations(torch.nn.Linear(3, 2), [{"input": torch.ones(1, 4, 3)}], [""])[""].shape
     torch.Size([4, 3])
     """
@@ -138,7 +163,22 @@ def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[st
 
 
 def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
-    """Queries (heads, n, r) and keys of every self-attention layer before RoPE, for non-padding tokens."""
+    """Queries (heads, n, r) and keys of every self-attention layer before RoPE, for non-padding tokens.
+
+    Parameters
+    ----------
+    model
+        The live model.
+    batch
+        Its inputs by name.
+    heads
+        The heads of that model, from `kq.read`.
+
+    Returns
+    -------
+    dict
+        Queries and keys by the index of the layer.
+    """
     layers = [layer for layer in heads if layer.on_data]
     entered = activations(model, [batch], sorted({entry(layer) for layer in layers}))
     out = {}

@@ -80,6 +80,20 @@ def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> d
     """Moments of [q; k] of every head, (heads, 2r), by the index of each self-attention layer, over all tokens.
 
     Statistics of scores depend on these only, such as QΣKᵀ, without the d×d covariance Σ.
+
+    Parameters
+    ----------
+    model
+        The live model.
+    batches
+        Its inputs by name.
+    heads
+        The heads of that model, from `kq.read`.
+
+    Returns
+    -------
+    dict
+        Moments by the index of the layer.
     """
     moments_of = {layer.index: Moments() for layer in heads if layer.on_data and layer.by_offset}
     by_entry: dict[str, list[Layer]] = {}

@@ -24,6 +24,20 @@ def attention_maps(model: Any, batch: Batch) -> Maps:
     Transformers models use eager attention during the run, since fused kernels return no maps, and are restored. Layers
     of `kq.Attention` are listed in the order they are called.
 
+    Parameters
+    ----------
+    model
+        A model of transformers, or modules with layers of `kq.Attention`.
+    batch
+        Its inputs by name.
+
+    Returns
+    -------
+    Maps
+        A tensor (batch, heads, queries, keys) per layer.
+
+    Examples
+    --------
     >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
     torch.Size([1, 2, 5, 5])
     """

@@ -24,9 +24,22 @@ def check_family(name: str, **changes: Any) -> None:
     """Build a tiny random model of an architecture with transformers, save it, read it, and compare all scores.
 
     The q·k that the model itself computes, at position 0 and at real offsets, must equal the scores of our Form to a
-    relative error of 1e-5; AssertionError otherwise. `changes` are put into the tiny model's config. Needs the extra
-    `hf`.
+    relative error of 1e-5. Needs the extra `hf`.
 
+    Parameters
+    ----------
+    name
+        The architecture, as its file is called.
+    **changes
+        Values put into the tiny model's config.
+
+    Raises
+    ------
+    AssertionError
+        If a score differs.
+
+    Examples
+    --------
     >>> kq.testing.check_family("bert")
     """
     model = tiny_model(name, **changes)

@@ -13,10 +13,23 @@ from keyquery.forms.measures import ZERO_FORM, ZERO_VALUE
 def check_form(form: Form, tolerance: float | None = None) -> None:
     """Compare the norms, spectra, parts and directions of a form with dense float64 algebra.
 
-    Raises an AssertionError where they differ. Errors are relative to ‖M‖, those of spectra and vectors to σ₁, those
-    of the dense parts, which are products in the form's own dtype, to ‖Q‖‖K‖. The default tolerance is 1e-10 for
-    float64 factors, 1e-5 for float32 and four roundings for shorter ones. It forms d×d matrices: keep d small.
+    Errors are relative to ‖M‖, those of spectra and vectors to σ₁, those of the dense parts, which are products in the
+    form's own dtype, to ‖Q‖‖K‖. It forms d×d matrices: keep d small.
 
+    Parameters
+    ----------
+    form
+        The form to test.
+    tolerance
+        Largest relative error. Default: 1e-10 for float64 factors, 1e-5 for float32, four roundings for half precision.
+
+    Raises
+    ------
+    AssertionError
+        Where they differ.
+
+    Examples
+    --------
     >>> kq.testing.check_form(kq.Form(torch.randn(2, 3, 8), torch.randn(2, 3, 8)))
     """
     check = _Check(form, default_tolerance(form.dtype) if tolerance is None else tolerance)

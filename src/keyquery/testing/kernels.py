@@ -22,10 +22,22 @@ def check_kernel(layer: Any, backend: str | None = "aot_eager") -> None:
     The structure that its kernel promises, as it is, with random parameters and after 100 steps of training; that
     causal attention never looks ahead, padding never leaks, tokens may be permuted where there are no positions,
     decoding with a cache equals the full pass, packed sequences equal single ones; gradients against finite
-    differences; that the state can be saved, the layer compiled (with `backend`; not at all where it is None, which
-    is far quicker), and bfloat16 trusted. A layer that is no softmax of scores names the checks that are meant for it
-    in `promises`.
+    differences; that the state can be saved, the layer compiled, and bfloat16 trusted.
 
+    Parameters
+    ----------
+    layer
+        The layer. One that is no softmax of scores names the checks that are meant for it in `promises`.
+    backend
+        Of torch.compile; None: the layer is not compiled, which is far quicker.
+
+    Raises
+    ------
+    AssertionError
+        With the property that fails.
+
+    Examples
+    --------
     >>> kq.testing.check_kernel(kq.Attention(8, heads=2, kernel="split"))
     """
     layer = copy.deepcopy(layer).to(torch.float64).eval()

@@ -88,15 +88,42 @@ def train(
 ) -> Log:
     """Train a model in place and return the log.
 
-    `draw(step, generator)` returns the batch of a step; the generator is seeded by seed, step and process, so that a
-    resumed run sees the same batches. `loss(model, batch)` is a scalar. `after(step, model)` is called before the first
-    step (0) and after each. With `validate` the best weights are kept, and `recipe.patience` stops early. `checkpoint`
-    is a file: written every `check_every` steps, resumed from if it exists, deleted at the end. `until(step)` is called
-    before the first step and after each: True interrupts the run and keeps its checkpoint. With `spare` the checkpoint
-    is written only then, since that of a large model takes gigabytes.
-    `board` is a folder for TensorBoard (the extra `board`). Default: the environment variable KEYQUERY_TENSORBOARD.
-    Under torchrun, gradients are averaged over processes; `until` must return the same on all of them.
+    Under torchrun, gradients are averaged over processes.
 
+    Parameters
+    ----------
+    model
+        The model, trained in place.
+    draw
+        `draw(step, generator)` returns the batch of a step; the generator is seeded by seed, step and process, so that
+        a resumed run sees the same batches.
+    loss
+        `loss(model, batch)` is a scalar.
+    recipe
+        Hyperparameters.
+    validate
+        The validation loss of a model: the best weights are kept, and `recipe.patience` stops early. Default: none.
+    after
+        `after(step, model)` is called before the first step (0) and after each. Default: none.
+    until
+        `until(step)` is called before the first step and after each: True interrupts the run and keeps its checkpoint;
+        under torchrun it must return the same on all processes. Default: never.
+    checkpoint
+        A file: written every `check_every` steps, resumed from if it exists, deleted at the end. Default: none.
+    spare
+        Write the checkpoint only on an interrupt, since that of a large model takes gigabytes.
+    board
+        A folder for TensorBoard (the extra `board`). Default: the environment variable KEYQUERY_TENSORBOARD.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    Log
+        Losses, validation metrics and learning rates by step.
+
+    Examples
+    --------
     >>> model = torch.nn.Linear(2, 1)
     >>> draw = lambda step, generator: torch.randn(32, 2, generator=generator)
     >>> log = train(model, draw, lambda m, x: (m(x) - x.sum(1, keepdim=True)).square().mean(), Recipe(200, lr=0.05))
