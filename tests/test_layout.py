@@ -200,6 +200,7 @@ def test_public_names():
         "data",
         "depth",
         "dial",
+        "discover",
         "distill",
         "explain",
         "flow",
