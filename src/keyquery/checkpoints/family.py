@@ -35,10 +35,12 @@ ENDINGS = {
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
 WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
+WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
+SOMETIMES |= {"coordinates", "coordinate_biases"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
@@ -71,11 +73,18 @@ class Attention:
     norm_bias: str = ".bias"
     config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
     of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
-    heads: str | None = None  # config key of the number of heads
+    # Number of heads, or its config key, or "key / key", the quotient of two
+    heads: str | int | None = None
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
-    gated: bool = False  # the query's tensor also holds a gate for each head, behind its query
+    # The query's tensor also holds a gate for each head, behind its query; fused, all gates come before all queries
+    gated: bool = False
+    channel_groups: bool = False  # convolutions of width 1 in groups of channels, as many in as out
+    values_behind: bool = False  # the key's tensor also holds the values, behind all keys
+    # Where there are fewer queries than keys, they are the largest of those of several tokens, feature by feature:
+    # on a "grid" of 2 × 2 tokens, or "strided" by the number of queries
+    pool: str | None = None
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
     position: str = "none"
@@ -94,6 +103,7 @@ class Attention:
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift
     gain_offset: float = 0.0  # added to the stored gains
     qk_norm_kind: str = "rms"
+    qk_norm_by_head: bool = False  # each head has gains of its own, and is normed by itself
     unit_norm: str | None = None  # queries and keys are normed without a gain: "rms" or "l2"
     eps: float = 1e-6  # of all norms, if not in the config
     qk_norm_eps: float | None = None  # of the norms of queries and keys, if not that of the others

@@ -15,7 +15,17 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
 # Position terms that are no function of one offset, or depend on the content of one token.
-GRIDS = ("axial", "window", "window with class", "decomposed", "transformer-xl", "xlnet", "relative keys")
+GRIDS = (
+    "axial",
+    "window",
+    "window with class",
+    "continuous",
+    "decomposed",
+    "transformer-xl",
+    "xlnet",
+    "relative keys",
+    "shaw",
+)
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 
@@ -63,6 +73,7 @@ class Norm:
     gain: Float[Tensor, "*shape"]
     shift: Float[Tensor, "*shape"] | None = None
     eps: float = 1e-6
+    by_head: bool = False  # of queries or keys: each head by itself, though it has gains of its own
 
     def __repr__(self) -> str:
         return f"Norm({self.kind}, {_sized(self.gain)}{'' if self.shift is None else ', shifted'}, eps={self.eps:g})"
@@ -99,6 +110,7 @@ class Layer:
     modules: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     label: str = ""  # what to call it: "encoder 0", "cross 3", "0 rope", or its index
+    pool: str | None = None  # how tokens are merged into one query, in layers that have fewer queries than keys
     softcap: float | None = None  # c: the model uses c·tanh(s/c) of the scaled score s
 
     def __repr__(self) -> str:
@@ -285,7 +297,7 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     """A norm of the queries or keys (..., groups, shared, n, r): head by head, or over all heads of a token."""
     if norm is None:
         return x
-    over_all = norm.gain.shape[:2] != (1, 1)
+    over_all = norm.gain.shape[:2] != (1, 1) and not norm.by_head
     gain, shift = (None if t is None else t.unsqueeze(-2) for t in (norm.gain, norm.shift))
     assert gain is not None
     return replace(norm, gain=gain, shift=shift)(x, (-4, -3, -1) if over_all else (-1,))

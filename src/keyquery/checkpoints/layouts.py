@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, block_diag
 from torch.nn.functional import pad
 
 from keyquery.checkpoints.family import ANCHORS, Attention, Place
@@ -21,8 +22,9 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
     """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
-    named = [place.attention.heads] if place.attention.heads else list(HEADS)
-    said: dict[str, Any] = {}
+    own = place.attention.heads
+    named = [own] if isinstance(own, str) else list(HEADS) if own is None else []
+    said: dict[str, Any] = {"the architecture": own if isinstance(own, int) else None}
     if place.attention.order == "heads":
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
@@ -30,7 +32,8 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
         name = place.names["fused"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
     said["the module"] = _heads_of_module(place, source)
-    said |= {f"the config's {name}": _of_stage(config.get(name), place) for name in named}
+    blocks = config.get("blocks_per_stage")
+    said |= {f"the config's {name}": _of_stage(_stated(name, config), place, blocks) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
@@ -40,10 +43,21 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     return int(found)
 
 
-def _of_stage(number: Any, place: Place) -> Any:
-    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer."""
+def _stated(name: str, config: Mapping[str, Any]) -> Any:
+    """What a config says under a key; of "a / b", the quotient, at least 1."""
+    whole, ratio, part = name.partition(" / ")
+    return max(1, int(config[whole]) // int(config[part])) if ratio and config else config.get(name)
+
+
+def _of_stage(number: Any, place: Place, blocks: Any = None) -> Any:
+    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer.
+
+    `blocks` are the numbers of layers of each stage, where layers are counted through all stages.
+    """
     if not isinstance(number, (list, tuple)):
         return number
+    if isinstance(blocks, (list, tuple)) and len(blocks) == len(number):
+        return next((own for own, end in zip(number, accumulate(blocks), strict=True) if place.layer < end), None)
     anchor = next(place.names[role] for role in ANCHORS if role in place.names)
     stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
     index = stages[-2] if len(stages) > 1 else place.layer
@@ -136,7 +150,9 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
-    shape, dims = source.shapes[name], 3 if attention.order in ("heads", "columns") else 2
+    shape, dims = matrix(source.shapes[name]), 3 if attention.order in ("heads", "columns") else 2
+    if attention.channel_groups:
+        return _by_groups(read_rows(source, name).flatten(1))[start:stop]
     if len(shape) != dims:
         raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
     if attention.order == "heads":
@@ -146,7 +162,21 @@ def read_weight(source: Source, name: str, attention: Attention, start: int = 0,
         return read_rows(source, name).flatten(1).mT
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
-    return read_rows(source, name, start, stop)
+    return read_rows(source, name, start, stop).reshape(-1, shape[-1])
+
+
+def matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the kernel of a convolution of width 1.
+
+    >>> matrix((8, 4, 1, 1))
+    (8, 4)
+    """
+    return shape[:2] if len(shape) > 2 and set(shape[2:]) == {1} else shape
+
+
+def _by_groups(rows: Tensor) -> Tensor:
+    """The weight of a convolution of width 1 in groups of channels as that of a linear map."""
+    return block_diag(*rows.chunk(_divide(len(rows), rows.shape[1], f"{len(rows)} channels are not in equal groups")))
 
 
 def _apart(place: Place, source: Source, heads: int) -> Projections:
@@ -155,6 +185,8 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     name = place.names["query"]
     if attention.gated:
         query = _ungated(query, heads, name)
+    if attention.values_behind:
+        key = key[: len(key) // 2]
     widths = query.shape[-1], key.shape[-1]
     if widths[0] != widths[1]:
         if attention.kind != "cross":
@@ -209,8 +241,10 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     attention, name = place.attention, place.names["fused"]
     shape = source.shapes[name + attention.weight]
     rows, width = shape[::-1] if attention.transposed else shape
+    width = rows // 3 if attention.pool else width  # stages of different widths
     rank = head_dim or _divide(width, heads, f"{name}: a width of {width} is not {heads} heads of equal width")
-    units = _divide(rows, rank, f"{name}: {rows} rows are not heads of width {rank}")
+    start = heads * rank if attention.gated else 0  # gates stand before the queries
+    units = _divide(rows - start, rank, f"{name}: {rows} rows are not heads of width {rank}")
     groups = _divide(
         units - heads, 2, f"{name}: {units} blocks of {rank} rows are not {heads} queries, keys and values"
     )
@@ -218,8 +252,8 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
         raise ValueError(f"{name}: {rows} rows are too few for {heads} heads of width {rank}")
     shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")
     # In blocks, the values come last and are left unread; in groups they stand between the keys.
-    stop = (heads + groups) * rank if attention.order == "blocks" else None
-    weight = read_weight(source, name + attention.weight, attention, 0, stop)
+    stop = start + (heads + groups) * rank if attention.order == "blocks" else None
+    weight = read_weight(source, name + attention.weight, attention, start, stop)
     query, key = _unfuse(weight, attention.order, groups, shared, rank)
     if "query_bias" in place.names:  # DeBERTa's keys have none
         own = place.names["query_bias"]
@@ -229,7 +263,7 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
         return Projections(query, key)
     if source.shapes[bias] != (rows,):
         raise ValueError(f"{bias} has {math.prod(source.shapes[bias])} values, but its weights have {rows} rows")
-    query_bias, key_bias = _unfuse(read_rows(source, bias, 0, stop), attention.order, groups, shared, rank)
+    query_bias, key_bias = _unfuse(read_rows(source, bias, start, stop), attention.order, groups, shared, rank)
     return Projections(query, key, query_bias, key_bias)
 
 
