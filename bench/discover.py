@@ -59,11 +59,9 @@ def data_of(graph, rows, test, rng):
 
 def theirs(data, test):
     """Marks by causal-learn, (at, other): mark, and the number of tests it computed."""
-    from causallearn.graph.Endpoint import Endpoint
     from causallearn.search.ConstraintBased.FCI import fci
     from causallearn.utils import cit
 
-    names = {Endpoint.TAIL: "tail", Endpoint.ARROW: "arrow", Endpoint.CIRCLE: "circle"}
     kind = {"fisherz": cit.FisherZ, "chisq": cit.Chisq_or_Gsq, "kci": cit.KCI}[test]
     computed, plain = [0], kind.__call__
 
@@ -83,7 +81,7 @@ def theirs(data, test):
     marks = {}
     for edge in edges:
         i, j = (int(node.get_name()[1:]) - 1 for node in (edge.get_node1(), edge.get_node2()))
-        marks[i, j], marks[j, i] = names[edge.get_endpoint1()], names[edge.get_endpoint2()]
+        marks[i, j], marks[j, i] = (end.name.lower() for end in (edge.get_endpoint1(), edge.get_endpoint2()))
     return marks, computed[0]
 
 

@@ -128,17 +128,15 @@ def _column(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[F
     """Values, with NaN where missing, and the number of categories."""
     if column.dtype.kind in "mMc":
         raise TypeError(f"column {name!r} of X is of dtype {column.dtype}: convert it to numbers or categories")
+    if column.dtype.kind in "iuf" and not discrete:
+        return _finite(name, column.astype(np.float64)), 0
     missing = np.array([value is None or value != value or str(value) in ("<NA>", "NaT") for value in column.tolist()])
     present = column[~missing].tolist()
     numeric = all(isinstance(value, Real) and not isinstance(value, bool) for value in present)
     if numeric and not discrete:
         values = np.full(len(column), np.nan)
         values[~missing] = np.array(present, dtype=np.float64)
-        if np.isinf(values).any():
-            raise ValueError(
-                f"column {name!r} of X holds infinity: values must be finite, or NaN where they are missing"
-            )
-        return values, 0
+        return _finite(name, values), 0
     if not numeric and not all(isinstance(value, (str, bytes, bool)) for value in present):
         kinds = sorted({type(value).__name__ for value in present})
         raise TypeError(f"column {name!r} of X holds {' and '.join(kinds[:SHOWN])}: numbers or texts are required")
@@ -146,3 +144,9 @@ def _column(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[F
     check_count(f"the number of categories of column {name!r}", len(code_of), least=0, most=max(2, len(column) // 2))
     codes = [np.nan if gone else code_of[value] for value, gone in zip(column.tolist(), missing, strict=True)]
     return np.array(codes, dtype=np.float64), max(len(code_of), 1)
+
+
+def _finite(name: str, values: Float[ndarray, " n"]) -> Float[ndarray, " n"]:
+    if np.isinf(values).any():
+        raise ValueError(f"column {name!r} of X holds infinity: values must be finite, or NaN where they are missing")
+    return values
