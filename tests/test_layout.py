@@ -201,6 +201,7 @@ def test_public_names():
         "data",
         "depth",
         "dial",
+        "discover",
         "distill",
         "explain",
         "flow",

@@ -25,6 +25,7 @@ from keyquery.instruments.causes.explain import explain as explain
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence as Cooccurrence
 from keyquery.instruments.depth.depth import depth as depth
 from keyquery.instruments.depth.separation import separation_rank as separation_rank
+from keyquery.instruments.discover.discover import discover as discover
 from keyquery.instruments.flow.flow import flow as flow
 from keyquery.instruments.look.compare import compare as compare
 from keyquery.instruments.look.look import look as look

@@ -35,6 +35,7 @@ MODULES = {
     "comparison": "keyquery.instruments.look.compare",
     "depth": "keyquery.instruments.depth.depth",
     "dial effect": "keyquery.instruments.ablation.dialled",
+    "discovery": "keyquery.instruments.discover.discover",
     "distillation": "keyquery.surgery.distill",
     "event evaluation": "keyquery.estimators.events.evaluation",
     "explanation": "keyquery.instruments.causes.explain",

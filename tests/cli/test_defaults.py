@@ -28,6 +28,7 @@ PYTHON = {
     "attribute": [kq.attribute],
     "wiring": [kq.wiring],
     "causes": [kq.causes, explain],
+    "discover": [kq.discover],
     "flow": [kq.flow],
     "rerank": [Reranker],
     "depth": [kq.depth],

@@ -17,6 +17,7 @@ from keyquery.checkpoints.sources import first_line
 from keyquery.cli.attribution import attribute, wiring
 from keyquery.cli.causes import causes
 from keyquery.cli.depth import depth
+from keyquery.cli.discover import discover
 from keyquery.cli.flow import flow
 from keyquery.cli.look import compare, look
 from keyquery.cli.prove import prove
@@ -46,6 +47,7 @@ app.command()(roles)
 app.command()(attribute)
 app.command()(wiring)
 app.command()(causes)
+app.command()(discover)
 app.command()(flow)
 app.command()(rerank)
 app.command()(depth)

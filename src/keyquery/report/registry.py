@@ -66,6 +66,12 @@ DISPLAYS: dict[str, Display] = {
         page=f"{REPORT}.causes.page:graph_page",
         svg=f"{REPORT}.causes.svg:svg",
     ),
+    "discovery": Display(
+        terminal=f"{REPORT}.discover.terminal:discovery_lines",
+        figures={"graph": f"{REPORT}.discover.figure:graph_figure"},
+        page=f"{REPORT}.discover.page:discovery_page",
+        svg=f"{REPORT}.discover.figure:svg",
+    ),
     "explanation": Display(terminal=f"{REPORT}.causes.terminal:explanation_lines"),
     "depth": Display(
         terminal=f"{REPORT}.depth.terminal:depth_lines", figures={"plane": f"{REPORT}.depth.figure:plane"}

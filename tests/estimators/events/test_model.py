@@ -305,14 +305,16 @@ def test_whole_groups_are_held_out(monkeypatch):
     monkeypatch.setattr("keyquery.estimators.events.training.train", spy)
     types = np.repeat(["x", "y"], 500)
     groups = np.repeat(np.arange(20), 50)
-    kq.EventModel(**QUICK, holdout=0.25, batch_size=4).fit(types, np.exp(groups) * 1.0 + np.arange(1000), groups)
+    kq.EventModel(**QUICK, validation_fraction=0.25, batch_size=4).fit(
+        types, np.exp(groups) * 1.0 + np.arange(1000), groups
+    )
     counted = sum(int(batch.counted.sum()) for batch in taken)
     assert counted == 15 * 49
 
 
 def test_what_is_set_after_a_fit_is_for_the_next_one(tmp_path):
     types, times = np.array(["a", "b"] * 20), np.arange(40.0)
-    model = kq.EventModel(width=8, heads=2, window=8, epochs=1, holdout=0, random_state=0, device="cpu")
+    model = kq.EventModel(width=8, heads=2, window=8, epochs=1, validation_fraction=0, random_state=0, device="cpu")
     before, said = model.fit(types, times).predict_proba(types, times), model.evaluate(types, times)
     model.set_params(width=16, heads=4, window=3, time="positions", information="target_time", calendar=True)
     assert np.array_equal(model.predict_proba(types, times), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from keyquery.layers.time.attention import WAYS
 from keyquery.support.checks import check_choice, check_count
 
 INFORMATION = ("past", "target_time")
+UNKNOWN = ("other", "refuse")
 SAVED = ("scale", "floor", "clock", "start", "log_gaps", "seen")
 
 
@@ -35,6 +37,7 @@ class EventEstimator(SavedEstimator):
     time: str
     how: str
     information: str
+    unknown: str
     calendar: bool
     width: int
     depth: int
@@ -53,6 +56,14 @@ class EventEstimator(SavedEstimator):
     log_gaps_: tuple[float, float]  # mean and standard deviation of the log inter-event times
     contexts_: list[Context]
     seen_: dict[str, int]
+
+    @classmethod
+    def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of a file; former versions called `validation_fraction` `holdout`."""
+        params = dict(facts["params"])
+        if "holdout" in params:
+            params["validation_fraction"] = params.pop("holdout")
+        return params
 
     def _saved(self, contexts: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = {name: getattr(self, f"{name}_") for name in SAVED} | {"classes": label_facts(self.classes_)}
@@ -73,12 +84,13 @@ class EventEstimator(SavedEstimator):
         check_choice("time", self.time, TIMES)
         check_choice("how", self.how, WAYS)
         check_choice("information", self.information, INFORMATION)
+        check_choice("unknown", self.unknown, UNKNOWN)
         if not isinstance(self.calendar, (bool, np.bool_)):
             raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
         if self.time == "positions" and self.information == "target_time":
             raise ValueError('information="target_time" needs times, which time="positions" does not use')
         sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
-        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, holdout=1)
+        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, validation_fraction=1)
         check_count("window", self.window, least=2)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
@@ -101,14 +113,19 @@ class EventEstimator(SavedEstimator):
         return stream
 
     def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
-        """Class indices of the event types; types that did not occur in training raise."""
+        """Class indices of the event types; −1, with a warning, for types that did not occur in training."""
         known = np.isin(stream.types, self.classes_)
         if not known.all():
             unknown = np.unique(stream.types[~known])
             listed = ", ".join(repr(label.item()) for label in unknown[:5]) + (", …" if len(unknown) > 5 else "")
             rows = f"{int((~known).sum())} of {len(known)} rows"
-            raise ValueError(f"events hold types that did not occur in training, in {rows}: {listed}")
-        return np.searchsorted(self.classes_, stream.types).astype(np.int64)
+            problem = f"events hold types that did not occur in training, in {rows}: {listed}"
+            if self.unknown == "refuse":
+                raise ValueError(problem)
+            warnings.warn(f"{problem}; they count as an event of unknown type", stacklevel=4)
+        codes = np.full(len(known), -1, dtype=np.int64)
+        codes[known] = np.searchsorted(self.classes_, stream.types[known])
+        return codes
 
     def _windows(self, stream: Stream, codes: Int[np.ndarray, " n"]) -> Windows:
         clock = Clock(self.scale_, self.start_)
@@ -144,13 +161,20 @@ class EventEstimator(SavedEstimator):
             raise ValueError('at is for information="target_time": this model was fitted with information="past"')
         if at is None:
             return last
-        when, clock = times_of(at, "at")
+        return self._per_group("at", at, stream)
+
+    def _per_group(self, name: str, moments: Any, stream: Stream) -> Float64[np.ndarray, " groups"]:
+        """A time for each group, none before its last event; a single time is that of all."""
+        last = stream.last
+        single = np.ndim(moments) == 0
+        when, clock = times_of([moments] if single else moments, name)
+        when = np.repeat(when, len(last)) if single else when
         if len(when) != len(last):
-            raise ValueError(f"at must hold a time for each of {len(last)} groups, got {len(when)}")
-        if clock != self.clock_:
-            raise ValueError(f"at must be {self.clock_}, like times, got {clock}")
+            raise ValueError(f"{name} must hold a time for each of {len(last)} groups, got {len(when)}")
+        if clock != stream.clock:
+            raise ValueError(f"{name} must be {stream.clock}, like times, got {clock}")
         if (when < last).any():
             raise ValueError(
-                f"at must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
+                f"{name} must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
             )
         return when

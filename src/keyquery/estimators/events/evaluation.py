@@ -31,6 +31,7 @@ class EventEvaluation(Reading, kind="event evaluation"):
     events: int
     firsts: int
     rows: Sequence[Mapping[str, Any]]
+    unknown: int = 0  # events of a type that did not occur in training: errors, and not in the likelihoods
 
     @property
     def accuracy(self) -> float:
@@ -81,6 +82,7 @@ def counted(
     ways = {"majority": np.broadcast_to(counts.sum(0), counts.shape), "Markov": counts}
     rows = []
     for name, type_counts in ways.items():
+        type_counts = np.concatenate([type_counts, counts.sum(0, keepdims=True)])  # −1: after an unknown type
         shares = (type_counts + 1) / (type_counts + 1).sum(1, keepdims=True)
         right = float(np.mean(shares.argmax(1)[last] == following))
         nll = -float(np.mean(np.log(shares[last, following])))

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
+FARTHEST = 20.0  # log of how many times longer than the silence so far a gap may be
 NARROWEST = 0.05  # least standard deviation of log gaps: no spikes at frequent gaps
 
 
@@ -59,25 +60,50 @@ class Mixture(NamedTuple):
         each = density.where((gaps > self.floor).unsqueeze(-1), torch.special.log_ndtr(z))
         return (self.weights.log_softmax(-1) + each).logsumexp(-1)
 
-    def average(self) -> Float[Tensor, "*batch"]:
-        """The expected gap, Σ w exp(mean + spread²/2); sensitive to long tails."""
-        return (self.weights.softmax(-1) * (self.mean + self.spread.square() / 2).exp()).sum(-1)
+    def log_survival(self, gaps: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Log-probability that the gap is longer than `gaps`; 0 below the floor, where gaps are not distinguished.
 
-    def quantile(self, share: float = 0.5) -> Float[Tensor, "*batch"]:
-        """Quantile of the gaps, by bisection in the logarithm; 0 if it is at the floor.
+        >>> Mixture(torch.zeros(1), torch.zeros(1), torch.ones(1), 0.01).log_survival(torch.ones(())).exp()
+        tensor(0.5000, dtype=torch.float64)
+        """
+        logs = gaps.double().clamp(min=self.floor).log().unsqueeze(-1)
+        longer = torch.special.log_ndtr((self.mean.double() - logs) / self.spread.double())
+        survival = (self.weights.double().log_softmax(-1) + longer).logsumexp(-1)
+        return survival.where(gaps > self.floor, 0.0)
+
+    def average(self, after: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
+        """The expected gap, Σ w exp(mean + spread²/2), or that of gaps longer than `after`; sensitive to long tails.
+
+        Given g > s it is Σ w exp(mean + spread²/2) Φ((mean + spread² − ln s)/spread) / P(g > s).
+        """
+        mean, spread = self.mean.double(), self.spread.double()
+        each = self.weights.double().log_softmax(-1) + mean + spread.square() / 2
+        if after is None:
+            return each.logsumexp(-1).exp()
+        logs = after.double().clamp(min=self.floor).log().unsqueeze(-1)
+        beyond = each + torch.special.log_ndtr((mean + spread.square() - logs) / spread)
+        known = (beyond.logsumexp(-1) - self.log_survival(after)).exp()
+        return known.where(after > self.floor, each.logsumexp(-1).exp())
+
+    def quantile(self, share: float = 0.5, after: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
+        """Quantile of the gaps, or of those longer than `after`, by bisection of the logarithm; 0 if at the floor.
 
         >>> round(float(Mixture(torch.zeros(1), torch.ones(1), torch.ones(1), 0.01).quantile()), 4)
         2.7183
         """
-        reach = 8 * self.spread
-        low, high = (self.mean - reach).amin(-1), (self.mean + reach).amax(-1)
-        for _ in range(60):
+        after = torch.zeros_like(self.mean[..., 0]) if after is None else after
+        reach, least = 8 * self.spread.double(), after.double().clamp(min=self.floor).log()
+        low = torch.minimum((self.mean - reach).amin(-1), least)
+        high = torch.maximum((self.mean + reach).amax(-1), least + FARTHEST)
+        left = math.log1p(-share) + self.log_survival(after)
+        weights = self.weights.double().log_softmax(-1)
+        for _ in range(70):
             middle = (low + high) / 2
-            z = (middle.unsqueeze(-1) - self.mean) / self.spread
-            less = (self.weights.softmax(-1) * torch.special.ndtr(z)).sum(-1) < share
+            z = (self.mean.double() - middle.unsqueeze(-1)) / self.spread.double()
+            less = (weights + torch.special.log_ndtr(z)).logsumexp(-1) > left
             low, high = middle.where(less, low), high.where(less, middle)
         gaps = high.exp()
-        return gaps.where(gaps > self.floor, 0.0)
+        return torch.maximum(gaps.where(gaps > self.floor, 0.0), after.double())
 
     def draw(self, generator: torch.Generator) -> Float[Tensor, "*batch"]:
         """One sample per distribution; 0 if it is at or below the floor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ from keyquery.estimators.events.base import EventEstimator
 from keyquery.estimators.events.evaluation import EventEvaluation, counted, transitions
 from keyquery.estimators.events.interactions import Interactions, checked_lags, compare, contexts_of, usual_lags
 from keyquery.estimators.events.mixture import Mixture
-from keyquery.estimators.events.training import following, judged, learn
-from keyquery.estimators.events.windows import Batch, Clock, cut
+from keyquery.estimators.events.training import Censored, following, judged, learn
+from keyquery.estimators.events.windows import Batch, Clock, cut, ends
 from keyquery.estimators.inputs.columns import in_clock
 from keyquery.estimators.inputs.event_streams import learnable, longer, stream_of
 from keyquery.estimators.inputs.targets import label_facts
@@ -54,6 +55,9 @@ class EventModel(EventEstimator):
     information
         "past": the next event is predicted from the past only. "target_time": its type is predicted given its time,
         as in published work; metrics of the two are not comparable. Default: "past".
+    unknown
+        Types that did not occur in training: "other", the average of all types, with a warning, or "refuse".
+        Default: "other".
     calendar
         Measure time from the earliest training event, not from the start of the window, so that the model can use
         seasons and dates. Default: False.
@@ -66,8 +70,8 @@ class EventModel(EventEstimator):
     gap_weight
         Weight of the inter-event times in the loss. Default: 1.
     epochs, batch_size, lr
-        Default: 20, 32, 2e-3.
-    holdout
+        Default: 60, 32, 2e-3.
+    validation_fraction
         Share of the groups used as the validation split. Default: 0.1.
     patience
         Epochs without improvement before training stops. Default: 5.
@@ -76,7 +80,7 @@ class EventModel(EventEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere a line per epoch. Default: False.
 
     See Also
     --------
@@ -87,7 +91,7 @@ class EventModel(EventEstimator):
     --------
     >>> types, gaps = np.array(["tick", "tock"] * 60), np.array([1.0, 3.0] * 60)
     >>> when, who = gaps.cumsum() - gaps, np.repeat(["left", "right"], 60)
-    >>> model = kq.EventModel(width=16, heads=2, window=10, epochs=30, holdout=0, random_state=0, device="cpu")
+    >>> model = kq.EventModel(width=16, window=10, epochs=30, validation_fraction=0, random_state=0, device="cpu")
     >>> model.fit(types, when, who).predict(types[:61], when[:61], who[:61])
     array(['tick', 'tock'], dtype='<U4')
     """
@@ -104,36 +108,47 @@ class EventModel(EventEstimator):
         window: int = 80,
         dropout: float = 0.1,
         gap_weight: float = 1.0,
-        epochs: int = 20,
+        epochs: int = 60,
         batch_size: int = 32,
         lr: float = 2e-3,
-        holdout: float = 0.1,
+        validation_fraction: float = 0.1,
         patience: int = 5,
         random_state: Any = None,
         device: str = "auto",
         verbose: bool = False,
+        unknown: str = "other",
     ) -> None:
         self.time, self.how, self.information, self.calendar = time, how, information, calendar
         self.width, self.depth, self.heads, self.window = width, depth, heads, window
         self.dropout, self.gap_weight = dropout, gap_weight
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
-        self.holdout, self.patience = holdout, patience
+        self.validation_fraction, self.patience = validation_fraction, patience
         self.random_state, self.device, self.verbose = random_state, device, verbose
+        self.unknown = unknown
 
-    def fit(self, events: Any, times: Any, groups: Any = None, *, strict: bool = False) -> EventModel:
-        """Fit to columns of types, times and groups.
+    def fit(
+        self, events: Any, times: Any = None, groups: Any = None, *, strict: bool = False, until: Any = None
+    ) -> EventModel:
+        """Fit to columns of types, times and groups, or to a data frame of these columns in this order.
 
-        Times that decrease within a group are sorted with a warning, or raise if `strict`.
+        Times that decrease within a group are sorted with a warning, or raise if `strict`. `until` is the time up to
+        which groups were observed, one or one per group in order of first appearance: that no event followed the last
+        one before it (censoring) is then part of the likelihood. Ctrl-C ends training and keeps the best epoch.
         """
         self._check()
         device, seed = pick_device(self.device), seed_of(self.random_state)
         stream = stream_of(events, times, groups, strict)
         classes, codes = np.unique(stream.types, return_inverse=True)
-        gaps = learnable(stream, classes)
+        gaps = learnable(stream)
         scale = float(np.median(gaps[gaps > 0]))
         floor = float(min(gaps[gaps > 0].min() / scale / 2, 1e-3))
         clock = Clock(scale, float(stream.times.min()) if self.calendar else None)
+        observed = None if until is None else (self._per_group("until", until, stream) - stream.last) / scale
         windows, owners = cut(stream, codes, clock, self.window, device)
+        censored = None
+        if observed is not None:
+            last = ends(stream, codes, clock, self.window, device)
+            censored = Censored(last, torch.from_numpy(observed).to(device), np.arange(len(observed)))
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside]
         counts = transitions(*pairs, len(classes))
         logs = np.log(np.maximum(gaps / scale, floor))
@@ -146,7 +161,8 @@ class EventModel(EventEstimator):
                 "lr": self.lr,
                 "patience": self.patience,
             }
-            options: dict[str, Any] = {"holdout": self.holdout, "gap_weight": self.gap_weight, "seed": seed}
+            options: dict[str, Any] = {"validation_fraction": self.validation_fraction, "gap_weight": self.gap_weight}
+            options |= {"seed": seed, "censored": censored, "verbose": self.verbose}
             with bars(self.verbose) as progress:
                 history = learn(network, windows, owners, **sizes, **options, progress=progress)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
@@ -165,7 +181,7 @@ class EventModel(EventEstimator):
         return self
 
     def predict_proba(
-        self, events: Any, times: Any, groups: Any = None, at: Any = None
+        self, events: Any, times: Any = None, groups: Any = None, at: Any = None
     ) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (groups, classes) of the next event of each group, in the order of `classes_`.
 
@@ -176,27 +192,54 @@ class EventModel(EventEstimator):
         logits, _ = self._last(stream, self._moments(stream, at))
         return logits.softmax(-1).cpu().numpy()
 
-    def predict(self, events: Any, times: Any, groups: Any = None, at: Any = None) -> Shaped[np.ndarray, " n"]:
+    def predict(self, events: Any, times: Any = None, groups: Any = None, at: Any = None) -> Shaped[np.ndarray, " n"]:
         """Most probable next event of each group; groups in order of first appearance."""
         probabilities = self.predict_proba(events, times, groups, at)
         return self.classes_[probabilities.argmax(1)]
 
     def predict_time(
-        self, events: Any, times: Any, groups: Any = None, what: str = "median"
-    ) -> Float64[np.ndarray, " n"]:
-        """Predicted time to the next event of each group, "median" or "mean", in units of `times` (dates: seconds)."""
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        what: str = "median",
+        *,
+        now: Any = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> Float64[np.ndarray, "groups ..."]:
+        """Predicted time to the next event of each group, in units of `times` (dates: seconds).
+
+        Parameters
+        ----------
+        events, times, groups
+            The history of each group.
+        what
+            "median" or "mean". Default: "median".
+        now
+            The present, one time or one per group: no event has followed the last one so far, and times count from
+            now. Default: the last event of each group.
+        quantiles
+            Shares, such as (0.1, 0.5, 0.9); returns a column for each instead of `what`. Default: none.
+        """
         check_choice("what", what, ("median", "mean"))
+        shares = [0.5] if quantiles is None else [float(share) for share in quantiles]
+        if not all(0 < share < 1 for share in shares) or not shares:
+            raise ValueError(f"quantiles must be between 0 and 1, got {shares}")
         stream = self._stream(events, times, groups)
+        silent = np.zeros(len(stream.groups)) if now is None else self._per_group("now", now, stream) - stream.last
         # The inter-event time is predicted by a token that does not see the time of the next event: any time will do.
         _, mixture = self._last(stream, stream.last)
-        gaps = mixture.quantile() if what == "median" else mixture.average()
-        return gaps.double().cpu().numpy() * self.scale_
+        after = torch.from_numpy(silent / self.scale_).to(mixture.mean.device)
+        if what == "mean" and quantiles is None:
+            return (mixture.average(after) - after).cpu().numpy() * self.scale_
+        gaps = torch.stack([mixture.quantile(share, after) - after for share in shares], 1).cpu().numpy() * self.scale_
+        return gaps[:, 0] if quantiles is None else gaps
 
-    def score(self, events: Any, times: Any, groups: Any = None) -> float:
+    def score(self, events: Any, times: Any = None, groups: Any = None) -> float:
         """Accuracy of next-event prediction, over all events but the first of each group."""
         return self.evaluate(events, times, groups).accuracy
 
-    def evaluate(self, events: Any, times: Any, groups: Any = None) -> EventEvaluation:
+    def evaluate(self, events: Any, times: Any = None, groups: Any = None) -> EventEvaluation:
         """Evaluate next-event prediction on all events but the first of each group.
 
         The model is compared to two baselines from counts of its training data, "majority" and "Markov".
@@ -205,22 +248,31 @@ class EventModel(EventEstimator):
         codes = self._codes(stream)
         if len(stream.gaps) == 0:
             raise ValueError("no group has a second event: there is nothing to predict")
+        if not (codes[1:][stream.inside] >= 0).any():
+            raise ValueError("no event that follows another is of a type that occurred in training")
         windows = self._windows(stream, codes)
         network = self.network_.to(windows.starts.device)
         known = self.params_["information"]
         row = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
         pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / self.scale_
+        known_next = pairs[1] >= 0
+        rows = [row, *counted(self.transitions_, self.log_gaps_, self.floor_, *(part[known_next] for part in pairs))]
+        for each in rows:  # an unknown type cannot be predicted: an error
+            each["accuracy"] *= float(known_next.mean())
         return EventEvaluation(
             information=known,
             events=len(stream.gaps),
             firsts=len(stream.groups),
-            rows=[row, *counted(self.transitions_, self.log_gaps_, self.floor_, *pairs)],
+            rows=rows,
+            unknown=int((~known_next).sum()),
             provenance=provenance(
                 tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
             ),
         )
 
-    def sample(self, events: Any, times: Any, groups: Any = None, n: int = 10, random_state: Any = None) -> Events:
+    def sample(
+        self, events: Any, times: Any = None, groups: Any = None, n: int = 10, random_state: Any = None
+    ) -> Events:
         """Sample the next n events of each group; columns, group after group."""
         check_count("n", n, least=1)
         stream = self._stream(events, times, groups)

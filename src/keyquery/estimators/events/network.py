@@ -76,7 +76,8 @@ class EventNetwork(nn.Module):
         """Logits of the next type and the distribution of the gap; `next_times` is needed if targeted."""
         n, width = types.shape[1], self.types.embedding_dim
         at = places(n + 1, width, types.device)
-        x = self.types(types) + at[:n]
+        x = kinds = self._embedded(types)
+        x = x + at[:n]
         if self.since is not None:
             x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
         options: dict[str, Any] = {"mask": real, "is_causal": True}
@@ -84,7 +85,7 @@ class EventNetwork(nn.Module):
         if self.now is not None:
             assert next_times is not None
             assert self.since is not None
-            moments = self.now + self.types(types) + at[1:] + self.since(next_times - times)
+            moments = self.now + kinds + at[1:] + self.since(next_times - times)
             x = torch.cat((x, moments), 1)
             times = torch.cat((times, next_times), 1)
             options = {"mask": _targeted(real)}
@@ -95,6 +96,11 @@ class EventNetwork(nn.Module):
             x = block(x, **options)
         x = self.dropout(self.norm(x))
         return self.next(x[:, -n:]), Mixture.of(self.gap(x[:, :n]), self.floor)
+
+    def _embedded(self, types: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
+        """Embeddings of types; −1, a type that did not occur in training, has the mean of all."""
+        known = self.types(types.clamp(min=0))
+        return known if bool((types >= 0).all()) else known.where((types >= 0).unsqueeze(-1), self.types.weight.mean(0))
 
     @torch.no_grad()
     def begin(

@@ -32,8 +32,8 @@ def check_facts(
     if facts["start"] is not None:
         check_number("start", facts["start"])
     _check_logs(facts["log_gaps"])
-    if len(classes) < 2 or np.any(classes[1:] <= classes[:-1]):
-        raise ValueError("classes must be two or more, in rising order")
+    if len(classes) < 1 or np.any(classes[1:] <= classes[:-1]):
+        raise ValueError("classes must be one or more, in rising order")
     _check_transitions(transitions, len(classes))
 
 

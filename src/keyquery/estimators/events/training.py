@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import warnings
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -15,6 +17,7 @@ from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.network import EventNetwork
 from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.estimators.series.training import epochs_of
+from keyquery.support.interrupts import first_interrupt_stops
 from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 
@@ -24,7 +27,7 @@ def learn(
     windows: Windows,
     owners: Int[np.ndarray, " windows"],
     *,
-    holdout: float,
+    validation_fraction: float,
     gap_weight: float,
     size: int,
     epochs: int,
@@ -32,21 +35,43 @@ def learn(
     patience: int,
     seed: int,
     progress: Progress,
+    censored: Censored | None = None,
+    verbose: bool = False,
 ) -> list[dict[str, float]]:
-    """Train in place on windows of groups (`owners`), with a validation split of groups; returns one row per epoch."""
+    """Train in place on windows of groups (`owners`), with a validation split of groups; returns one row per epoch.
+
+    Ctrl-C ends training and keeps the best epoch so far. `censored` are the last events of groups, and how long they
+    were observed after them.
+    """
     names = np.unique(owners)
-    _, held = hold_out(np.zeros(len(names)), holdout, seed)
+    _, held = hold_out(np.zeros(len(names)), validation_fraction, seed)
     apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
     learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
 
+    silences = (
+        [None, None]
+        if censored is None
+        else [censored.of(np.isin(censored.owners, names[held]) == side) for side in (False, True)]
+    )
+    weight = 0.0 if silences[0] is None else len(silences[0].spans) / int((learned.lengths - learned.skips).sum())
+
     def loss(model: Any, batch: Batch) -> Tensor:
         kind, gap, _ = losses(model, batch)
-        return kind.mean() + gap_weight * gap.mean()
+        total = kind.mean() + gap_weight * gap.mean()
+        if silences[0] is not None and weight:
+            drawn = torch.randint(len(silences[0].spans), (size,))
+            total = total + gap_weight * weight * silences[0].losses(model, drawn).mean()
+        return total
 
     def validate(model: Any) -> float:
         assert checked is not None
         metrics = judged(model, checked, 4 * size)
-        return metrics["nll_type"] + gap_weight * metrics["nll_gap"]
+        value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
+        if silences[1] is not None and len(silences[1].spans):
+            value += gap_weight * weight * silences[1].judged(model, 4 * size)
+        if verbose and not sys.stderr.isatty():  # where no progress bar is shown
+            print(f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}", file=sys.stderr)
+        return value
 
     draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
     recipe = Recipe(
@@ -57,8 +82,41 @@ def learn(
         check_every=every,
         patience=patience,
     )
-    log = train(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
+    with first_interrupt_stops() as stopped:
+        options: dict[str, Any] = {"validate": validate if checked else None, "progress": progress}
+        log = train(network, draw, loss, recipe, until=lambda step: stopped(), **options)
+        if stopped():
+            kept = (
+                f"epoch {log.best_step // every}, the best so far, is kept" if log.best_step else "it is kept as it is"
+            )
+            warnings.warn(f"training was interrupted after {len(log.rows)} epochs: {kept}", stacklevel=3)
     return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
+
+
+class Censored(NamedTuple):
+    """The last event of each group, and the span without an event after it, in units of the median gap."""
+
+    windows: Windows
+    spans: Float64[Tensor, " groups"]
+    owners: Int[np.ndarray, " groups"]
+
+    def of(self, chosen: np.ndarray) -> Censored:
+        """Some of the groups."""
+        which = torch.from_numpy(chosen).to(self.spans.device)
+        return Censored(self.windows.of(which), self.spans[which], self.owners[chosen])
+
+    def losses(self, model: nn.Module, index: Tensor) -> Tensor:
+        """−log P(gap > span) of some groups, in nats."""
+        batch = self.windows.take(index)
+        batch = batch._replace(next_times=batch.times)  # what follows is another group's
+        return -following(model, batch)[1].log_survival(self.spans[index.to(self.spans.device)]).float()
+
+    @torch.no_grad()
+    def judged(self, model: nn.Module, size: int) -> float:
+        """The mean over all groups."""
+        model.eval()
+        parts = torch.arange(len(self.spans)).split(size)
+        return float(torch.cat([self.losses(model, part) for part in parts]).double().mean())
 
 
 def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch types"], Mixture]:
@@ -68,12 +126,12 @@ def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch type
 
 
 def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Per counted event: cross-entropy of its type, negative log-likelihood of its gap, and whether it is correct.
+    """Per counted event of a known type: cross-entropy, negative log-likelihood of its gap, and whether it is right.
 
     All (count,), in nats; gaps in units of the median gap.
     """
     logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
-    at = batch.counted
+    at = batch.counted & (batch.next_types >= 0)
     logits, target = logits[at].float(), batch.next_types[at]
     chosen = mixture.at(at)
     return (

@@ -51,8 +51,10 @@ class Stream:
         return np.diff(self.times)[self.inside]
 
 
-def stream_of(events: Any, times: Any, groups: Any = None, strict: Any = False) -> Stream:
+def stream_of(events: Any, times: Any = None, groups: Any = None, strict: Any = False) -> Stream:
     """Columns of equal length, arrays or pandas or pyarrow columns, to a Stream. Default groups: a single one.
+
+    Without `times`, `events` is a data frame of the columns type, time and group, by these positions.
 
     >>> stream = stream_of(["in", "out", "in"], [3.0, 5.0, 4.0], ["b", "b", "a"])
     >>> stream.groups.tolist(), stream.offsets.tolist(), stream.gaps.tolist()
@@ -60,6 +62,7 @@ def stream_of(events: Any, times: Any, groups: Any = None, strict: Any = False) 
     """
     if not isinstance(strict, (bool, np.bool_)):
         raise TypeError(f"strict must be True or False, got {strict!r}")
+    events, times, groups = _unpacked(events, times, groups)
     types = labels_of_column("events", events)
     at, clock = times_of(times)
     names = np.zeros(len(types), dtype=np.int64) if groups is None else labels_of_column("groups", groups)
@@ -79,7 +82,7 @@ def stream_of(events: Any, times: Any, groups: Any = None, strict: Any = False) 
     offsets = np.concatenate(([0], np.cumsum(counts)))
     backwards = (np.diff(at[order]) < 0) & (np.diff(numbers[order]) == 0)
     if moved := int(backwards.sum()):
-        _report_decreasing(moved, int(order[1:][backwards].min()), bool(strict))
+        _report_decreasing(moved, int(order[1:][backwards].min()), bool(strict), groups is None)
         order = np.lexsort((at, numbers))
     return Stream(types[order], at[order], offsets, names[np.sort(first)], clock, moved)
 
@@ -97,24 +100,35 @@ def longer(
     return replace(stream, types=types, times=np.insert(stream.times, ends, when), offsets=offsets), types
 
 
-def _report_decreasing(moved: int, first: int, strict: bool) -> None:
+def _unpacked(events: Any, times: Any, groups: Any) -> tuple[Any, Any, Any]:
+    """The columns; those of a data frame if times are not given."""
+    if times is not None:
+        return events, times, groups
+    if groups is not None or not hasattr(events, "columns") or len(events.columns) not in (2, 3):
+        raise ValueError(
+            "times must be given, unless events is a data frame of two or three columns: type, time and group"
+        )
+    columns = [events[name] for name in events.columns]
+    return columns[0], columns[1], columns[2] if len(columns) == 3 else None
+
+
+def _report_decreasing(moved: int, first: int, strict: bool, single: bool) -> None:
+    hint = " as one group, since no groups were passed (GridSearchCV passes them to its splitter, not to fit)"
     problem = f"times decrease within a group at {moved} row{'s' if moved > 1 else ''}, the first of them row {first}"
     if strict:
         raise ValueError(f"{problem}, which strict=True does not allow")
-    warnings.warn(f"{problem}; events were sorted by time", UserWarning, stacklevel=5)
+    warnings.warn(f"{problem}; events were sorted by time{hint if single else ''}", UserWarning, stacklevel=5)
 
 
-def learnable(stream: Stream, classes: Shaped[np.ndarray, " classes"]) -> Float64[np.ndarray, " pairs"]:
-    """The inter-event times; raises if neither they nor the types can be modelled.
+def learnable(stream: Stream) -> Float64[np.ndarray, " pairs"]:
+    """The inter-event times; raises if they cannot be modelled.
 
-    >>> learnable(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]), np.array(["a", "b"]))
+    >>> learnable(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]))
     array([1., 3.])
     """
     gaps = stream.gaps
     if len(gaps) == 0:
         raise ValueError(f"no group has a second event: nothing to train on in {len(stream.groups)} group(s)")
-    if len(classes) < 2:
-        raise ValueError(f"events hold only one type, {classes[0].item()!r}: next-event prediction needs two or more")
     if not (gaps > 0).any():
         raise ValueError(f"times must differ within some group: all {len(gaps)} gaps are 0")
     return gaps

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keyquery.instruments.causes.causes import Causes
+from keyquery.instruments.causes.discovery import Edge
 from keyquery.report.kit.colours import EDGES
 
 # The kind of an edge by its two marks, in alphabetical order.
@@ -63,6 +65,8 @@ class Ring:
     half: float  # of the panel's width
     places: dict[int, tuple[float, float, float]]
     arcs: list[Arc]
+    names: dict[int, str]
+    strong: dict[int, str]  # nodes to highlight, as "target" or "cause"
 
 
 def kind_of(at_i: str, at_j: str) -> str:
@@ -77,54 +81,61 @@ def kind_of(at_i: str, at_j: str) -> str:
 
 def written(reading: Causes, i: int, j: int, at_i: str, at_j: str) -> str:
     """An edge as text, such as "blue o→ whale"; an edge that points back is reversed."""
-    if at_i == "arrow" and at_j != "arrow":
-        i, j, at_i, at_j = j, i, at_j, at_i
-    return f"{reading.tokens[i]} {kind_of(at_i, at_j)} {reading.tokens[j]}"
+    return edge_text(reading.tokens[i], reading.tokens[j], at_i, at_j)
+
+
+def edge_text(first: str, second: str, at_first: str, at_second: str) -> str:
+    """An edge between two names as text.
+
+    >>> edge_text("wet", "rain", "arrow", "circle")
+    'rain o→ wet'
+    """
+    if at_first == "arrow" and at_second != "arrow":
+        first, second, at_first, at_second = second, first, at_second, at_first
+    return f"{first} {kind_of(at_first, at_second)} {second}"
 
 
 def ring(reading: Causes, head: int | None = None) -> Ring:
     """The panel of a head; by default that of the only graph, or of the consensus of several."""
-    count = len(reading.nodes)
-    radius = max(LEAST, APART * count / (2 * math.pi))
-    places = {}
-    for index, node in enumerate(reading.nodes):
-        angle = 2 * math.pi * (index + 0.5) / count - math.pi / 2
-        places[node] = (radius * math.cos(angle), radius * math.sin(angle), angle)
     several = len(reading.graphs)
+    names = {node: reading.tokens[node] for node in reading.nodes}
     if head is None and several > 1:
-        title, shares = (
-            f"consensus of {several} heads",
-            {(row["i"], row["j"]): row["heads"] for row in reading.consensus()},
-        )
-        edges, note = reading.edges, f"{len(reading.edges)} edges shared by at least half of the heads"
-    else:
-        index = 0 if head is None else reading.index_of(head)
-        graph = reading.graphs[index]
-        place = "" if graph["layer"] is None else f"layer {graph['layer']}, "
-        title, shares = f"{place}head {graph['head']}", {}
-        edges = reading.edges_of(index)
-        note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", stopped early")
+        agree = {(row["i"], row["j"]): row["heads"] for row in reading.consensus()}
+        note = f"{len(reading.edges)} edges shared by at least half of the heads"
+        shares = {pair: (heads / several, f" in {heads} of {several} heads") for pair, heads in agree.items()}
+        return ring_of(names, reading.edges, f"consensus of {several} heads", note, shares, strong(reading))
+    index = 0 if head is None else reading.index_of(head)
+    graph, edges = reading.graphs[index], reading.edges_of(index)
+    place = "" if graph["layer"] is None else f"layer {graph['layer']}, "
+    note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", stopped early")
+    return ring_of(names, edges, f"{place}head {graph['head']}", note, {}, strong(reading))
+
+
+def ring_of(
+    names: dict[int, str],
+    edges: Sequence[Edge],
+    title: str,
+    note: str,
+    shares: Mapping[tuple[int, int], tuple[float, str]],
+    highlighted: dict[int, str],
+) -> Ring:
+    """A panel of named nodes; `shares` are the weight of an edge and what its tooltip adds. Default: 1 and nothing."""
+    radius = max(LEAST, APART * len(names) / (2 * math.pi))
+    places = {}
+    for index, node in enumerate(names):
+        angle = 2 * math.pi * (index + 0.5) / len(names) - math.pi / 2
+        places[node] = (radius * math.cos(angle), radius * math.sin(angle), angle)
     fine = min(1.0, math.sqrt(MANY / max(len(edges), 1)))
     arcs = []
     for i, j, at_i, at_j in edges:
         (x1, y1, _), (x2, y2, _) = places[i], places[j]
         keep = (1 - BEND * min(1.0, math.hypot(x2 - x1, y2 - y1) / radius)) / 2  # neighbours need no detour
         middle = ((x1 + x2) * keep, (y1 + y2) * keep)
-        agree = shares.get((i, j), several)
-        label = written(reading, i, j, at_i, at_j) + (f" in {agree} of {several} heads" if shares else "")
-        arcs.append(
-            Arc(
-                i,
-                j,
-                ((x1, y1), middle, (x2, y2)),
-                (at_i, at_j),
-                kind_of(at_i, at_j),
-                fine * (0.7 + 1.1 * agree / several),
-                label,
-            )
-        )
-    half = radius + 18 + SIGN * max(len(short(reading.tokens[node])) for node in reading.nodes)
-    return Ring(title, note, radius, max(half, 150.0), places, arcs)
+        share, addition = shares.get((i, j), (1.0, ""))
+        curve, label = ((x1, y1), middle, (x2, y2)), edge_text(names[i], names[j], at_i, at_j) + addition
+        arcs.append(Arc(i, j, curve, (at_i, at_j), kind_of(at_i, at_j), fine * (0.7 + 1.1 * share), label))
+    half = radius + 18 + SIGN * max(len(short(name)) for name in names.values())
+    return Ring(title, note, radius, max(half, 150.0), places, arcs, names, highlighted)
 
 
 def rings(reading: Causes, head: int | None = None) -> list[Ring]:
@@ -136,7 +147,12 @@ def rings(reading: Causes, head: int | None = None) -> list[Ring]:
 
 def kinds(reading: Causes) -> list[str]:
     """The kinds of edges that occur in any head, in the order of the legend."""
-    present = {kind_of(edge[2], edge[3]) for index in range(len(reading.graphs)) for edge in reading.edges_of(index)}
+    return kinds_of([edge for index in range(len(reading.graphs)) for edge in reading.edges_of(index)])
+
+
+def kinds_of(edges: Sequence[Edge]) -> list[str]:
+    """The kinds of some edges, in the order of the legend."""
+    present = {kind_of(at_i, at_j) for _, _, at_i, at_j in edges}
     return [kind for kind in EDGES if kind in present]
 
 

@@ -24,8 +24,8 @@ def graph_page(reading: Causes) -> str:
         own_style=graphs.STYLE,
         facts=escape(_facts(reading)),
         words=_words(reading),
-        legend=_legend(reading),
-        graph=graphs.inline(ring(reading), reading),
+        legend=legend(kinds(reading), "tokens"),
+        graph=graphs.inline(ring(reading)),
         explained=_explained(reading),
         table=_table(reading),
         heads=_heads(reading),
@@ -56,11 +56,12 @@ def _words(reading: Causes) -> str:
     return " ".join(parts)
 
 
-def _legend(reading: Causes) -> str:
-    if not kinds(reading):
-        return "No edges: all tokens are independent of each other."
+def legend(present: list[str], nodes: str) -> str:
+    """The legend of the `present` kinds of edges between `nodes`."""
+    if not present:
+        return f"No edges: all {nodes} are independent of each other."
     svg = '<svg class="graph" viewBox="0 0 40 14" aria-hidden="true">'
-    keys = (f"{svg}{graphs.key_svg(kind, 0, 11)}</svg>{MEANS[kind]}" for kind in kinds(reading))
+    keys = (f"{svg}{graphs.key_svg(kind, 0, 11)}</svg>{MEANS[kind]}" for kind in present)
     return " ".join(f'<span class="key">{key}</span>' for key in keys)
 
 
@@ -105,5 +106,5 @@ def _table(reading: Causes) -> str:
 def _heads(reading: Causes) -> str:
     if len(reading.graphs) == 1:
         return ""
-    panels = "".join(graphs.inline(ring(reading, graph["head"]), reading) for graph in reading.graphs)
+    panels = "".join(graphs.inline(ring(reading, graph["head"])) for graph in reading.graphs)
     return f'<h2>Each head</h2><div class="rings">{panels}</div>'

@@ -6,7 +6,7 @@ import math
 from html import escape
 
 from keyquery.instruments.causes.causes import Causes
-from keyquery.report.causes.layout import KINDS, MEANS, Arc, Ring, kinds, rings, short, strong, tips
+from keyquery.report.causes.layout import KINDS, MEANS, Arc, Ring, kinds, rings, short, tips
 from keyquery.report.kit.colours import EDGES, EDGES_DARK
 
 
@@ -38,57 +38,60 @@ def svg(reading: Causes) -> str:
     >>> svg(kq.causes(torch.eye(3)))[:38]
     '<svg xmlns="http://www.w3.org/2000/svg'
     """
-    panels = rings(reading)
+    label = f"Causal graph over {len(reading.nodes)} tokens, from the attention of {reading.model['name']}"
+    return drawing(rings(reading), kinds(reading), str(reading.model["name"]), label)
+
+
+def drawing(panels: list[Ring], present: list[str], title: str, label: str) -> str:
+    """Panels under a title and the legend of the `present` kinds of edges."""
     columns = min(len(panels), max(1, math.ceil(math.sqrt(len(panels)))))
     wide, tall = 2 * panels[0].half, 2 * panels[0].half + 44
     rows = -(-len(panels) // columns)
-    width, height = max(columns * wide, 32 + sum(map(_long, kinds(reading)))), rows * tall + 62
+    width, height = max(columns * wide, 32 + sum(map(_long, present))), rows * tall + 62
     body = ""
     for index, panel in enumerate(panels):
         x, y = (index % columns + 0.5) * width / columns, index // columns * tall + 92 + wide / 2
-        body += f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel, reading)}</g>\n'
-    name = escape(str(reading.model["name"]))
-    top = f'<text class="title" x="16" y="24">{name}</text>{legend_svg(reading, 16, 46)}'
+        body += f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel)}</g>\n'
+    top = f'<text class="title" x="16" y="24">{escape(title)}</text>{legend_svg(present, 16, 46)}'
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    label = f"Causal graph over {len(reading.nodes)} tokens, from the attention of {name}"
     style = f"<style>:root {{ color-scheme: light dark }}{STYLE}</style>"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" {size} role="img" aria-label="{label}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" {size} role="img" aria-label="{escape(label)}">'
         f"\n{style}\n{top}\n{body}</svg>\n"
     )
 
 
-def inline(panel: Ring, reading: Causes) -> str:
+def inline(panel: Ring) -> str:
     """One panel as an element of a page, whose style must include STYLE."""
     half = panel.half
     box = f'viewBox="{-half:.0f} {-half - 40:.0f} {2 * half:.0f} {2 * half + 40:.0f}"'
-    return f'<svg class="graph" {box} role="img" aria-label="{escape(panel.title)}">{panel_svg(panel, reading)}</svg>'
+    return f'<svg class="graph" {box} role="img" aria-label="{escape(panel.title)}">{panel_svg(panel)}</svg>'
 
 
-def panel_svg(panel: Ring, reading: Causes) -> str:
-    """Title, edges and tokens of a panel around 0, 0."""
+def panel_svg(panel: Ring) -> str:
+    """Title, edges and nodes of a panel around 0, 0."""
     half = panel.half
     parts = [f'<text class="title" x="0" y="{-half - 22:.1f}" text-anchor="middle">{escape(panel.title)}</text>']
     parts.append(f'<text class="note" x="0" y="{-half - 5:.1f}" text-anchor="middle">{escape(panel.note)}</text>')
     parts += [_arc_svg(arc) for arc in panel.arcs]
-    kinds_of, out = strong(reading), 1 + 9 / panel.radius
+    out = 1 + 9 / panel.radius
     for node, (x, y, angle) in panel.places.items():
         left = math.cos(angle) < 0
         turn = math.degrees(angle) + (180 if left else 0)
         place = f'transform="translate({x * out:.1f} {y * out:.1f}) rotate({turn:.1f})"'
         side = "end" if left else "start"
-        word = f'<text {place} y="4" text-anchor="{side}">{escape(short(reading.tokens[node]))}</text>'
-        kind = f" {kinds_of[node]}" if node in kinds_of else ""
-        title = f"<title>{node}: {escape(reading.tokens[node])}</title>"
+        word = f'<text {place} y="4" text-anchor="{side}">{escape(short(panel.names[node]))}</text>'
+        kind = f" {panel.strong[node]}" if node in panel.strong else ""
+        title = f"<title>{node}: {escape(panel.names[node])}</title>"
         dot = f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
         parts.append(f'<g class="node{kind}" data-node="{node}">{dot}{word}{title}</g>')
     return "".join(parts)
 
 
-def legend_svg(reading: Causes, x: float, y: float) -> str:
+def legend_svg(present: list[str], x: float, y: float) -> str:
     """The kinds of edges that occur, and their meanings."""
     parts = []
-    for kind in kinds(reading):
+    for kind in present:
         parts.append(key_svg(kind, x, y))
         parts.append(f'<text class="note" x="{x + 46:.1f}" y="{y:.1f}">{MEANS[kind]}</text>')
         x += _long(kind)

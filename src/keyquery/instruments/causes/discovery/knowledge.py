@@ -37,7 +37,11 @@ class Knowledge:
 
 
 def knowledge_of(
-    count: int, tiers: Sequence[int] | None = None, forbidden: Pairs = (), required: Pairs = ()
+    count: int,
+    tiers: Sequence[int] | None = None,
+    forbidden: Pairs = (),
+    required: Pairs = (),
+    names: Sequence[str] | None = None,
 ) -> Knowledge:
     """Background knowledge, with what follows from it.
 
@@ -51,6 +55,8 @@ def knowledge_of(
         Pairs (x, y): x is not an ancestor of y. Default: none.
     required
         Pairs (x, y): x → y. Default: none.
+    names
+        Names of the nodes in errors. Default: their numbers.
 
     Returns
     -------
@@ -78,14 +84,17 @@ def knowledge_of(
     for x, y in required:
         causes[y] |= 1 << x
     above = _ancestors(causes)
+    label = [f"node {node}" for node in range(count)] if names is None else [repr(name) for name in names]
     for y, nodes in enumerate(above):
         if nodes >> y & 1:
-            raise ValueError(f"the required causes form a cycle through node {y}")
+            raise ValueError(f"the required causes form a cycle through {label[y]}")
         for x in members(nodes):
             barred[x] |= 1 << y
     for y, nodes in enumerate(above):
         if clash := members(nodes & barred[y]):
-            raise ValueError(f"node {clash[0]} is required to be a cause of node {y}, which other knowledge forbids")
+            raise ValueError(
+                f"{label[clash[0]]} is required to be a cause of {label[y]}, which other knowledge forbids"
+            )
     for _ in range(count):  # until nothing changes
         before = barred[:]
         for y, nodes in enumerate(above):

@@ -1,0 +1,146 @@
+"""Causal discovery on data: `kq.discover` against the FCI of causal-learn, with the same tests at the same level.
+
+Random graphs with hidden causes (parentless nodes with two children or more), mean degree 2.2; the truth is the graph
+of d-separation. "fisherz": 20 nodes, 3 of them hidden, linear with normal noise, 1,000 rows; "chisq": 10 nodes, 1
+hidden, of two or three categories that copy a parent or are drawn, 2,000 rows; "kci": 5 nodes, nonlinear, 200 rows.
+Level 0.01. CPU seconds of one thread, tests that were computed, and marks and edges beside the truth.
+
+    python bench/discover.py [--graphs 20]         # needs the extra fci: make bench-causes
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import time
+import warnings
+
+import networkx
+import numpy as np
+import torch
+from harness import publish, row
+
+import keyquery as kq
+
+SEED, ALPHA, DEGREE = 0, 0.01, 2.2
+SETS = {  # nodes, hidden, rows, our test, their test
+    "Fisher's z": (20, 3, 1000, "fisher-z", "fisherz"),
+    "χ²": (10, 1, 2000, "chi2", "chisq"),
+    "kernel": (5, 0, 200, "kernel", "kci"),
+}
+
+
+def graph_of(rng, nodes, hidden):
+    """A random graph and its hidden nodes."""
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_edges_from((i, j) for j in range(nodes) for i in range(j) if rng.random() < DEGREE / (nodes - 1))
+    able = [node for node in graph if graph.in_degree(node) == 0 and graph.out_degree(node) >= 2]
+    return graph, set(rng.permutation(able)[:hidden].tolist())
+
+
+def data_of(graph, rows, test, rng):
+    """Rows of a model with this graph."""
+    values = np.zeros((rows, len(graph)))
+    for node in graph:  # parents come first
+        parents = list(graph.predecessors(node))
+        if test == "chi2":
+            drawn = rng.integers(0, 2 + node % 2, rows)
+            chosen = rng.integers(0, len(parents) + 1, rows) if parents else np.full(rows, len(parents))
+            copied = np.column_stack([*(values[:, parent] for parent in parents), drawn])[np.arange(rows), chosen]
+            values[:, node] = copied % (2 + node % 2)
+        elif test == "kernel":
+            values[:, node] = rng.normal(size=rows) + sum(1.5 * np.sin(2 * values[:, parent]) for parent in parents)
+        else:
+            values[:, node] = rng.normal(size=rows) + values[:, parents] @ rng.uniform(0.4, 0.9, len(parents))
+    return values
+
+
+def theirs(data, test):
+    """Marks by causal-learn, (at, other): mark, and the number of tests it computed."""
+    from causallearn.search.ConstraintBased.FCI import fci
+    from causallearn.utils import cit
+
+    kind = {"fisherz": cit.FisherZ, "chisq": cit.Chisq_or_Gsq, "kci": cit.KCI}[test]
+    computed, plain = [0], kind.__call__
+
+    def counted(self, x, y, given=None):
+        before = len(self.pvalue_cache)
+        p = plain(self, x, y, given)
+        computed[0] += len(self.pvalue_cache) > before
+        return p
+
+    kind.__call__ = counted
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, edges = fci(data, test, ALPHA, show_progress=False)
+    finally:
+        kind.__call__ = plain
+    marks = {}
+    for edge in edges:
+        i, j = (int(node.get_name()[1:]) - 1 for node in (edge.get_node1(), edge.get_node2()))
+        marks[i, j], marks[j, i] = (end.name.lower() for end in (edge.get_endpoint1(), edge.get_endpoint2()))
+    return marks, computed[0]
+
+
+def ours(data, test, method="icd"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reading = kq.discover(data, test, ALPHA, method, discrete=test == "chi2")
+    return marks_of(reading), reading.tests
+
+
+def marks_of(reading):
+    return {end: mark for i, j, at_i, at_j in reading.edges for end, mark in (((i, j), at_i), ((j, i), at_j))}
+
+
+def timed(work, *arguments):
+    start = time.process_time()
+    marks, tests = work(*arguments)
+    return marks, tests, time.process_time() - start
+
+
+def compared(found, truths):
+    """Shares of edges and marks that are right, and of true edges that are found."""
+    edges = sum(len(marks) for marks in found)
+    both = [(marks, true, end) for marks, true in zip(found, truths, strict=True) for end in marks if end in true]
+    return {
+        "edges that are true": len(both) / max(edges, 1),
+        "true edges found": len(both) / sum(map(len, truths)),
+        "marks of these that are right": sum(marks[end] == true[end] for marks, true, end in both) / max(len(both), 1),
+        "graphs that are right": sum(marks == true for marks, true in zip(found, truths, strict=True)),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, facts = [], {}
+    for name, (nodes, hidden, size, test, their_test) in SETS.items():
+        rng, truths, results = np.random.default_rng(SEED), [], {"ICD": [], "FCI": [], "causal-learn": []}
+        timed(ours, rng.integers(0, 2, (50, 3)).astype(float) + rng.normal(size=(50, 3)) * (test != "chi2"), test)
+        for _ in range(options.graphs):
+            graph, gone = graph_of(rng, nodes, hidden)
+            data = data_of(graph, size, test, rng)[:, [node for node in graph if node not in gone]]
+            truths.append(marks_of(kq.discover(graph, latent=gone)))
+            results["ICD"].append(timed(ours, data, test))
+            results["FCI"].append(timed(ours, data, test, "fci"))
+            results["causal-learn"].append(timed(theirs, data, their_test))
+        for by, each in results.items():
+            found, tests, seconds = zip(*each, strict=True)
+            facts[f"{by}, {name}"] = {"tests": sum(tests), "CPU s": sum(seconds), **compared(found, truths)}
+            print(by, name, facts[f"{by}, {name}"], flush=True)
+        ratios = [b[2] / a[2] for a, b in zip(results["ICD"], results["causal-learn"], strict=True)]
+        fewer = [b[1] / a[1] for a, b in zip(results["ICD"], results["causal-learn"], strict=True)]
+        of = f"kq.discover by ICD, {name}, {options.graphs} graphs of {nodes} nodes, {hidden} hidden, {size:,} rows"
+        rows.append(row(f"how many times less CPU time than causal-learn's FCI: {of}", ratios, "×", "≥ 5 ×"))
+        rows.append(row(f"how many times fewer tests: {of}", fewer, "×", "> 1 ×"))
+    publish("discover", rows, seed=SEED, alpha=ALPHA, degree=DEGREE, **facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Causal graphs over the columns of a table."""
