@@ -119,14 +119,17 @@ def _warn(
 
 def _with_options(text: str) -> str:
     """An error about an argument, by the name of the option where the running command has it: "--key needs --query"."""
-    command = getattr(typer.main.get_command(app), "commands", {}).get(next(iter(sys.argv[1:]), ""))
+    commands = getattr(typer.main.get_command(app), "commands", {}) if isinstance(app, typer.Typer) else {}
+    command = commands.get(next(iter(sys.argv[1:]), ""))
     options = {each.name: max(each.opts, key=len) for each in getattr(command, "params", ())}
 
     def option(found: re.Match[str]) -> str:
         name = options.get(found[0], found[0])
         return name if name.startswith("--") else found[0]
 
-    return re.sub(r"^\w+(?= (?:must|needs)\b)|(?<=\b(?:pass|give) )\w+|(?<=\bneeds )\w+", option, text)
+    return re.sub(
+        r"^\w+(?= (?:must|needs)\b)|(?<=\b(?:pass|give) )\w+(?![\w.])|(?<=\bneeds )\w+(?![\w.])", option, text
+    )
 
 
 def _sentence(error: Exception) -> str:
